@@ -1,0 +1,34 @@
+# Four words for everyday work, and the two commands of the README.
+VENV := .venv
+PY   := $(VENV)/bin/python
+PYTHON ?= python3
+READY := $(VENV)/.ready
+
+.PHONY: setup train test check format build
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	@touch $@
+
+train: setup
+	$(VENV)/bin/rlvr train quickstart $(ARGS)
+
+test: setup
+	$(PY) -m pytest $(ARGS)
+
+check: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pyright
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+build: setup
+	$(PY) -m build --outdir dist

@@ -1,0 +1,54 @@
+"""rlvr: environments and verifiers for reinforcement learning from verifiable rewards.
+
+The face of the package. It is light: no torch, transformers, vllm, sympy or docker is imported here.
+
+>>> import rlvr
+>>> verifier = rlvr.make("verifier", "numeric")
+>>> verifier.verify(rlvr.Task("t", rlvr.user("2+2="), "4"), "4").score
+1.0
+"""
+
+from rlvr.contracts import (
+    Algorithm,
+    Completion,
+    Environment,
+    Limits,
+    Outcome,
+    Program,
+    Sampler,
+    Sampling,
+    Sandbox,
+    Stop,
+    Tokenizer,
+    Verifier,
+)
+from rlvr.episode import End, Episode
+from rlvr.errors import RlvrError
+from rlvr.registry import build as make
+from rlvr.task import Fault, Message, Task, Verdict, user
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Algorithm",
+    "Completion",
+    "End",
+    "Environment",
+    "Episode",
+    "Fault",
+    "Limits",
+    "Message",
+    "Outcome",
+    "Program",
+    "RlvrError",
+    "Sampler",
+    "Sampling",
+    "Sandbox",
+    "Stop",
+    "Task",
+    "Tokenizer",
+    "Verdict",
+    "Verifier",
+    "make",
+    "user",
+]

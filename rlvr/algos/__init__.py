@@ -1,0 +1,1 @@
+"""The algorithms: credit, ratio, KL, aggregation and values, and the presets that name one of each."""

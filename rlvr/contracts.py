@@ -1,0 +1,280 @@
+"""The doors: what each kind of plugin promises, and the small records that pass through.
+
+Five kinds of plugin exist. Each has one or two methods that matter:
+
+    Environment   task(split, index) -> Task           what is asked (text only; tokens are TokenEnv's business)
+    Verifier      verify(task, answer) -> Verdict      what is judged
+    Sandbox       run(Program) -> Outcome              where foreign code runs
+    Sampler       sample(prompts, ...) -> Completions  who answers
+    Algorithm     credit(group), loss(...)             what is learned from it
+
+A plugin's constructor takes keyword arguments only; its signature is its configuration schema. `needs` names the other
+plugins it stands on, and the registry fills them in, so that no plugin ever imports another kind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from rlvr.task import Message, Task, Verdict
+
+if TYPE_CHECKING:  # torch is heavy and optional; the contracts are neither
+    from rlvr.episode import Episode
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Where text meets tokens. Only `rlvr.env` and the samplers' edges ever call it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids there are: the size of the action space."""
+        ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every id that ends a turn (EOS and its friends)."""
+        ...
+
+    @property
+    def eos_id(self) -> int:
+        """The stop id written where one has to be written."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids, with no special tokens added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text, stop ids left out. Never raises on ids inside the vocabulary."""
+        ...
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation to ids, ready for the policy's turn."""
+        ...
+
+    def render_reply(self, text: str) -> list[int]:
+        """What stands between the policy's closing stop id and its next turn, when the environment answers `text`."""
+        ...
+
+
+class Plugin:
+    """What every plugin shares: what it stands on, and how it is put away."""
+
+    needs: ClassVar[Mapping[str, str]] = {}
+    """Constructor arguments that are plugins themselves, with the default name of each: {"verifier": "symbolic"}."""
+
+    def close(self) -> None:
+        """Give back processes, containers and files. Called any number of times."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class Verifier(Plugin, ABC):
+    """Judges one answer. Pure, or pure given a sandbox; callable from any thread.
+
+    `verify` gets the whole text the policy said and finds the answer in it by the declared channel. It never raises
+    for what an answer contains; a task it cannot judge is a verdict with fault `task`.
+    """
+
+    version: ClassVar[str] = "1"
+    """Raised whenever a verdict may change; part of every cache key and of every run's record."""
+
+    @abstractmethod
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Judge `answer` against `task.reference`."""
+
+
+class Environment(Plugin, ABC):
+    """Poses tasks, in text. Subclass it, say what it needs, and write `task`.
+
+    >>> class Doubling(Environment):
+    ...     "Double a number."
+    ...     needs = {"verifier": "exact"}
+    ...     def __init__(self, *, verifier: Verifier) -> None:
+    ...         self.verifier = verifier
+    ...     def task(self, split: str, index: int) -> Task:
+    ...         return Task(f"doubling/{split}/{index}", user(f"2 * {index} ="), reference=str(2 * index))
+    ...     def gold(self, task: Task) -> str:
+    ...         return str(task.reference)
+    """
+
+    verifier: Verifier
+    splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    max_turns: int = 1
+    """How many times the policy may speak."""
+
+    @abstractmethod
+    def task(self, split: str, index: int) -> Task:
+        """The task at `index`: always the same one for the same (environment settings, split, index)."""
+
+    def size(self, split: str) -> int | None:
+        """How many tasks the split has; None for a procedural source that does not end."""
+        return None
+
+    def gold(self, task: Task) -> str | None:
+        """A text that deserves the full score (in a multi-turn task: the first turn's), or None if none is known."""
+        return None
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        """What the environment answers after the policy's turns `said`; None closes the conversation."""
+        return None
+
+    def answer(self, task: Task, said: Sequence[str]) -> str:
+        """The text to be judged at the end. The default: the policy's last turn."""
+        return said[-1] if said else ""
+
+
+class Stop(StrEnum):
+    """The verdict of the sandbox on one run, in the words of programming contests."""
+
+    OK = "OK"
+    """It ran to its end with exit status 0."""
+    RE = "RE"
+    """It ended by itself with another status, or by a signal of its own making."""
+    TLE = "TLE"
+    MLE = "MLE"
+    OLE = "OLE"
+    CE = "CE"
+    SV = "SV"
+    """It tried something that the sandbox forbids, and was stopped for it."""
+    IE = "IE"
+    """The sandbox failed. Never the program's fault, and never a score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one program may use, children included.
+
+    >>> Limits(wall_s=2.0, memory_mb=128).processes
+    16
+    """
+
+    cpu_s: float = 5.0
+    wall_s: float = 10.0
+    memory_mb: int = 256
+    output_bytes: int = 8_000_000
+    file_mb: int = 16
+    processes: int = 16
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"limit {name} is {value!r}; it must be a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A foreign program to run once, in a place of its own.
+
+    >>> Program("print(input())", stdin=b"hello").language
+    'python'
+    """
+
+    source: str
+    stdin: bytes = b""
+    language: Literal["python", "cpp", "javascript"] = "python"
+    limits: Limits = field(default_factory=Limits)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Read-only files that lie in the working folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a program.
+
+    >>> Outcome(Stop.OK, exit_code=0, stdout=b"hello").stop
+    <Stop.OK: 'OK'>
+    """
+
+    stop: Stop
+    exit_code: int | None = None
+    stdout: bytes = b""
+    stderr: bytes = b""
+    cut: bool = False
+    """Whether the output was cut short: a cut output is never graded."""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    peak_mb: float = 0.0
+    isolation: tuple[str, ...] = ()
+    """What really was applied, not what was asked for."""
+    reason: str = ""
+
+
+class Sandbox(Plugin, ABC):
+    """Runs foreign programs where they can reach nothing of ours. Callable from any thread."""
+
+    @abstractmethod
+    def run(self, program: Program) -> Outcome:
+        """Run it to its end or to its limits. A failure of the machinery is an Outcome with `Stop.IE`, not an exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. The log-probabilities handed back are under exactly this distribution.
+
+    >>> Sampling(max_tokens=32, temperature=1.0).top_p
+    1.0
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    stop_ids: frozenset[int] = frozenset()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; at least 1 token must be allowed")
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(f"temperature {self.temperature} >= 0, 0 < top_p {self.top_p} <= 1 and top_k {self.top_k} >= 0 must hold")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled turn: ids in, ids out, never re-tokenised. The stop id, when there is one, is the last token.
+
+    >>> Completion(tokens=[7, 9, 2], logprobs=[-0.5, -0.1, -0.01], finish="stop").finish
+    'stop'
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish: Literal["stop", "length", "error"]
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.logprobs):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.logprobs)} log-probabilities")
+        if self.finish != "error" and not self.tokens:
+            raise ValueError("a completion without a token is an error, and must say so")
+
+
+class Sampler(Plugin, ABC):
+    """Answers prompts. A prompt is a list of token ids; several completions of one prompt are a group."""
+
+    @abstractmethod
+    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> list[Completion]:
+        """One completion for each prompt, in order. `seeds[i]` alone decides the randomness of completion i."""
+
+    def load(self, policy: Any, version: int) -> None:
+        """Take over the trainer's weights. Samplers without weights (the scripted one) leave this alone."""
+
+
+class Algorithm(Plugin, ABC):
+    """Turns groups of episodes into gradients. `credit` is list arithmetic, `loss` is one weighted sum over tokens."""
+
+    @abstractmethod
+    def credit(self, groups: Sequence[Sequence[Episode]]) -> list[list[list[float]]]:
+        """Advantages for every token of every episode of every group (0.0 where the policy did not act)."""

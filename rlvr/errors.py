@@ -1,0 +1,94 @@
+"""Every error a user may meet, in one tree, so that `except RlvrError` catches all of ours and nothing else.
+
+RlvrError
+├── ConfigError        a setting, an argument or a file of the user's is wrong      (exit code 2)
+│   ├── NotFound       no plugin, file or run of that name                          (exit code 2)
+│   └── MissingExtra   a package that this feature needs is not installed           (exit code 2)
+├── PluginError        a plugin exists and cannot be imported or built              (exit code 2)
+├── CheckFailed        a conformance check found a defect                           (exit code 1)
+├── EnvError           an environment broke its contract
+├── VerifierError      a verifier could not do its work
+├── SandboxError       the sandbox, not the program in it, failed
+└── SamplerError       the sampler failed, or handed back something impossible
+
+Each message says what is wrong, with the value; what is allowed; and what to do.
+A new error class needs one thing: to be caught apart from its parent by somebody.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlvrError(Exception):
+    """The root: catch it to catch everything that rlvr raises on purpose.
+
+    >>> raise ConfigError("num_generations is 1; a group needs at least 2; set num_generations=8")
+    Traceback (most recent call last):
+    rlvr.errors.ConfigError: num_generations is 1; a group needs at least 2; set num_generations=8
+    """
+
+    exit_code = 3
+
+
+class ConfigError(RlvrError, ValueError):
+    """Something the user wrote is wrong; found before the first second of work."""
+
+    exit_code = 2
+
+
+class NotFound(ConfigError):
+    """A name that leads nowhere: a plugin, a file, a run."""
+
+
+class MissingExtra(ConfigError):
+    """A feature was asked for whose package is not installed."""
+
+    def __init__(self, package: str, extra: str, otherwise: str = "") -> None:
+        self.package, self.extra = package, extra
+        hint = f", or {otherwise}" if otherwise else ""
+        super().__init__(f"{package} is not installed; `pip install 'rlvr[{extra}]'`{hint}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (MissingExtra, (self.package, self.extra))
+
+
+class PluginError(RlvrError):
+    """A plugin is there but does not import, or its constructor raised."""
+
+    exit_code = 2
+
+
+class CheckFailed(RlvrError):
+    """A conformance check ran to its end and found a defect."""
+
+    exit_code = 1
+
+
+class EnvError(RlvrError):
+    """An environment broke its contract (an action outside the space, a step after the end)."""
+
+
+class VerifierError(RlvrError):
+    """A verifier could not do its work; the answer is not to blame, so nothing is scored 0 for it."""
+
+
+class SandboxError(RlvrError):
+    """The sandbox failed: no engine, a dead container, a torn channel. Never the program's fault."""
+
+
+class SamplerError(RlvrError):
+    """The sampler failed, or handed back token ids that cannot be what was asked for."""
+
+
+def suggest(wrong: str, allowed: Iterable[str], *, limit: int = 12) -> str:
+    """The end of a "no such name" message: the nearest name, then what is allowed.
+
+    >>> suggest("symbolc", ["exact", "symbolic"])
+    "did you mean 'symbolic'? Allowed: exact, symbolic"
+    """
+    names = sorted(allowed)
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
+    shown = ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
+    return (f"did you mean {near[0]!r}? " if near else "") + (f"Allowed: {shown}" if names else "None are known")

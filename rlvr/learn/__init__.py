@@ -1,0 +1,1 @@
+"""The learner: the policy, the update, the checkpoints and the loop."""

@@ -1,0 +1,1 @@
+"""Recipes: training runs as YAML files, addressed by name."""

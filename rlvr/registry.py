@@ -1,0 +1,328 @@
+"""Names to plugins: `build("verifier", "numeric", tolerance=0.01)`.
+
+A name is looked for, in this order, as
+  1. `path/to/file.py:Object`                      a file of the user's
+  2. a file of that name in the kind's own folder    `verifiers/numeric.py`
+  3. an entry point of that name in `rlvr.verifiers`  a package somebody installed
+Only metadata is read until one plugin is asked for; then that one alone is imported.
+The constructor's signature is the configuration schema; `needs` is filled in here.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
+
+PACKAGE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of plugin: its name in messages, its folder (or its table), its entry-point group.
+
+    >>> KINDS["env"].group
+    'rlvr.envs'
+    """
+
+    name: str
+    plural: str
+    folder: str = ""
+    table: str = ""
+    """A torch-free module with `PRESETS` (name to an object with a `summary`) and `factory(name)`: for plugins that are rows, not files."""
+
+    @property
+    def group(self) -> str:
+        """The entry-point group that other packages use."""
+        return f"rlvr.{self.plural}"
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("env", "envs", "envs"),
+        Kind("verifier", "verifiers", "verifiers"),
+        Kind("sandbox", "sandboxes", "sandbox"),
+        Kind("sampler", "samplers", "samplers"),
+        Kind("algorithm", "algorithms", table="rlvr.algos.recipes"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One plugin as it is listed: known by metadata, not yet imported.
+
+    >>> Entry("numeric", "verifier", "rlvr", "Compare two numbers.").name
+    'numeric'
+    """
+
+    name: str
+    kind: str
+    source: str
+    """`rlvr`, the distribution that brings it, or the file it stands in."""
+    summary: str = ""
+    error: str = ""
+    point: EntryPoint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Everything a worker in another process needs to build the same plugin: plain data, no registry state.
+
+    >>> Spec("verifier", "numeric", {"tolerance": 0.01}).kwargs
+    {'tolerance': 0.01}
+    """
+
+    kind: str
+    name: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> Any:
+        """The plugin itself."""
+        return build(self.kind, self.name, **self.kwargs)
+
+
+def kind_of(word: str) -> Kind:
+    """The kind meant by `env`, `envs`, ...; a clear error for anything else."""
+    for kind in KINDS.values():
+        if word in (kind.name, kind.plural):
+            return kind
+    raise NotFound(f"there is no kind of plugin {word!r}; {suggest(word, [k.plural for k in KINDS.values()])}")
+
+
+def entries(kind: str) -> list[Entry]:
+    """Everything registered of one kind, sorted by name; nothing is imported."""
+    k = kind_of(kind)
+    found = {name: Entry(name, k.name, "rlvr", summary) for name, summary in _ours(k).items()}
+    for name, points in _points(k.group).items():
+        owners = sorted({point.dist.name if point.dist else "?" for point in points} | ({"rlvr"} if name in found else set()))
+        if len(owners) > 1:
+            clash = f"{' and '.join(owners)} both claim {k.name} {name!r}; uninstall one, or name the object as path/to/file.py:Object"
+            found[name] = Entry(name, k.name, " + ".join(owners), error=clash)
+        else:
+            found[name] = Entry(name, k.name, owners[0], f"from {points[0].value}", point=points[0])
+    return sorted(found.values(), key=lambda entry: entry.name)
+
+
+def examined(kind: str) -> list[Entry]:
+    """Like `entries`, but every plugin of another package is imported, so that a broken one shows its error."""
+    rows = []
+    for entry in entries(kind):
+        if entry.point and not entry.error:
+            try:
+                loaded = load(kind, entry.name)
+                entry = Entry(entry.name, entry.kind, entry.source, _first_line(loaded.__doc__), point=entry.point)
+            except RlvrError as error:
+                entry = Entry(entry.name, entry.kind, entry.source, entry.summary, str(error), entry.point)
+        rows.append(entry)
+    return rows
+
+
+def load(kind: str, name: str) -> Callable[..., Any]:
+    """Import one plugin and hand back its factory (usually its class)."""
+    k = kind_of(kind)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a {k.name} needs a name, got {name!r}; `rlvr list {k.plural}` shows all")
+    if ":" in name:
+        return _from_file(k, name)
+    entry = next((e for e in entries(kind) if e.name == name), None)
+    if entry is None:
+        names = [e.name for e in entries(kind)]
+        raise NotFound(f"no {k.name} is called {name!r}; {suggest(name, names)}. `rlvr list {k.plural}` shows all")
+    if entry.error:
+        raise PluginError(entry.error)
+    if entry.point is None and k.table:
+        return _callable(_import(k.table, k, name).factory(name), k, name)
+    if entry.point is None:
+        module = _import(f"rlvr.{k.folder}.{name}", k, name)
+        return _factory(module, "make", k, name)
+    try:
+        factory = entry.point.load()
+    except MissingExtra:
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{k.name} {name!r} of {entry.source} does not import: {type(error).__name__}: {error}; mend or uninstall that package"
+        ) from error
+    return _callable(factory, k, name)
+
+
+def build(kind: str, name: str, /, **kwargs: Any) -> Any:
+    """Build a plugin by name, its needs filled in.
+
+    >>> build("verifier", "numeric", tolerance=0.01)        # doctest: +SKIP
+    """
+    k = kind_of(kind)
+    factory = load(kind, name)
+    given = dict(kwargs)
+    fields = parameters(factory)
+    check_arguments(k.name, name, fields, given)
+    built: list[Any] = []
+    try:
+        for other, default in dict(getattr(factory, "needs", {})).items():
+            if other in fields:
+                wanted = given.get(other, default)
+                given[other] = from_config(other, wanted)
+                if given[other] is not wanted:
+                    built.append(given[other])
+        missing = [p for p, spec in fields.items() if spec.default is spec.empty and p not in given]
+        if missing:
+            raise ConfigError(f"{k.name} {name!r} needs {', '.join(map(repr, missing))}; `rlvr show {k.name} {name}` explains it")
+        return factory(**given)
+    except RlvrError:
+        _close(built)
+        raise
+    except (TypeError, ValueError) as error:
+        _close(built)
+        raise ConfigError(f"{k.name} {name!r} refuses its settings {_short(kwargs)}: {error}") from error
+    except Exception as error:
+        _close(built)
+        raise PluginError(f"{k.name} {name!r} cannot be built: {type(error).__name__}: {error}") from error
+
+
+def from_config(kind: str, wanted: Any) -> Any:
+    """A plugin from what a configuration says: a name, a mapping with a `name`, or the thing itself."""
+    if isinstance(wanted, str):
+        return build(kind, wanted)
+    if isinstance(wanted, Mapping):
+        if not isinstance(wanted.get("name"), str) or not wanted["name"]:
+            raise ConfigError(f"a {kind} needs a 'name'; got {dict(wanted)!r}; write {{name: ..., setting: value}}")
+        return build(kind, wanted["name"], **{key: value for key, value in wanted.items() if key != "name"})
+    if wanted is None or isinstance(wanted, bool | int | float | list | tuple):
+        raise ConfigError(f"a {kind} is a name or a mapping with a 'name', got {wanted!r}; `rlvr list {kind_of(kind).plural}` shows all")
+    return wanted
+
+
+def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The settings that a plugin takes: its constructor's keyword arguments."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return {}
+    skip = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: p for name, p in signature.parameters.items() if p.kind not in skip and name != "self"}
+
+
+def check_arguments(kind: str, name: str, fields: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
+    """Refuse a setting that the plugin does not have, with the nearest one it has."""
+    for key in given:
+        if key not in fields:
+            raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {suggest(key, fields)}")
+
+
+def module_of(target: str) -> tuple[Path, str]:
+    """Split `path/to/file.py:Object` and see that the file is there."""
+    where, _, attribute = target.rpartition(":")
+    path = Path(where).expanduser()
+    if not where.endswith(".py") or not attribute:
+        raise NotFound(f"{target!r} is no plugin name; write path/to/file.py:Object")
+    if not path.is_file():
+        raise NotFound(f"there is no file {where!r} (in {target!r}); give the path from the current folder, or a full one")
+    return path.resolve(), attribute
+
+
+def _ours(kind: Kind) -> dict[str, str]:
+    """The plugins that rlvr itself brings, with their summaries."""
+    if kind.table:
+        return {name: preset.summary for name, preset in importlib.import_module(kind.table).PRESETS.items()}
+    folder = PACKAGE / kind.folder
+    return {path.stem: _summary(path) for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")}
+
+
+def _points(group: str) -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=group):
+        found.setdefault(point.name, []).append(point)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _summary(path: Path) -> str:
+    """The first line of a file's docstring, read without running the file."""
+    try:
+        return _first_line(ast.get_docstring(ast.parse(path.read_text("utf-8"))))
+    except (OSError, SyntaxError, ValueError):
+        return ""
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().split("\n", 1)[0]
+
+
+def _from_file(kind: Kind, target: str) -> Callable[..., Any]:
+    path, attribute = module_of(target)
+    # the same file is the same module, whoever asks; another file of that name is another module
+    alias = f"_rlvr_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if alias not in sys.modules:
+        spec = importlib.util.spec_from_file_location(alias, path)
+        if spec is None or spec.loader is None:
+            raise PluginError(f"{path} cannot be imported")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[alias] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[alias]
+            raise PluginError(f"{path} does not import: {type(error).__name__}: {error}; mend that file") from error
+    return _factory(sys.modules[alias], attribute, kind, target)
+
+
+def _import(dotted: str, kind: Kind, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(dotted)
+    except RlvrError:
+        raise
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        if extra:
+            raise MissingExtra((error.name or "").split(".")[0], extra) from error
+        raise PluginError(f"{kind.name} {name!r} does not import: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{kind.name} {name!r} does not import: {type(error).__name__}: {error}") from error
+
+
+EXTRAS: Mapping[str, str] = {
+    "torch": "train",
+    "transformers": "train",
+    "accelerate": "train",
+    "datasets": "train",
+    "matplotlib": "train",
+    "peft": "lora",
+    "vllm": "vllm",
+}
+
+
+def _factory(module: ModuleType, attribute: str, kind: Kind, name: str) -> Callable[..., Any]:
+    if not hasattr(module, attribute):
+        public = [n for n in vars(module) if not n.startswith("_")]
+        raise PluginError(f"{kind.name} {name!r}: {module.__name__} has no {attribute!r}; {suggest(attribute, public)}")
+    return _callable(getattr(module, attribute), kind, name)
+
+
+def _callable(factory: Any, kind: Kind, name: str) -> Callable[..., Any]:
+    if not callable(factory):
+        raise PluginError(f"{kind.name} {name!r} is {factory!r}; a plugin is a class or a function that takes keyword arguments")
+    return factory
+
+
+def _close(built: list[Any]) -> None:
+    for plugin in built:
+        plugin.close()
+
+
+def _short(kwargs: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{key}={value!r}" for key, value in kwargs.items())
+    return f"({text[:200]}{'...' if len(text) > 200 else ''})"

@@ -1,0 +1,1 @@
+"""The samplers: who answers the prompts."""

@@ -1,0 +1,131 @@
+"""What is asked and what is judged: `Task` goes in, `Verdict` comes out.
+
+Both are plain frozen records that any layer may hold; neither knows tokens, models or sandboxes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, TypedDict
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Message(TypedDict):
+    """One turn of a conversation.
+
+    >>> Message(role="user", content="What is 2 + 2?")
+    {'role': 'user', 'content': 'What is 2 + 2?'}
+    """
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A question whose answer can be checked; a pure function of (environment, split, index).
+
+    >>> Task("arithmetic/train/7", ({"role": "user", "content": "2+2="},), reference="4").id
+    'arithmetic/train/7'
+    """
+
+    id: str
+    prompt: tuple[Message, ...]
+    reference: Any
+    """What the verifier compares with. Never shown to the policy."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else the environment or the verifier wants to know: level, source, policy of comparison."""
+
+    def __post_init__(self) -> None:
+        if not self.id or not isinstance(self.id, str):
+            raise ValueError(f"a task needs a non-empty id, got {self.id!r}")
+        object.__setattr__(self, "prompt", tuple(self.prompt))
+        if not self.prompt:
+            raise ValueError(f"task {self.id!r} has no prompt: at least one message is needed")
+        for message in self.prompt:
+            if set(message) != {"role", "content"} or not isinstance(message["content"], str):
+                raise ValueError(f"task {self.id!r}: a message is {{'role', 'content'}} with text, got {message!r}")
+
+    @property
+    def question(self) -> str:
+        """The text of the last message: what a person would call the question."""
+        return self.prompt[-1]["content"]
+
+
+class Fault(StrEnum):
+    """Who is to blame when judging did not go as planned."""
+
+    NONE = "none"
+    """Judging went as planned; the score stands."""
+    ANSWER = "answer"
+    """The answer itself broke the judging (it hung, crashed or overran a cap): it is wrong, score 0."""
+    TASK = "task"
+    """The task cannot be judged (a reference that does not parse): no score for anyone."""
+    INFRA = "infra"
+    """The machinery failed (a dead sandbox, a full disk): no score, try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The judgement of one answer. `score` None means *not judged*, and is never turned into 0.
+
+    >>> Verdict(1.0, "12 equals 12").passed
+    True
+    >>> Verdict(None, "the engine does not answer", fault=Fault.INFRA).scored
+    False
+    """
+
+    score: float | None
+    reason: str
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Named partial scores, for eyes and for reward weights."""
+    fault: Fault = Fault.NONE
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """Facts for the record that are plain JSON: the parsed forms, test by test results, the policy used."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fault", Fault(self.fault))
+        blameless = self.fault in (Fault.TASK, Fault.INFRA)
+        if (self.score is None) != blameless:
+            raise ValueError(f"score {self.score!r} with fault {self.fault.value!r}: a score is None exactly when the task or infra failed")
+        if self.score is not None:
+            object.__setattr__(self, "score", _unit(self.score, "score"))
+            if self.fault is Fault.ANSWER and self.score != 0.0:
+                raise ValueError(f"an answer that broke the judging scores 0, not {self.score}")
+        object.__setattr__(self, "parts", {name: _unit(value, f"part {name!r}") for name, value in self.parts.items()})
+
+    @property
+    def scored(self) -> bool:
+        """Whether there is a score at all."""
+        return self.score is not None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the answer is wholly right."""
+        return self.score == 1.0
+
+    def record(self) -> dict[str, Any]:
+        """The verdict as plain JSON, for logs and the command line."""
+        row: dict[str, Any] = {"score": self.score, "reason": self.reason, "fault": self.fault.value}
+        return row | ({"parts": dict(self.parts)} if self.parts else {}) | ({"detail": dict(self.detail)} if self.detail else {})
+
+
+def _unit(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0.0 <= value <= 1.0:
+        raise ValueError(f"{name} is {value!r}; it must be a finite number from 0 to 1")
+    return float(value)
+
+
+def user(text: str, *, system: str = "") -> tuple[Message, ...]:
+    """The common prompt: one user message, perhaps under a system message.
+
+    >>> user("2+2=")
+    ({'role': 'user', 'content': '2+2='},)
+    """
+    head: Sequence[Message] = ({"role": "system", "content": system},) if system else ()
+    return (*head, {"role": "user", "content": text})
