@@ -16,7 +16,7 @@ from typing import Any
 
 from rlvr.contracts import Outcome, Program, Stop
 from rlvr.errors import SandboxError
-from rlvr.sandbox._frames import Torn, pack, unpack
+from rlvr.sandbox._frames import pack, unpack
 
 HERE = Path(__file__).parent
 FILES = ("_frames", "_meter", "_namespaces", "_places", "_probe", "_seccomp", "_zygote", "_supervisor")
@@ -123,7 +123,5 @@ def _syntax(outcome: Outcome, program: Program) -> Outcome:
     last = outcome.stderr.rstrip().rpartition(b"\n")[2]
     wrong = last.startswith((b"SyntaxError", b"IndentationError", b"TabError"))
     if program.language == "python" and outcome.stop is Stop.RE and outcome.exit_code == 1 and not outcome.stdout and wrong:
-        from dataclasses import replace
-
         return replace(outcome, stop=Stop.CE, reason=last.decode(errors="replace")[:300])
     return outcome

@@ -140,4 +140,3 @@ class Container(Channel):
         with contextlib.suppress(SandboxError), faults():
             remove(self.client.containers.get(self.id))
         self.client.close()
-

@@ -19,10 +19,10 @@ class Torn(Exception):
 
 
 def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-    """A frame as bytes.
+    r"""A frame as bytes.
 
     >>> pack({}, {})
-    b'\\x00\\x00\\x00\\r\\x00\\x00\\x00\\x00{"parts": []}'
+    b'\x00\x00\x00\r\x00\x00\x00\x00{"parts": []}'
     """
     head = json.dumps({**header, "parts": [[name, len(data)] for name, data in parts.items()]}).encode()
     return b"".join([HEADER.pack(len(head), sum(map(len, parts.values()))), head, *parts.values()])

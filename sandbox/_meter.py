@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 
 GROUP = "/sys/fs/cgroup"
-PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -98,11 +97,11 @@ class TreeMeter:
         self._root, self._spared, self._gone, self._seen = root, spared, 0.0, dict[int, float]()
 
     def memory(self) -> int:
-        """Bytes of resident memory of all living descendants, shared pages counted once for each."""
+        """Bytes of memory of all living descendants, each one's share of what they share."""
         total = 0
         for pid in descendants(self._root, self._spared):
-            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm", "rb", 0) as file:
-                total += int(file.read().split()[1]) * PAGE
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb", 0) as file:
+                total += _field(file.read().replace(b":", b""), b"Pss") << 10
         return total
 
     def over(self, limit: int) -> bool:
@@ -141,5 +140,5 @@ def _field(raw: bytes, name: bytes) -> int:
     for line in raw.splitlines():
         key, _, value = line.partition(b" ")
         if key == name:
-            return int(value)
+            return int(value.split()[0])
     return 0

@@ -156,7 +156,14 @@ class Supervisor:
 
     def _start(self, ports: dict[int, int], limits: dict[str, float], argv: list[str], uid: int | None, folder: str, oom: int) -> int:
         seconds = int(limits["cpu_s"]) + 2
-        rlimits = {"CPU": seconds, "FSIZE": int(limits["file_mb"] * MEGABYTE), "CORE": 0, "NOFILE": 256, "MSGQUEUE": 0, "STACK": 64 * MEGABYTE}
+        rlimits = {
+            "CPU": seconds,
+            "FSIZE": int(limits["file_mb"] * MEGABYTE),
+            "CORE": 0,
+            "NOFILE": 256,
+            "MSGQUEUE": 0,
+            "STACK": 64 * MEGABYTE,
+        }
         if uid is not None:
             rlimits["NPROC"] = int(limits["processes"])
         if isinstance(self.meter, _meter.TreeMeter):  # nobody else holds the line then
@@ -310,7 +317,9 @@ def _say(header: dict[str, Any], parts: dict[str, bytes]) -> None:
 def main(settings: dict[str, Any]) -> None:
     """Settle in, fork the zygote, then serve until the owner goes away. In a child: become the program."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    spaces = _namespaces.enter(settings["places"][0], settings["disk_mb"]) if settings.get("namespaces") else []
+    spaces = _namespaces.enter(settings["disk_mb"]) if settings.get("namespaces") else []
+    if _namespaces.OWN_DISK in spaces:
+        settings["places"] = list(_namespaces.LENT)
     filtered = _seccomp.apply()
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     _zygote.warm()

@@ -24,11 +24,11 @@ import traceback
 import types
 from typing import Any, NoReturn
 
-WARM = (
-    "abc argparse array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools "
-    "hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics string struct sys textwrap threading "
-    "time traceback typing"
-).split()
+WARM = """
+    abc argparse array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools
+    hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics string struct sys textwrap threading
+    time traceback typing
+"""
 SEES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
 HIGH = 100  # descriptors are parked here while 0 to 9 are laid out
 SET_DUMPABLE, SET_PARENT_DEATH = 4, 1
@@ -36,7 +36,7 @@ SET_DUMPABLE, SET_PARENT_DEATH = 4, 1
 
 def warm() -> None:
     """Import once what most programs import, and take it out of the collector's sight."""
-    for name in WARM:
+    for name in WARM.split():
         __import__(name)
     gc.collect()
     gc.freeze()
@@ -112,9 +112,8 @@ def _settle(order: dict[str, Any]) -> bytes:
             with contextlib.suppress(OSError):
                 os.close(number)
     os.closerange(10, 4096)
-    with contextlib.suppress(OSError):
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write(str(order["oom"]))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(order["oom"]))
     with contextlib.suppress(OSError):
         os.nice(order["nice"])
     for name, value in order["rlimits"].items():

@@ -23,10 +23,10 @@ from rlvr.sandbox._pool import Pool
 
 
 class DockerSandbox(Sandbox):
-    """Run programs in containers. `containers` at once (0: one for each processor), each with `memory_mb` at the most.
+    r"""Run programs in containers. `containers` at once (0: one for each processor), each with `memory_mb` at the most.
 
     >>> DockerSandbox(containers=2).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
-    b'42\\n'
+    b'42\n'
     """
 
     def __init__(
@@ -40,7 +40,12 @@ class DockerSandbox(Sandbox):
         runtime: str | None = None,
         queue_s: float = 900.0,
     ) -> None:
-        for name, value, least in (("containers", containers, 0), ("memory_mb", memory_mb, 32), ("disk_mb", disk_mb, 1), ("pids", pids, 32)):
+        for name, value, least in (
+            ("containers", containers, 0),
+            ("memory_mb", memory_mb, 32),
+            ("disk_mb", disk_mb, 1),
+            ("pids", pids, 32),
+        ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
         self.image, self.memory_mb = image, memory_mb
@@ -134,8 +139,6 @@ def missing() -> list[str]:
     finally:
         client.close()
     return []
-
-
 
 
 make = DockerSandbox

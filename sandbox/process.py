@@ -38,7 +38,9 @@ def interpreter() -> str:
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
         if os.access(path, os.X_OK):
             return path
-    raise SandboxError(f"as root, programs run as other users, and those may not read {Path(os.__file__).parent}; install python3 in /usr/bin")
+    raise SandboxError(
+        f"as root, programs run as other users, and those may not read {Path(os.__file__).parent}; install python3 in /usr/bin"
+    )
 
 
 class Local(Channel):
@@ -97,13 +99,15 @@ class Local(Channel):
 
 
 class ProcessSandbox(Sandbox):
-    """Run programs as child processes of this one. Only for code you trust: say so with `trusted=True`.
+    r"""Run programs as child processes of this one. Only for code you trust: say so with `trusted=True`.
 
     >>> ProcessSandbox(trusted=True).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
-    b'42\\n'
+    b'42\n'
     """
 
-    def __init__(self, *, trusted: bool = False, processes: int = 0, memory_mb: int = 4096, disk_mb: int = 64, queue_s: float = 900.0) -> None:
+    def __init__(
+        self, *, trusted: bool = False, processes: int = 0, memory_mb: int = 4096, disk_mb: int = 64, queue_s: float = 900.0
+    ) -> None:
         if trusted is not True:
             raise ConfigError(
                 "the process sandbox does not keep foreign code from this machine's files; use the docker sandbox, "

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (programs stand in one line each)
 """Both sandboxes: what they promise is attacked, what programs are used to works, faults of ours are never a program's."""
 
 from __future__ import annotations
@@ -104,7 +105,11 @@ def test_errors_are_shown_without_our_frames(sandbox: Sandbox) -> None:
     outcome = sandbox.run(Program("def f():\n    return 1 / 0\nf()"))
     assert outcome.stop is Stop.RE and outcome.exit_code == 1
     text = outcome.stderr.decode()
-    assert text.startswith("Traceback") and text.endswith("ZeroDivisionError: division by zero\n") and text.count("File ") == text.count("answer.py")
+    assert (
+        text.startswith("Traceback")
+        and text.endswith("ZeroDivisionError: division by zero\n")
+        and text.count("File ") == text.count("answer.py")
+    )
 
 
 def test_a_source_that_does_not_compile(sandbox: Sandbox) -> None:
@@ -132,7 +137,9 @@ def test_a_judge_hears_the_end_of_a_program_that_dies(sandbox: Sandbox) -> None:
 
 
 def test_what_it_used_is_measured(sandbox: Sandbox) -> None:
-    outcome = sandbox.run(Program("x = bytearray(150 << 20)\nimport time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"))
+    outcome = sandbox.run(
+        Program("x = bytearray(150 << 20)\nimport time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass")
+    )
     assert outcome.stop is Stop.OK
     assert 150 <= outcome.peak_mb <= 256 and 0.25 <= outcome.cpu_s <= 5 and outcome.wall_s >= 0.25
     assert "system-call filter" in outcome.isolation
