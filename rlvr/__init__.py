@@ -8,6 +8,7 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 1.0
 """
 
+from rlvr._gymnasium import announce as _announce
 from rlvr.contracts import (
     Algorithm,
     Completion,
@@ -28,6 +29,8 @@ from rlvr.registry import build as make
 from rlvr.task import Fault, Message, Task, Verdict, user
 
 __version__ = "0.1.0"
+
+_announce()
 
 __all__ = [
     "Algorithm",

@@ -111,6 +111,10 @@ class Environment(Plugin, ABC):
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     max_turns: int = 1
     """How many times the policy may speak."""
+    max_prompt_tokens: int = 96
+    """Room for the prompt where nobody says otherwise; what a character tokenizer needs."""
+    max_new_tokens: int = 32
+    """Room for the policy's tokens, all turns together, where nobody says otherwise."""
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:
