@@ -12,7 +12,8 @@ No time limit wrapper is ever registered: it would end the episode outside, and 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import operator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -203,6 +204,15 @@ def _space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:
 
 def make_token_env(*, name: str, **kwargs: Any) -> TokenEnv:
     """What Gymnasium calls: settings that are not TokenEnv's own go to the environment."""
+    own, rest = token_env_settings(kwargs)
+    return TokenEnv(env={"name": name, **rest}, **own)
+
+
+def token_env_settings(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings parted into TokenEnv's own and those of the environment in it.
+
+    >>> token_env_settings({"obs": "ids", "digits": 2})
+    ({'obs': 'ids'}, {'digits': 2})
+    """
     own = {"tokenizer", "obs", "split", "max_new_tokens", "max_length", "on_length", "render_mode"}
-    settings = {key: value for key, value in kwargs.items() if key not in own}
-    return TokenEnv(env={"name": name, **settings}, **{key: value for key, value in kwargs.items() if key in own})
+    return {k: v for k, v in kwargs.items() if k in own}, {k: v for k, v in kwargs.items() if k not in own}

@@ -54,7 +54,8 @@ class TokenMDP:
     ) -> None:
         if not isinstance(environment, Environment) or not isinstance(getattr(environment, "verifier", None), Verifier):
             raise ConfigError(
-                f"{environment!r:.80} cannot pose tasks: an environment derives from rlvr.Environment and sets self.verifier to an rlvr.Verifier"
+                f"{environment!r:.80} cannot pose tasks; an environment derives from rlvr.Environment and sets self.verifier "
+                f"to an rlvr.Verifier"
             )
         self.environment = environment
         self.tokenizer = tokenizer
