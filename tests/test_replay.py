@@ -107,7 +107,6 @@ def recorded() -> tuple[TokenEnv, Episode]:
 def drifts(e: Episode) -> list[Any]:
     reply = max(i for i, own in enumerate(e.acted) if not own)  # the mark that ends the environment's last answer
     last = len(e.tokens) - 1
-    other = [*e.tokens[: reply - 1], 3, *e.tokens[reply:]]
     return [
         ("prompt", {"index": 13}, "the prompt differs"),
         ("a prompt token", {"tokens": [3, *e.tokens[1:]]}, "the prompt differs: at position 0"),
