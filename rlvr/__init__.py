@@ -8,6 +8,7 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 1.0
 """
 
+from rlvr._gymnasium import announce as _announce
 from rlvr.contracts import (
     Algorithm,
     Completion,
@@ -15,6 +16,7 @@ from rlvr.contracts import (
     Limits,
     Outcome,
     Program,
+    Request,
     Sampler,
     Sampling,
     Sandbox,
@@ -29,6 +31,8 @@ from rlvr.task import Fault, Message, Task, Verdict, user
 
 __version__ = "0.1.0"
 
+_announce()
+
 __all__ = [
     "Algorithm",
     "Completion",
@@ -40,6 +44,7 @@ __all__ = [
     "Message",
     "Outcome",
     "Program",
+    "Request",
     "RlvrError",
     "Sampler",
     "Sampling",
