@@ -49,7 +49,7 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[str, int]]:
                 base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], *([base] if base else [])])
             yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
-            yield from ((arg.value, node.lineno) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+            yield from ((str(arg.value), node.lineno) for arg in node.args[:1] if isinstance(arg, ast.Constant))
 
 
 def _runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
