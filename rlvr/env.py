@@ -12,7 +12,7 @@ No time limit wrapper is ever registered: it would end the episode outside, and 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -41,7 +41,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         onehot_ids    the same numbers as MultiDiscrete, which learners such as stable-baselines3 one-hot by themselves
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 10}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}  # noqa: RUF012 -- declared so by Gymnasium
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         truncated = failed or (end is End.TRUNCATED and not by_length)
         return self._observe(), 0.0 if score is None else score, terminated, truncated, self._info()
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """The conversation as text."""
         if self.render_mode is None or self.state is None:
             return None

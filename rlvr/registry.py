@@ -315,7 +315,8 @@ def _factory(module: ModuleType, attribute: str, kind: Kind, name: str) -> Calla
 def _callable(factory: Any, kind: Kind, name: str) -> Callable[..., Any]:
     if not callable(factory):
         raise PluginError(f"{kind.name} {name!r} is {factory!r}; a plugin is a class or a function that takes keyword arguments")
-    return factory
+    plugin: Callable[..., Any] = factory
+    return plugin
 
 
 def _close(built: list[Any]) -> None:
