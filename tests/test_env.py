@@ -236,15 +236,18 @@ def test_render_is_the_conversation() -> None:
 )
 def test_a_wrong_setting_is_named(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        TokenEnv(**({"env": Sums(), "tokenizer": TOKENS} | wrong))
+        TokenEnv(**{"env": Sums(), "tokenizer": TOKENS, **wrong})
 
 
 def test_what_was_built_for_a_refused_environment_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[Any] = []
-    monkeypatch.setattr("rlvr.env.from_config", lambda kind, wanted: built.append(Sums()) or built[-1])
+    world = Sums()
+    monkeypatch.setattr("rlvr.env.from_config", lambda kind, wanted: world)
     with pytest.raises(ConfigError):
         TokenEnv(env={"name": "sums"}, tokenizer=TOKENS, split="trian")
-    assert built[0].closed == 1
+    assert world.closed == 1
+    with pytest.raises(ConfigError):
+        TokenEnv(env=world, tokenizer=TOKENS, split="trian")
+    assert world.closed == 1  # handed in: its owner puts it away
 
 
 def test_a_prompt_that_fills_the_window_is_refused_with_what_to_do() -> None:
