@@ -170,13 +170,13 @@ def test_close_any_number_of_times_puts_the_one_environment_away() -> None:
 
 
 def test_wrong_settings_and_actions_are_named() -> None:
-    wrong: dict[str, Any]
-    for wrong, words in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"num_envs": 0}, "at least 1"),
         ({"workers": 0}, "must be above 0"),
         ({"autoreset_mode": "SameStp"}, "did you mean 'SameStep'"),
         ({"obs": "idds"}, "did you mean 'ids'"),
-    ]:
+    ]
+    for wrong, words in cases:
         with pytest.raises(ConfigError, match=words):
             TokenVectorEnv(**{"env": Sums(), "tokenizer": TOKENS, **wrong})
     envs = TokenVectorEnv(2, env=Sums(), tokenizer=TOKENS, obs="ids")
