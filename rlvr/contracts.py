@@ -78,6 +78,21 @@ class Plugin:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a verifier says about itself: answers that deserve the full score for a reference, and answers that deserve the least.
+
+    >>> Example(reference="95", right=("95", "95.0"), wrong=("59", "95 or 96")).right[0]
+    '95'
+    """
+
+    reference: Any
+    right: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """The task's `meta`, for verifiers that read it."""
+
+
 class Verifier(Plugin, ABC):
     """Judges one answer. Pure, or pure given a sandbox; callable from any thread.
 
@@ -87,6 +102,8 @@ class Verifier(Plugin, ABC):
 
     version: ClassVar[str] = "1"
     """Raised whenever a verdict may change; part of every cache key and of every run's record."""
+    examples: ClassVar[Sequence[Example]] = ()
+    """Cases that `check_verifier` holds the class to, with its default settings; at least one, with a right and a wrong answer."""
 
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
