@@ -20,8 +20,8 @@ TEMPLATE = (
 )
 
 
-def model_from(config: ModelConfig, tokenizer: TokenizerContract, seed: int) -> Any:
-    """The policy as a Hugging Face causal language model."""
+def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, seed: int = 0) -> Any:
+    """The policy as a Hugging Face causal language model; a tokenizer is needed only to make a new one."""
     dtype = getattr(torch, config.dtype)
     if config.path is not None:
         if not Path(config.path).is_dir():
@@ -36,6 +36,8 @@ def model_from(config: ModelConfig, tokenizer: TokenizerContract, seed: int) -> 
     family = settings.pop("model_type", None)
     if not isinstance(family, str):
         raise ConfigError("model.config has no model_type; write for example model_type: qwen2")
+    if tokenizer is None:
+        raise ConfigError("a model made from a config needs a tokenizer to know its vocabulary")
     ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
     torch.manual_seed(seed)
     try:
