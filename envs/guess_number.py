@@ -69,9 +69,5 @@ class GuessNumber(Environment):
             return "say one number"
         return "higher" if int(guess[1]) < int(task.reference) else "lower"
 
-    def close(self) -> None:
-        """Close the verifier."""
-        self.verifier.close()
-
 
 make = GuessNumber

@@ -154,6 +154,12 @@ class Environment(Plugin, ABC):
         """The text to be judged at the end. The default: the policy's last turn."""
         return said[-1] if said else ""
 
+    def close(self) -> None:
+        """Close the verifier too; an environment that holds more closes that as well."""
+        verifier = getattr(self, "verifier", None)
+        if verifier is not None and verifier is not self:
+            verifier.close()
+
 
 class Stop(StrEnum):
     """The verdict of the sandbox on one run, in the words of programming contests."""
