@@ -8,6 +8,7 @@ one. The values of `a.b=value` overrides are read as YAML.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rlvr.errors import ConfigError, NotFound, suggest
 
+EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -194,7 +196,7 @@ def read(target: str) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
-    return data
+    return dict(number(data))
 
 
 def check(data: Mapping[str, Any], source: str) -> RunConfig:
@@ -252,13 +254,16 @@ def _set(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """YAML 1.1 reads `1e-5` as text; people mean the number."""
-    if isinstance(value, str):
-        try:
-            return float(value) if value.strip() and set(value) <= set("0123456789.eE+-") and value[0] not in "eE" else value
-        except ValueError:
-            return value
-    return value
+    """YAML 1.1 reads `1e-5` as text; people mean the number.
+
+    >>> number({"learning_rate": "1e-5"})
+    {'learning_rate': 1e-05}
+    """
+    if isinstance(value, dict):
+        return {key: number(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [number(inner) for inner in value]
+    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
 def differing(old: RunConfig, new: RunConfig) -> list[str]:
