@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from rlvr.errors import ConfigError
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:  # torch is heavy and optional; the contracts are neither
@@ -286,6 +287,16 @@ class Completion:
 
 class Sampler(Plugin, ABC):
     """Answers prompts. Several requests with the same prompt are a group, and a sampler may compute that prompt once."""
+
+    policy_form: ClassVar[str] = ""
+    """How `rlvr eval --policy` addresses it, for example `hf:DIR`; empty when it cannot stand alone."""
+    tokenizer: str | None = None
+    """The tokenizer that its tokens belong to, where the sampler is the one to decide."""
+
+    @classmethod
+    def policy_settings(cls, rest: str) -> dict[str, Any]:
+        """The constructor's settings for `--policy NAME:rest`."""
+        raise ConfigError(f"{cls.__name__} cannot be used as a policy of its own")
 
     @abstractmethod
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:

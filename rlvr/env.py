@@ -41,7 +41,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         onehot_ids    the same numbers as MultiDiscrete, which learners such as stable-baselines3 one-hot by themselves
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}  # noqa: RUF012 -- declared so by Gymnasium
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
     config.yaml        the resolved configuration
     versions.json      Python, packages, machine
-    metrics.jsonl      one object a step
+    metrics.jsonl      one object a step; the same numbers every time the run is repeated
+    timings.jsonl      one object a step: what depends on the machine and the hour
     episodes.jsonl     one object an episode: text, tokens, verdict with reasons, advantage
     checkpoints/       see rlvr.learn.checkpoint
     reward.png         the reward curve
@@ -29,6 +30,7 @@ from rlvr.config import RunConfig, check, differing
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 
+LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "gymnasium", "numpy", "sympy", "vllm", "docker")
 
 
@@ -36,7 +38,7 @@ class RunLog:
     """A run folder being written.
 
     >>> run = RunLog.create(Path("runs/a"), config)                  # doctest: +SKIP
-    >>> run.metrics({"step": 1, "reward": 0.5})                      # doctest: +SKIP
+    >>> run.metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})                      # doctest: +SKIP
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,9 +70,10 @@ class RunLog:
             )
         return cls(folder)
 
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        """Append one step's numbers."""
+    def metrics(self, row: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
+        """Append one step's numbers, those that a repetition would give again apart from those of the clock."""
         self._append("metrics.jsonl", [row])
+        self._append("timings.jsonl", [timings])
 
     def episodes(self, step: int, groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[float]]) -> None:
         """Append one step's episodes."""
@@ -88,13 +91,12 @@ class RunLog:
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-        names = ("metrics.jsonl", "episodes.jsonl")
-        return {name: (self.folder / name).stat().st_size for name in names if (self.folder / name).exists()}
+        return {name: (self.folder / name).stat().st_size for name in LOGS if (self.folder / name).exists()}
 
     def rewind(self, offsets: Mapping[str, int]) -> None:
         """Cut the logs back to a checkpoint: what came after it will come again."""
         self.close()
-        for name in ("metrics.jsonl", "episodes.jsonl"):
+        for name in LOGS:
             path = self.folder / name
             if path.exists():
                 with path.open("r+b") as file:
@@ -176,3 +178,15 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def write_episodes(folder: Path, episodes: Sequence[Episode], report: Mapping[str, Any]) -> None:
+    """An evaluation's own small run folder: its samples and its report."""
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error
+    run = RunLog(folder)
+    run.episodes(0, [episodes], [[0.0] * len(episodes)])
+    run.write_json("report.json", report)
+    run.close()

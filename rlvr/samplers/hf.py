@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
+from rlvr.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.model import model_from
 
 
 class HFSampler(Sampler):
@@ -28,11 +30,18 @@ class HFSampler(Sampler):
     64
     """
 
+    policy_form = "hf:DIR"
+
+    @classmethod
+    def policy_settings(cls, rest: str) -> dict[str, Any]:
+        """`hf:DIR` is the model in that folder, with its own tokenizer."""
+        return {"model": rest}
+
     def __init__(self, *, batch_size: int = 512, model: str | None = None) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; at least 1 answer must be sampled at a time")
-        self.batch_size = batch_size
-        self.model: Any = None if model is None else AutoModelForCausalLM.from_pretrained(model)
+        self.batch_size, self.tokenizer = batch_size, model
+        self.model: Any = None if model is None else model_from(ModelConfig(path=model))
 
     def load(self, model: Any, version: int) -> None:
         """The trainer's model is sampled from as it stands; nothing is copied."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, SamplerError, suggest
@@ -24,6 +25,14 @@ class Scripted(Sampler):
     >>> Scripted(answer="noop").answer
     'noop'
     """
+
+    policy_form = "scripted:gold|noop|random"
+    tokenizer = "bytes"  # any text survives it
+
+    @classmethod
+    def policy_settings(cls, rest: str) -> dict[str, Any]:
+        """`scripted:gold` is the script named gold."""
+        return {"answer": rest}
 
     def __init__(self, *, answer: str = "gold", answers: list[str] | None = None) -> None:
         if answers is None and answer not in SCRIPTS:
