@@ -216,6 +216,8 @@ def coerced(name: str, value: Any) -> Any:
     if value is None and "None" in kind:
         return None
     try:
+        if value is None:
+            raise TypeError
         if kind.startswith("float") and not isinstance(value, bool) and math.isfinite(float(value)):
             return float(value)
         if kind == "int" and not isinstance(value, bool) and float(value) == int(value):

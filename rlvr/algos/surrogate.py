@@ -60,7 +60,7 @@ def log_ratio(new: Tensor, old: Tensor, rows: Tensor, count: int, level: str) ->
 
 
 def clip(ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float, delta: float | None = None) -> Surrogate:
-    """PPO: the smaller of r*A and clip(r)*A. `delta` bounds the ratio where A < 0 (dual clip), where the clip does not."""
+    """PPO's pessimistic choice, the smaller of r*A and its clipped form. `delta` bounds the ratio where A < 0 (dual clip)."""
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     loss = -(bounded * advantage).minimum(ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantage)
     low = ((ratio < 1 - epsilon) & (advantage < 0)).to(ratio.dtype)

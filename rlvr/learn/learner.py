@@ -124,14 +124,19 @@ class Learner:
                     steps += 1
                     broken += not math.isfinite(outcome[1])
                     loss, norm = loss + outcome[0], norm + outcome[1]
-        metrics = {"loss": loss / max(1, steps), "grad_norm": norm / max(1, steps), "learning_rate": self.scheduler.get_last_lr()[0]}
+        metrics: dict[str, float] = {
+            "loss": loss / max(1, steps),
+            "grad_norm": norm / max(1, steps),
+            "learning_rate": float(self.scheduler.get_last_lr()[0]),
+        }
         metrics |= {"optimizer_steps": float(steps - broken), "step/skipped": float(steps == 0), "step/skipped_minibatches": float(skipped)}
         metrics |= {"step/nonfinite": float(broken)} | tally.means(self.total) | self._account(step, tally)
         rewards = [e.reward for e in step.episodes if not e.meta.get("greedy")]
         algorithm.observe(rewards, metrics.get("kl"), self.total)
         if algorithm.needs_reference:
             metrics["beta"] = algorithm.beta
-        self.scheduler.step()
+        if steps > broken:  # a step that moved nothing does not move the schedule either
+            self.scheduler.step()
         self.policy.eval()
         return metrics
 
@@ -272,7 +277,7 @@ class Learner:
             logprobs: Tensor = self.policy(batch).logprobs
             return -logprobs.sum() / tokens if real else logprobs.sum() * 0.0
 
-        rate = self.scheduler.get_last_lr()[0]
+        rate = float(self.scheduler.get_last_lr()[0])
         loss, norm = self._descend(material, range(len(material.tokens)), loss_of)
         self.scheduler.step()
         self.policy.eval()

@@ -34,7 +34,7 @@ class ChunkedLogprobs(torch.autograd.Function):
     """log softmax(hidden @ weight.T / temperature) at the targets, with the logits made chunk by chunk, twice."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and (if asked) entropies, in float32."""
@@ -54,7 +54,7 @@ class ChunkedLogprobs(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
         """D logp = onehot - p;  d H = -p (log p + H)."""
         hidden, weight, bias, target, norms, entropies = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]

@@ -6,7 +6,7 @@ sampled = trained + masked + dropped, by reason.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -109,7 +109,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.sums: Counter[str] = Counter()
+        self.sums: defaultdict[str, float] = defaultdict(float)
         self.tokens = 0.0
         self.padded = 0.0
 
