@@ -12,7 +12,8 @@ No time limit wrapper is ever registered: it would end the episode outside, and 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import operator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,11 +23,10 @@ from rlvr.contracts import Environment, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.mdp import State, TokenMDP
-from rlvr.registry import Entry, entries, from_config
+from rlvr.registry import from_config
 from rlvr.task import Task, Verdict
 from rlvr.tokenizers import tokenizer_from
 
-Obs = Literal["dict", "ids", "onehot_ids"]
 OBSERVATIONS = ("dict", "ids", "onehot_ids")
 PROCEDURAL_TASKS = 2**31
 """How many tasks of an endless source a seed may choose from."""
@@ -72,23 +72,33 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self.observation_space = _space(obs, self.pad_id, self.mdp.max_length)
         self.state: State | None = None
         self.verdict: Verdict | None = None
+        # what is observed, kept up to date token by token; every observation is a copy
         self._ids = np.full(self.mdp.max_length, self.pad_id, dtype=np.int64)
+        self._attention = np.zeros(self.mdp.max_length, dtype=np.int8)
+        self._acted = np.zeros(self.mdp.max_length, dtype=np.int8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode: the task at `options["index"]`, or one drawn with the seeded generator."""
         super().reset(seed=seed)
+        unknown = next((key for key in options or {} if key != "index"), None)
+        if unknown is not None:
+            raise EnvError(f"reset() has no option {unknown!r}; {suggest(str(unknown), ('index',))}")
+        size = self.environment.size(self.split)
         index = (options or {}).get("index")
         if index is None:
-            size = self.environment.size(self.split)
-            index = int(self.np_random.integers(PROCEDURAL_TASKS if size is None else size))
+            index = self.np_random.integers(PROCEDURAL_TASKS if size is None else size)
+        elif not isinstance(index, int | np.integer) or index < 0 or (size is not None and index >= size):
+            raise EnvError(f"there is no task {index!r} in split {self.split!r}; allowed: 0 to {(size or PROCEDURAL_TASKS) - 1}")
         return self.begin(self.environment.task(self.split, int(index)))
 
     def begin(self, task: Task) -> tuple[Any, dict[str, Any]]:
         """Begin an episode of this very task."""
         self.state = self.mdp.start(task)
         self.verdict = None
-        self._ids[:] = self.pad_id
-        self._ids[: len(self.state.tokens)] = self.state.tokens
+        self._ids.fill(self.pad_id)
+        self._attention.fill(0)
+        self._acted.fill(0)
+        self._write(0)
         return self._observe(), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -103,12 +113,15 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         state = self.state
         if state is None or state.end is not None:
             raise EnvError("step() was called with no episode under way; call reset() first")
-        token = int(action)
-        if token != action or not 0 <= token < self.pad_id:
-            raise EnvError(f"action {action!r} is no token id; allowed: 0 to {self.pad_id - 1}")
+        try:
+            token = operator.index(action)
+        except TypeError:
+            token = -1
+        if not 0 <= token < self.pad_id:
+            raise EnvError(f"action {action!r} is no token id; allowed: whole numbers from 0 to {self.pad_id - 1}")
         before = len(state.tokens)
         self.mdp.advance(state, token)
-        self._ids[before : len(state.tokens)] = state.tokens[before:]
+        self._write(before)
         return state.end is not None
 
     def settle(self, verdict: Verdict) -> None:
@@ -139,20 +152,26 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         """Put the environment, and the verifier with it, away."""
         self.environment.close()
 
+    def _write(self, start: int) -> None:
+        """Bring what is observed up to date with the conversation from `start` on."""
+        assert self.state is not None
+        tokens, end = self.state.tokens, len(self.state.tokens)
+        if end == start + 1:  # the common case: one token, the policy's
+            self._ids[start], self._acted[start], self._attention[start] = tokens[start], 1, 1
+            return
+        self._ids[start:end] = tokens[start:]
+        self._acted[start:end] = self.state.acted[start:]
+        self._attention[start:end] = 1
+
     def _observe(self) -> Any:
         if self.obs != "dict":
             return self._ids.copy()
         assert self.state is not None
-        length = len(self.state.tokens)
-        loss_mask = np.zeros(self.mdp.max_length, dtype=np.int8)
-        loss_mask[:length] = self.state.acted
-        attention_mask = np.zeros(self.mdp.max_length, dtype=np.int8)
-        attention_mask[:length] = 1
         return {
             "input_ids": self._ids.copy(),
-            "attention_mask": attention_mask,
-            "loss_mask": loss_mask,
-            "length": np.array([length], dtype=np.int64),
+            "attention_mask": self._attention.copy(),
+            "loss_mask": self._acted.copy(),
+            "length": np.array([len(self.state.tokens)], dtype=np.int64),
         }
 
     def _info(self) -> dict[str, Any]:
@@ -183,32 +202,17 @@ def _space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:
     )
 
 
-def gym_id(name: str) -> str:
-    """The Gymnasium id of an environment.
-
-    >>> gym_id("guess_number")
-    'rlvr/GuessNumber-v0'
-    """
-    return f"rlvr/{''.join(part.capitalize() for part in name.replace('-', '_').split('_'))}-v0"
-
-
 def make_token_env(*, name: str, **kwargs: Any) -> TokenEnv:
     """What Gymnasium calls: settings that are not TokenEnv's own go to the environment."""
+    own, rest = token_env_settings(kwargs)
+    return TokenEnv(env={"name": name, **rest}, **own)
+
+
+def token_env_settings(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings parted into TokenEnv's own and those of the environment in it.
+
+    >>> token_env_settings({"obs": "ids", "digits": 2})
+    ({'obs': 'ids'}, {'digits': 2})
+    """
     own = {"tokenizer", "obs", "split", "max_new_tokens", "max_length", "on_length", "render_mode"}
-    settings = {key: value for key, value in kwargs.items() if key not in own}
-    return TokenEnv(env={"name": name, **settings}, **{key: value for key, value in kwargs.items() if key in own})
-
-
-def register_all() -> list[Entry]:
-    """Make every environment known to Gymnasium; reads metadata only, imports no plugin."""
-    found = [entry for entry in entries("env") if not entry.error]
-    for entry in found:
-        if gym_id(entry.name) not in gymnasium.registry:
-            gymnasium.register(
-                gym_id(entry.name),
-                entry_point="rlvr.env:make_token_env",
-                vector_entry_point="rlvr.vector:make_token_vector_env",
-                kwargs={"name": entry.name},
-                disable_env_checker=False,
-            )
-    return found
+    return {k: v for k, v in kwargs.items() if k in own}, {k: v for k, v in kwargs.items() if k not in own}

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlvr.contracts import Environment, Tokenizer
+from rlvr.contracts import Environment, Tokenizer, Verifier
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, EnvError
 from rlvr.task import Fault, Task, Verdict
@@ -52,6 +52,11 @@ class TokenMDP:
     def __init__(
         self, environment: Environment, tokenizer: Tokenizer, *, max_new_tokens: int | None = None, max_length: int | None = None
     ) -> None:
+        if not isinstance(environment, Environment) or not isinstance(getattr(environment, "verifier", None), Verifier):
+            raise ConfigError(
+                f"{environment!r:.80} cannot pose tasks; an environment derives from rlvr.Environment and sets self.verifier "
+                f"to an rlvr.Verifier"
+            )
         self.environment = environment
         self.tokenizer = tokenizer
         self.max_new_tokens = environment.max_new_tokens if max_new_tokens is None else max_new_tokens
@@ -98,6 +103,10 @@ class TokenMDP:
             raise EnvError(
                 f"tokens follow a stop id in a turn sampled for task {state.task.id!r}; the sampler's stop set is not the task's"
             )
+        if min(tokens) < 0 or max(tokens) >= self.tokenizer.vocab_size:
+            raise EnvError(
+                f"token ids from {min(tokens)} to {max(tokens)} for task {state.task.id!r}; allowed: 0 to {self.tokenizer.vocab_size - 1}"
+            )
         state.tokens += tokens[:-1]
         state.acted += [True] * (len(tokens) - 1)
         state.chosen += len(tokens) - 1
@@ -115,7 +124,8 @@ class TokenMDP:
             state.end = End.TERMINATED
             return
         ids = self.tokenizer.render_reply(reply)
-        if len(state.said) >= self.environment.max_turns or self.budget(state) <= len(ids) or state.chosen >= self.max_new_tokens:
+        room = self.max_length - len(state.tokens)  # the reply takes from the window, not from the policy's own tokens
+        if len(state.said) >= self.environment.max_turns or state.chosen >= self.max_new_tokens or room <= len(ids):
             state.end = End.TRUNCATED  # nothing could follow the reply, so it is not written
             return
         state.tokens += ids
