@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from transformers import get_scheduler
 
+from rlvr.algorithm import Algorithm, LossInputs
 from rlvr.algos import mismatch
 from rlvr.batch import Batch, Rows
-from rlvr.contracts import Algorithm, LossInputs
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.policy import Policy, without_dropout

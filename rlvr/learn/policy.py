@@ -54,8 +54,9 @@ class ChunkedLogprobs(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        """D logp = onehot - p;  d H = -p (log p + H)."""
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """The slopes: of log p, onehot - p; of the entropy H, -p (log p + H)."""
+        grad_logprobs, grad_entropies = grad_outputs
         hidden, weight, bias, target, norms, entropies = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from rlvr.algorithm import Algorithm
 from rlvr.algos.credit import Total, degenerate
 from rlvr.batch import Rows
-from rlvr.contracts import Algorithm
 from rlvr.episode import Episode
 
 Groups = Sequence[Sequence[Episode]]
