@@ -9,8 +9,8 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 """
 
 from rlvr._gymnasium import announce as _announce
+from rlvr.algorithm import Algorithm
 from rlvr.contracts import (
-    Algorithm,
     Completion,
     Environment,
     Example,

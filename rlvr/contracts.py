@@ -6,7 +6,7 @@ Five kinds of plugin exist. Each has one or two methods that matter:
     Verifier      verify(task, answer) -> Verdict      what is judged
     Sandbox       run(Program) -> Outcome              where foreign code runs
     Sampler       sample(prompts, ...) -> Completions  who answers
-    Algorithm     credit(group), loss(...)             what is learned from it
+    Algorithm     credit(groups), losses(inputs)       what is learned from it (in rlvr.algorithm)
 
 A plugin's constructor takes keyword arguments only; its signature is its configuration schema. `needs` names the other
 plugins it stands on, and the registry fills them in, so that no plugin ever imports another kind.
@@ -24,7 +24,7 @@ from rlvr.errors import ConfigError
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:  # torch is heavy and optional; the contracts are neither
-    from rlvr.episode import Episode
+    pass
 
 
 @runtime_checkable
@@ -333,11 +333,3 @@ class Sampler(Plugin, ABC):
 
     def load(self, model: Any, version: int) -> None:
         """Take over the trainer's weights. Samplers without weights (the scripted one) leave this alone."""
-
-
-class Algorithm(Plugin, ABC):
-    """Turns groups of episodes into gradients. `credit` is list arithmetic, `loss` is one weighted sum over tokens."""
-
-    @abstractmethod
-    def credit(self, groups: Sequence[Sequence[Episode]]) -> list[list[list[float]]]:
-        """Advantages for every token of every episode of every group (0.0 where the policy did not act)."""
