@@ -9,10 +9,11 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 """
 
 from rlvr._gymnasium import announce as _announce
+from rlvr.algorithm import Algorithm
 from rlvr.contracts import (
-    Algorithm,
     Completion,
     Environment,
+    Example,
     Limits,
     Outcome,
     Program,
@@ -39,6 +40,7 @@ __all__ = [
     "End",
     "Environment",
     "Episode",
+    "Example",
     "Fault",
     "Limits",
     "Message",

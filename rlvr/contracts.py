@@ -6,7 +6,7 @@ Five kinds of plugin exist. Each has one or two methods that matter:
     Verifier      verify(task, answer) -> Verdict      what is judged
     Sandbox       run(Program) -> Outcome              where foreign code runs
     Sampler       sample(prompts, ...) -> Completions  who answers
-    Algorithm     credit(group), loss(...)             what is learned from it
+    Algorithm     credit(groups), losses(inputs)       what is learned from it (in rlvr.algorithm)
 
 A plugin's constructor takes keyword arguments only; its signature is its configuration schema. `needs` names the other
 plugins it stands on, and the registry fills them in, so that no plugin ever imports another kind.
@@ -24,7 +24,7 @@ from rlvr.errors import ConfigError
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:  # torch is heavy and optional; the contracts are neither
-    from rlvr.episode import Episode
+    pass
 
 
 @runtime_checkable
@@ -79,6 +79,21 @@ class Plugin:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a verifier says about itself: answers that deserve the full score for a reference, and answers that deserve the least.
+
+    >>> Example(reference="95", right=("95", "95.0"), wrong=("59", "95 or 96")).right[0]
+    '95'
+    """
+
+    reference: Any
+    right: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """The task's `meta`, for verifiers that read it."""
+
+
 class Verifier(Plugin, ABC):
     """Judges one answer. Pure, or pure given a sandbox; callable from any thread.
 
@@ -88,6 +103,8 @@ class Verifier(Plugin, ABC):
 
     version: ClassVar[str] = "1"
     """Raised whenever a verdict may change; part of every cache key and of every run's record."""
+    examples: ClassVar[Sequence[Example]] = ()
+    """Cases that `check_verifier` holds the class to, with its default settings; at least one, with a right and a wrong answer."""
 
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
@@ -136,6 +153,12 @@ class Environment(Plugin, ABC):
     def answer(self, task: Task, said: Sequence[str]) -> str:
         """The text to be judged at the end. The default: the policy's last turn."""
         return said[-1] if said else ""
+
+    def close(self) -> None:
+        """Close the verifier too; an environment that holds more closes that as well."""
+        verifier = getattr(self, "verifier", None)
+        if verifier is not None and verifier is not self:
+            verifier.close()
 
 
 class Stop(StrEnum):
@@ -310,11 +333,3 @@ class Sampler(Plugin, ABC):
 
     def load(self, model: Any, version: int) -> None:
         """Take over the trainer's weights. Samplers without weights (the scripted one) leave this alone."""
-
-
-class Algorithm(Plugin, ABC):
-    """Turns groups of episodes into gradients. `credit` is list arithmetic, `loss` is one weighted sum over tokens."""
-
-    @abstractmethod
-    def credit(self, groups: Sequence[Sequence[Episode]]) -> list[list[list[float]]]:
-        """Advantages for every token of every episode of every group (0.0 where the policy did not act)."""

@@ -29,6 +29,7 @@ import rlvr
 from rlvr.config import RunConfig, check, differing
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
+from rlvr.mdp import last_acted
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "gymnasium", "numpy", "sympy", "vllm", "docker")
@@ -75,7 +76,7 @@ class RunLog:
         self._append("metrics.jsonl", [row])
         self._append("timings.jsonl", [timings])
 
-    def episodes(self, step: int, groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[float]]) -> None:
+    def episodes(self, step: int, groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[Sequence[float]]]) -> None:
         """Append one step's episodes."""
         self._append(
             "episodes.jsonl",
@@ -123,8 +124,8 @@ class RunLog:
         file.flush()
 
 
-def episode_row(step: int, episode: Episode, advantage: float) -> dict[str, Any]:
-    """One episode as plain JSON. `advantage` is that of its last token; the whole list follows from algorithm and group."""
+def episode_row(step: int, episode: Episode, advantages: Sequence[float]) -> dict[str, Any]:
+    """One episode as plain JSON. `advantage` is that of the policy's last token; the others follow from algorithm and group."""
     return {
         "step": step,
         **episode.meta,
@@ -132,7 +133,7 @@ def episode_row(step: int, episode: Episode, advantage: float) -> dict[str, Any]
         "group": episode.group,
         "text": episode.text,
         "reward": episode.reward,
-        "advantage": advantage,
+        "advantage": advantages[last_acted(episode.acted)] if advantages and any(episode.acted) else 0.0,
         "end": episode.end.value,
         "turns": episode.turns,
         "policy_version": episode.policy_version,
@@ -187,6 +188,6 @@ def write_episodes(folder: Path, episodes: Sequence[Episode], report: Mapping[st
     except OSError as error:
         raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error
     run = RunLog(folder)
-    run.episodes(0, [episodes], [[0.0] * len(episodes)])
+    run.episodes(0, [episodes], [[[]] * len(episodes)])
     run.write_json("report.json", report)
     run.close()
