@@ -8,13 +8,16 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 1.0
 """
 
+from rlvr._gymnasium import announce as _announce
+from rlvr.algorithm import Algorithm
 from rlvr.contracts import (
-    Algorithm,
     Completion,
     Environment,
+    Example,
     Limits,
     Outcome,
     Program,
+    Request,
     Sampler,
     Sampling,
     Sandbox,
@@ -29,17 +32,21 @@ from rlvr.task import Fault, Message, Task, Verdict, user
 
 __version__ = "0.1.0"
 
+_announce()
+
 __all__ = [
     "Algorithm",
     "Completion",
     "End",
     "Environment",
     "Episode",
+    "Example",
     "Fault",
     "Limits",
     "Message",
     "Outcome",
     "Program",
+    "Request",
     "RlvrError",
     "Sampler",
     "Sampling",

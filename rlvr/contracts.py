@@ -6,7 +6,7 @@ Five kinds of plugin exist. Each has one or two methods that matter:
     Verifier      verify(task, answer) -> Verdict      what is judged
     Sandbox       run(Program) -> Outcome              where foreign code runs
     Sampler       sample(prompts, ...) -> Completions  who answers
-    Algorithm     credit(group), loss(...)             what is learned from it
+    Algorithm     credit(groups), losses(inputs)       what is learned from it (in rlvr.algorithm)
 
 A plugin's constructor takes keyword arguments only; its signature is its configuration schema. `needs` names the other
 plugins it stands on, and the registry fills them in, so that no plugin ever imports another kind.
@@ -15,15 +15,16 @@ plugins it stands on, and the registry fills them in, so that no plugin ever imp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from rlvr.errors import ConfigError
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:  # torch is heavy and optional; the contracts are neither
-    from rlvr.episode import Episode
+    pass
 
 
 @runtime_checkable
@@ -78,6 +79,21 @@ class Plugin:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a verifier says about itself: answers that deserve the full score for a reference, and answers that deserve the least.
+
+    >>> Example(reference="95", right=("95", "95.0"), wrong=("59", "95 or 96")).right[0]
+    '95'
+    """
+
+    reference: Any
+    right: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """The task's `meta`, for verifiers that read it."""
+
+
 class Verifier(Plugin, ABC):
     """Judges one answer. Pure, or pure given a sandbox; callable from any thread.
 
@@ -87,6 +103,8 @@ class Verifier(Plugin, ABC):
 
     version: ClassVar[str] = "1"
     """Raised whenever a verdict may change; part of every cache key and of every run's record."""
+    examples: ClassVar[Sequence[Example]] = ()
+    """Cases that `check_verifier` holds the class to, with its default settings; at least one, with a right and a wrong answer."""
 
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
@@ -111,6 +129,10 @@ class Environment(Plugin, ABC):
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     max_turns: int = 1
     """How many times the policy may speak."""
+    max_prompt_tokens: int = 96
+    """Room for the prompt where nobody says otherwise; what a character tokenizer needs."""
+    max_new_tokens: int = 32
+    """Room for the policy's tokens, all turns together, where nobody says otherwise."""
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:
@@ -131,6 +153,12 @@ class Environment(Plugin, ABC):
     def answer(self, task: Task, said: Sequence[str]) -> str:
         """The text to be judged at the end. The default: the policy's last turn."""
         return said[-1] if said else ""
+
+    def close(self) -> None:
+        """Close the verifier too; an environment that holds more closes that as well."""
+        verifier = getattr(self, "verifier", None)
+        if verifier is not None and verifier is not self:
+            verifier.close()
 
 
 class Stop(StrEnum):
@@ -241,30 +269,47 @@ class Sandbox(Plugin, ABC):
 class Sampling:
     """How to sample. The log-probabilities handed back are under exactly this distribution.
 
-    >>> Sampling(max_tokens=32, temperature=1.0).top_p
+    >>> Sampling(temperature=1.0).top_p
     1.0
     """
 
-    max_tokens: int
     temperature: float = 1.0
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps the whole vocabulary."""
     stop_ids: frozenset[int] = frozenset()
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; at least 1 token must be allowed")
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ValueError(f"temperature {self.temperature} >= 0, 0 < top_p {self.top_p} <= 1 and top_k {self.top_k} >= 0 must hold")
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """One sampled turn: ids in, ids out, never re-tokenised. The stop id, when there is one, is the last token.
+class Request:
+    """One turn to sample: ids in. `seed` alone decides its randomness, whatever else is sampled beside it.
 
-    >>> Completion(tokens=[7, 9, 2], logprobs=[-0.5, -0.1, -0.01], finish="stop").finish
+    >>> Request(prompt=[1, 6, 2], max_tokens=8, seed=3).max_tokens
+    8
+    """
+
+    prompt: Sequence[int]
+    max_tokens: int
+    seed: int = 0
+    task: Task | None = None
+    """For samplers that read from a script; a model never sees it."""
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompt or self.max_tokens < 1:
+            raise ValueError(f"a request needs a prompt and room for a token, got {len(self.prompt)} and {self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled turn: ids out, never re-tokenised. The stop id, when there is one, is the last token.
+
+    >>> Completion(tokens=[7, 9, 0], logprobs=[-0.5, -0.1, -0.01], finish="stop").finish
     'stop'
     """
 
@@ -281,19 +326,29 @@ class Completion:
 
 
 class Sampler(Plugin, ABC):
-    """Answers prompts. A prompt is a list of token ids; several completions of one prompt are a group."""
+    """Answers prompts. Several requests with the same prompt are a group, and a sampler may compute that prompt once."""
+
+    policy_form: ClassVar[str] = ""
+    """How `rlvr eval --policy` addresses it, for example `hf:DIR`; empty when it cannot stand alone."""
+    tokenizer: str | None = None
+    """The tokenizer that its tokens belong to, where the sampler is the one to decide."""
+
+    @classmethod
+    def policy_settings(cls, rest: str) -> dict[str, Any]:
+        """The constructor's settings for `--policy NAME:rest`."""
+        raise ConfigError(f"{cls.__name__} cannot be used as a policy of its own")
 
     @abstractmethod
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]) -> list[Completion]:
-        """One completion for each prompt, in order. `seeds[i]` alone decides the randomness of completion i."""
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Each request's index with its completion, in the order in which they end: verification begins at once."""
 
-    def load(self, policy: Any, version: int) -> None:
+    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """All completions, in the order of the requests."""
+        found = dict(self.stream(requests, sampling))
+        return [found[i] for i in range(len(requests))]
+
+    def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
+        """Told once, before the first request, what the prompts are made of. Most samplers do not care."""
+
+    def load(self, model: Any, version: int) -> None:
         """Take over the trainer's weights. Samplers without weights (the scripted one) leave this alone."""
-
-
-class Algorithm(Plugin, ABC):
-    """Turns groups of episodes into gradients. `credit` is list arithmetic, `loss` is one weighted sum over tokens."""
-
-    @abstractmethod
-    def credit(self, groups: Sequence[Sequence[Episode]]) -> list[list[list[float]]]:
-        """Advantages for every token of every episode of every group (0.0 where the policy did not act)."""

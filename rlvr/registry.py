@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -108,7 +108,7 @@ def entries(kind: str) -> list[Entry]:
     k = kind_of(kind)
     found = {name: Entry(name, k.name, "rlvr", summary) for name, summary in _ours(k).items()}
     for name, points in _points(k.group).items():
-        owners = sorted({point.dist.name if point.dist else "?" for point in points} | ({"rlvr"} if name in found else set()))
+        owners = sorted({_owner(point.dist) for point in points} | ({"rlvr"} if name in found else set()))
         if len(owners) > 1:
             clash = f"{' and '.join(owners)} both claim {k.name} {name!r}; uninstall one, or name the object as path/to/file.py:Object"
             found[name] = Entry(name, k.name, " + ".join(owners), error=clash)
@@ -153,7 +153,7 @@ def load(kind: str, name: str) -> Callable[..., Any]:
         factory = entry.point.load()
     except MissingExtra:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
             f"{k.name} {name!r} of {entry.source} does not import: {type(error).__name__}: {error}; mend or uninstall that package"
         ) from error
@@ -243,10 +243,29 @@ def _ours(kind: Kind) -> dict[str, str]:
 
 
 def _points(group: str) -> dict[str, list[EntryPoint]]:
+    try:
+        points = list(entry_points(group=group))
+    except Exception:  # one package's malformed entry_points.txt must not hide everybody else's plugins
+        points = [point for dist in distributions() for point in _readable(dist) if point.group == group]
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=group):
-        found.setdefault(point.name, []).append(point)
+    for point in points:
+        if point.name not in (None, "") and point not in found.get(point.name, []):
+            found.setdefault(point.name, []).append(point)
     return found
+
+
+def _readable(dist: Distribution) -> list[EntryPoint]:
+    try:
+        return list(dist.entry_points)
+    except Exception:
+        return []
+
+
+def _owner(dist: Distribution | None) -> str:
+    try:
+        return str(dist.metadata["Name"] or "?") if dist else "?"
+    except Exception:
+        return "?"
 
 
 @lru_cache(maxsize=256)
@@ -274,7 +293,7 @@ def _from_file(kind: Kind, target: str) -> Callable[..., Any]:
         sys.modules[alias] = module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[alias]
             raise PluginError(f"{path} does not import: {type(error).__name__}: {error}; mend that file") from error
     return _factory(sys.modules[alias], attribute, kind, target)
@@ -315,7 +334,8 @@ def _factory(module: ModuleType, attribute: str, kind: Kind, name: str) -> Calla
 def _callable(factory: Any, kind: Kind, name: str) -> Callable[..., Any]:
     if not callable(factory):
         raise PluginError(f"{kind.name} {name!r} is {factory!r}; a plugin is a class or a function that takes keyword arguments")
-    return factory
+    plugin: Callable[..., Any] = factory
+    return plugin
 
 
 def _close(built: list[Any]) -> None:

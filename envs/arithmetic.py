@@ -1,0 +1,124 @@
+"""Multi-digit arithmetic, posed as `37+58=`: the smallest task on which a model visibly learns from verified reward.
+
+A level reads like a question: `2+2` is a two-digit number plus a two-digit number, `3*1` a three-digit number times a
+one-digit number. Which split a question belongs to is decided by the question itself, so nothing held out is ever trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+
+from rlvr.contracts import Environment, Verifier
+from rlvr.errors import ConfigError
+from rlvr.task import Task, user
+
+LEVEL = re.compile(r"([1-9])([+*-])([1-9])")
+HELD_OUT = 10  # one question in ten belongs to the test split
+TRIES = 100_000
+
+
+class Arithmetic(Environment):
+    """Add, subtract or multiply two numbers.
+
+    >>> import rlvr
+    >>> env = rlvr.make("env", "arithmetic", levels=["2+2"])
+    >>> env.task("train", 0).question                              # doctest: +SKIP
+    '37+58='
+    """
+
+    needs = {"verifier": "numeric"}
+
+    def __init__(
+        self,
+        *,
+        verifier: Verifier,
+        levels: Sequence[str] = ("1+1", "2+2", "2-2"),
+        seed: int = 0,
+        worked: bool = False,
+        instruction: str = "",
+    ) -> None:
+        """Choose what is asked.
+
+        Args:
+            verifier: judges the answer; it must find a bare number, and with `worked` one behind `#### `.
+            levels: digits of the first number, operation, digits of the second; each task draws one of them.
+            seed: another seed is another stream of tasks; the split of a question does not depend on it.
+            worked: whether the gold solution shows its steps before the answer.
+            instruction: a system message, for models that want one.
+        """
+        self.verifier = verifier
+        self.levels = [_level(text) for text in ([levels] if isinstance(levels, str) else levels)]
+        if not self.levels:
+            raise ConfigError("levels is empty; name at least one, such as levels=['2+2']")
+        self.seed, self.worked, self.instruction = seed, worked, instruction
+
+    def task(self, split: str, index: int) -> Task:
+        """The question at `index` of a stream that never ends."""
+        draw = random.Random(f"arithmetic/{self.seed}/{split}/{index}")
+        for _ in range(TRIES):
+            left_digits, sign, right_digits = draw.choice(self.levels)
+            left, right = _number(draw, left_digits), _number(draw, right_digits)
+            if split_of(left, sign, right) == split:
+                question = f"{left}{sign}{right}="
+                meta = {"level": f"{left_digits}{sign}{right_digits}", "left": left, "sign": sign, "right": right}
+                prompt = user(question, system=self.instruction)
+                return Task(f"arithmetic/{split}/{self.seed}.{index}", prompt, str(_value(left, sign, right)), meta)
+        raise ConfigError(f"arithmetic has no {split!r} questions at these levels; splits are {', '.join(self.splits)}")
+
+    def gold(self, task: Task) -> str:
+        """The answer, behind its steps when the environment is `worked`."""
+        if not self.worked:
+            return str(task.reference)
+        return "\n".join([*steps(task.meta["left"], task.meta["sign"], task.meta["right"]), f"#### {task.reference}"])
+
+
+def split_of(left: int, sign: str, right: int) -> str:
+    """Which split a question belongs to: a + b and b + a go together, so the test split is not the train split turned round."""
+    a, b = (left, right) if sign == "-" else (min(left, right), max(left, right))
+    digest = hashlib.blake2b(f"{a}{sign}{b}".encode(), digest_size=8).digest()
+    return "test" if int.from_bytes(digest, "big") % HELD_OUT == 0 else "train"
+
+
+def steps(left: int, sign: str, right: int) -> list[str]:
+    """The way to the answer, one place of the second number after the other.
+
+    >>> steps(37, "+", 58)
+    ['37+50=87', '87+8=95']
+    >>> steps(37, "*", 58)
+    ['37*50=1850', '37*8=296', '1850+296=2146']
+    """
+    places = [int(digit) * 10**place for place, digit in zip(range(len(str(right)) - 1, -1, -1), str(right), strict=True)]
+    parts = [part for part in places if part] or [0]
+    lines = []
+    if sign == "*":
+        lines = [f"{left}*{part}={left * part}" for part in parts]
+        total = left * parts[0]
+        for part in parts[1:]:
+            lines.append(f"{total}+{left * part}={total + left * part}")
+            total += left * part
+        return lines
+    for part in parts:
+        lines.append(f"{left}{sign}{part}={_value(left, sign, part)}")
+        left = _value(left, sign, part)
+    return lines
+
+
+def _level(text: object) -> tuple[int, str, int]:
+    found = LEVEL.fullmatch(text) if isinstance(text, str) else None
+    if not found:
+        raise ConfigError(f"level {text!r} is not digits, an operation (+, -, *), digits; write for example '2+2' or '3*1'")
+    return int(found[1]), found[2], int(found[3])
+
+
+def _number(draw: random.Random, digits: int) -> int:
+    return draw.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
+
+
+def _value(left: int, sign: str, right: int) -> int:
+    return left + right if sign == "+" else left - right if sign == "-" else left * right
+
+
+make = Arithmetic

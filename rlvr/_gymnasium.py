@@ -1,0 +1,88 @@
+"""Tells Gymnasium about our environments the moment both are imported, in either order.
+
+Importing Gymnasium (and numpy with it) takes most of the time that `rlvr --help` may take, so `import rlvr` does not do
+it; but `gymnasium.make("rlvr:rlvr/Arithmetic-v0")` must work whichever of the two was imported first.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import re
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+
+from rlvr.registry import Entry, entries
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""What Gymnasium can carry in an id."""
+
+
+def announce() -> None:
+    """Register every environment now if Gymnasium is here, and otherwise as soon as it comes."""
+    if "gymnasium" in sys.modules and hasattr(sys.modules["gymnasium"], "register"):
+        register_all()
+    elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher())
+
+
+def gym_id(name: str) -> str:
+    """The Gymnasium id of an environment.
+
+    >>> gym_id("guess_number")
+    'rlvr/GuessNumber-v0'
+    """
+    return f"rlvr/{''.join(part.capitalize() for part in name.replace('-', '_').split('_'))}-v0"
+
+
+def register_all() -> list[Entry]:
+    """Make every environment known to Gymnasium; reads metadata only, imports no plugin and not `rlvr.env` either."""
+    import gymnasium
+
+    found = []
+    for entry in entries("env"):
+        if entry.error or not NAME.fullmatch(entry.name):
+            continue  # it cannot be made under this name; `rlvr list envs` says why
+        found.append(entry)
+        if gym_id(entry.name) not in gymnasium.registry:
+            gymnasium.register(
+                gym_id(entry.name),
+                entry_point="rlvr.env:make_token_env",
+                vector_entry_point="rlvr.vector:make_token_vector_env",
+                kwargs={"name": entry.name},
+            )
+    return found
+
+
+class _Watcher(MetaPathFinder):
+    """Waits for `import gymnasium`, lets it happen as always, registers, and is gone."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "gymnasium":
+            return None
+        for finder in sys.meta_path:  # asking where Gymnasium is does not import it: stay until it is imported
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _ThenRegister(spec.loader, self)
+                return spec
+        return None
+
+
+class _ThenRegister(Loader):
+    def __init__(self, loader: Loader, watcher: _Watcher) -> None:
+        self.loader, self.watcher = loader, watcher
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
+        self.loader.exec_module(module)
+        if self.watcher in sys.meta_path:
+            sys.meta_path.remove(self.watcher)
+        register_all()

@@ -1,0 +1,163 @@
+"""Credit: from the rewards of groups of episodes to one advantage per token. List arithmetic, no tensors.
+
+Four steps, each a choice of the preset:
+
+    returns     outcome: the whole reward stands at every token; to_go: only what comes later counts
+    baseline    none, running mean, group mean, leave one out, the greedy answer's reward
+    scale       none, by the group's standard deviation (Bessel), by the batch's
+    whiten      none, over all tokens, over all samples (of all processes)
+
+A reward of None (no verdict, a failed episode) is left out of every mean and gets advantage 0; it is never read as 0.
+Generalised advantage estimation needs a critic and stands in `values`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rlvr.episode import Episode
+
+TOLERANCE = 1e-6
+"""Rewards nearer to each other than this are equal: seven times 0.95 must not become seven advantages of noise."""
+
+Rewards = Sequence[float | None]
+Total = Callable[[Sequence[float]], list[float]]
+"""Adds numbers up over all processes."""
+
+
+def alone(numbers: Sequence[float]) -> list[float]:
+    """The total of a run with one process: the numbers themselves."""
+    return list(numbers)
+
+
+def present(rewards: Rewards) -> list[float]:
+    """The rewards that exist."""
+    return [reward for reward in rewards if reward is not None]
+
+
+def degenerate(rewards: Rewards) -> bool:
+    """Whether a group teaches nothing: fewer than two scored members, or no spread.
+
+    >>> degenerate([1.0, None]), degenerate([0.95, 0.95 + 1e-9]), degenerate([0.0, 1.0])
+    (True, True, False)
+    """
+    scored = present(rewards)
+    return len(scored) < 2 or max(scored) - min(scored) <= TOLERANCE * max(1.0, max(map(abs, scored)))
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation with Bessel's correction; 0 for fewer than two values.
+
+    >>> deviation([0.0, 1.0])
+    0.7071067811865476
+    """
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+def centred(rewards: Rewards) -> list[float]:
+    """Each reward less the mean of its group.
+
+    >>> centred([1.0, 0.0, None])
+    [0.5, -0.5, 0.0]
+    """
+    if degenerate(rewards):
+        return [0.0] * len(rewards)
+    scored = present(rewards)
+    mean = math.fsum(scored) / len(scored)
+    return [0.0 if reward is None else reward - mean for reward in rewards]
+
+
+def leave_one_out(rewards: Rewards) -> list[float]:
+    """Each reward less the mean of the *other* members, which keeps the gradient unbiased (RLOO).
+
+    >>> leave_one_out([1.0, 0.0, 0.0])
+    [1.0, -0.5, -0.5]
+    """
+    count = len(present(rewards))
+    return [a * count / (count - 1) if count > 1 else 0.0 for a in centred(rewards)]
+
+
+def less(rewards: Rewards, baseline: float) -> list[float]:
+    """Each reward less one number."""
+    return [0.0 if reward is None else reward - baseline for reward in rewards]
+
+
+def scaled(groups: Sequence[Rewards], advantages: list[list[float]], how: str, epsilon: float, total: Total = alone) -> list[list[float]]:
+    """Divide the advantages by the spread of the rewards: of each group, or of the whole batch."""
+    if how == "group":
+        return [[a / (deviation(present(g)) + epsilon) for a in row] for g, row in zip(groups, advantages, strict=True)]
+    if how == "batch":
+        rewards = [r for g in groups for r in present(g)]
+        _, spread, count = moments(rewards, total)
+        spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
+        return [[a / (spread + epsilon) for a in row] for row in advantages]
+    return advantages
+
+
+def moments(values: Sequence[float], total: Total = alone) -> tuple[float, float, float]:
+    """Mean, population standard deviation and count over all processes.
+
+    >>> moments([1.0, 3.0])
+    (2.0, 1.0, 2.0)
+    """
+    count, added = total([float(len(values)), math.fsum(values)])
+    if not count:
+        return 0.0, 0.0, 0.0
+    mean = added / count
+    [squares] = total([math.fsum((v - mean) ** 2 for v in values)])
+    return mean, math.sqrt(squares / count), count
+
+
+def whitened(values: Sequence[float], total: Total = alone) -> list[float]:
+    """Mean 0 and deviation 1 over all processes; all zeros where there is no spread."""
+    mean, spread, _ = moments(values, total)
+    if spread <= 1e-8:
+        return [0.0] * len(values)
+    return [(v - mean) / spread for v in values]
+
+
+def normalised_sum(parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str, float], epsilon: float) -> list[list[float]]:
+    """GDPO: normalise each named reward in its group, then add them up by weight.
+
+    >>> normalised_sum({"math": [[1.0, 0.0]]}, {"math": 2.0}, 0.0)
+    [[1.414213562373095, -1.414213562373095]]
+    """
+    rows = [scaled(groups, [centred(g) for g in groups], "group", epsilon) for groups in parts.values()]
+    factors = [weights[name] for name in parts]
+    return [
+        [math.fsum(f * a for f, a in zip(factors, member, strict=True)) for member in zip(*group, strict=True)]
+        for group in zip(*rows, strict=True)
+    ]
+
+
+def net_rewards(episode: Episode, penalty: Sequence[float] | None = None) -> list[float]:
+    """The rewards per token, less a penalty (the KL of each token, already times beta)."""
+    if penalty is None:
+        return list(episode.rewards)
+    return [reward - p for reward, p in zip(episode.rewards, penalty, strict=True)]
+
+
+def to_go(episode: Episode, rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
+    """At each acted token, the rewards from there on; tokens of the environment pass the sum on and take no step of discount.
+
+    >>> from rlvr.episode import End
+    >>> e = Episode("t", "g", [1, 2, 3], [False, True, True], [0.0] * 3, [0.0, 0.0, 1.0], End.TERMINATED)
+    >>> to_go(e, e.rewards)
+    [0.0, 1.0, 1.0]
+    """
+    running, out = 0.0, [0.0] * len(rewards)
+    for t in range(len(rewards) - 1, -1, -1):
+        if episode.acted[t]:
+            running = out[t] = rewards[t] + gamma * running
+        else:
+            running += rewards[t]
+    return out
+
+
+def over_tokens(episode: Episode, advantage: float) -> list[float]:
+    """One advantage for a whole episode, written at every acted token."""
+    return [advantage if acted else 0.0 for acted in episode.acted]

@@ -1,0 +1,52 @@
+"""KL: how far the policy stands from the reference, token by token, and how hard it is pulled back.
+
+With D = l - l_ref on tokens that the policy sampled:
+
+    k1 = D                     unbiased value; as a loss its expected gradient is zero, so it is allowed in the reward only
+    k2 = D^2 / 2               biased value; as a loss its expected gradient is that of KL(policy || reference)
+    k3 = exp(-D) + D - 1       unbiased, never negative; as a loss its gradient is that of KL(reference || policy)
+    k3_ratio = r * k3          with the ratio's own gradient: that of KL(policy || reference) again
+
+Only tensor methods are used, so this module needs no import of torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ESTIMATORS = ("k1", "k2", "k3", "k3_ratio")
+
+
+def estimate(new: Tensor, reference: Tensor, kind: str, ratio: Tensor | None = None) -> Tensor:
+    """The estimator's value at each token. `ratio` is the token-level importance ratio, with its gradient."""
+    difference = new - reference
+    if kind == "k1":
+        return difference
+    if kind == "k2":
+        return difference.square() / 2
+    if kind not in ESTIMATORS:
+        raise ValueError(f"kl_estimator is {kind!r}; allowed: {', '.join(ESTIMATORS)}")
+    k3 = (-difference).clamp(-20, 20).exp() + difference - 1
+    return k3 if kind == "k3" or ratio is None else ratio * k3
+
+
+class Controller:
+    """Beta, fixed or steered toward a target KL (the adaptive controller of Ziegler et al., 1909.08593).
+
+    >>> c = Controller(0.1, target=1.0, horizon=10)
+    >>> c.observe(2.0, 10)
+    >>> round(c.beta, 3)
+    0.12
+    """
+
+    def __init__(self, beta: float, *, target: float | None = None, horizon: int = 10_000) -> None:
+        self.beta, self.target, self.horizon = beta, target, horizon
+
+    def observe(self, kl: float, samples: int) -> None:
+        """After a step: raise beta where the KL is above the target, lower it below."""
+        if self.target is not None:
+            error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+            self.beta *= 1.0 + error * samples / self.horizon

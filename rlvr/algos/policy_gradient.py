@@ -1,0 +1,261 @@
+"""PolicyGradient: the one algorithm behind all presets, put together from its five parts.
+
+    credit       -> rewards to advantages     (credit, values)
+    surrogate    -> ratio, clip or gate       (surrogate, mismatch)
+    KL           -> in the reward or the loss (kl)
+    aggregation  -> the weight of each row    (aggregate)
+    value        -> the critic's loss         (values)
+
+Torch is not imported: tensors come in and are used by their methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from rlvr.algorithm import Algorithm, LossInputs
+from rlvr.algos import aggregate, credit, kl, mismatch, surrogate, values
+from rlvr.algos.credit import Rewards, Total, alone
+from rlvr.algos.settings import Settings, active
+from rlvr.episode import End, Episode
+from rlvr.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Nested = Sequence[Sequence[Sequence[float]]]
+
+
+class PolicyGradient(Algorithm):
+    """An algorithm of the family REINFORCE ... SAPO, given by its settings.
+
+    >>> PolicyGradient("mine", Settings(scale_rewards="none")).needs_reference
+    False
+    """
+
+    def __init__(self, name: str, settings: Settings, *, preset: Settings | None = None, formula: str = "", paper: str = "") -> None:
+        self.name, self.settings, self.preset = name, settings, preset or settings
+        self.formula, self.paper = formula, paper
+        s = settings
+        self.num_iterations = s.num_iterations
+        self.needs_reference = s.beta > 0
+        self.needs_value = s.baseline == "value"
+        self.needs_entropy = s.entropy_coef != 0
+        self.needs_greedy = s.baseline == "greedy"
+        self.penalises_reward = s.beta > 0 and s.kl_in == "reward"
+        self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
+        self.bypass = s.old_from_sampler
+        self.controller = kl.Controller(s.beta, target=s.kl_target, horizon=s.kl_horizon)
+        self._running, self._seen = 0.0, 0.0
+
+    @property
+    def beta(self) -> float:
+        """The KL coefficient in force now."""
+        return self.controller.beta
+
+    def describe(self) -> list[tuple[str, Any, bool]]:
+        """Every setting that does something, its value, and whether it differs from the preset."""
+        live = active(self.settings)
+        rows = ((f.name, getattr(self.settings, f.name), getattr(self.preset, f.name)) for f in fields(Settings))
+        return [(name, value, value != usual) for name, value, usual in rows if live.get(name, True)]
+
+    # ---- credit ---------------------------------------------------------------------------------------------------
+
+    def credit(
+        self, groups: Sequence[Sequence[Episode]], *, penalties: Nested | None = None, values: Nested | None = None, total: Total = alone
+    ) -> list[list[list[float]]]:
+        """Advantages for every token; 0.0 where the policy did not act and for whatever has no score."""
+        net = [
+            [credit.net_rewards(e, penalties[g][i] if penalties else None) for i, e in enumerate(group)] for g, group in enumerate(groups)
+        ]
+        if self.needs_value:
+            if values is None:
+                raise ConfigError("an algorithm with baseline=value needs the critic's values")
+            raw = self._gae(groups, net, values)
+        elif self.settings.returns == "to_go":
+            raw = self._to_go(groups, net)
+        else:
+            scalars = self._outcomes(groups, net, total)
+            raw = [[credit.over_tokens(e, a) for e, a in zip(g, row, strict=True)] for g, row in zip(groups, scalars, strict=True)]
+        return self._white_tokens(groups, raw, total) if self.settings.whiten == "tokens" else raw
+
+    def value_targets(self, groups: Sequence[Sequence[Episode]], *, penalties: Nested | None, values: Nested) -> list[list[list[float]]]:
+        """What the critic should have said: advantage + value, before any whitening."""
+        net = [
+            [credit.net_rewards(e, penalties[g][i] if penalties else None) for i, e in enumerate(group)] for g, group in enumerate(groups)
+        ]
+        raw = self._gae(groups, net, values)
+        return [
+            [[a + v for a, v in zip(row, seen, strict=True)] for row, seen in zip(group, known, strict=True)]
+            for group, known in zip(raw, values, strict=True)
+        ]
+
+    def _outcomes(self, groups: Sequence[Sequence[Episode]], net: Nested, total: Total) -> list[list[float]]:
+        """One advantage per episode."""
+        s = self.settings
+        rewards: list[Rewards] = [
+            [sum(row) if self.counts(e) else None for e, row in zip(group, rows, strict=True)]
+            for group, rows in zip(groups, net, strict=True)
+        ]
+        if s.normalize_then_sum:
+            rows = credit.normalised_sum(self._parts(groups, rewards), s.reward_weights or {"reward": 1.0}, s.advantage_epsilon)
+        else:
+            rows = credit.scaled(rewards, self._baselined(groups, rewards), s.scale_rewards, s.advantage_epsilon, total)
+        if s.whiten == "samples":
+            flat = [a for group, row in zip(rewards, rows, strict=True) for r, a in zip(group, row, strict=True) if r is not None]
+            fresh = iter(credit.whitened(flat, total))
+            rows = [[0.0 if r is None else next(fresh) for r in group] for group in rewards]
+        return rows
+
+    def _baselined(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards]) -> list[list[float]]:
+        how = self.settings.baseline
+        if how == "group":
+            return [credit.centred(group) for group in rewards]
+        if how == "leave_one_out":
+            return [credit.leave_one_out(group) for group in rewards]
+        if how == "greedy":
+            baselines = [greedy_reward(group) for group in groups]
+            return [[0.0] * len(g) if b is None else credit.less(g, b) for g, b in zip(rewards, baselines, strict=True)]
+        return [credit.less(group, self._running if how == "running" else 0.0) for group in rewards]
+
+    def _parts(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards]) -> dict[str, list[Rewards]]:
+        names = list(self.settings.reward_weights)
+        if not names:
+            return {"reward": list(rewards)}
+        for episode in (e for group in groups for e in group if self.counts(e) and e.verdict is not None):
+            lost = [name for name in names if episode.verdict is not None and name not in episode.verdict.parts]
+            if lost:
+                have = ", ".join(episode.verdict.parts) if episode.verdict and episode.verdict.parts else "none"
+                raise ConfigError(f"reward_weights names {lost[0]!r}, but the verdict of {episode.task_id} has the parts: {have}")
+        return {
+            name: [[e.verdict.parts[name] if self.counts(e) and e.verdict else None for e in group] for group in groups] for name in names
+        }
+
+    def _to_go(self, groups: Sequence[Sequence[Episode]], net: Nested) -> list[list[list[float]]]:
+        """Reward to go at each token, less one number per episode."""
+        rewards: list[Rewards] = [
+            [sum(row) if self.counts(e) else None for e, row in zip(group, rows, strict=True)]
+            for group, rows in zip(groups, net, strict=True)
+        ]
+        shifted = self._baselined(groups, rewards)
+        out = []
+        for group, rows, values_, moved in zip(groups, net, rewards, shifted, strict=True):
+            lone = self.settings.baseline in ("group", "leave_one_out") and credit.degenerate(values_)
+            out.append(
+                [
+                    [0.0] * len(row)
+                    if r is None or (lone and not self.penalises_reward)
+                    else [
+                        g - (r - a) if acted else 0.0 for g, acted in zip(credit.to_go(e, row, self.settings.gamma), e.acted, strict=True)
+                    ]
+                    for e, row, r, a in zip(group, rows, values_, moved, strict=True)
+                ]
+            )
+        return out
+
+    def _gae(self, groups: Sequence[Sequence[Episode]], net: Nested, known: Nested) -> list[list[list[float]]]:
+        s = self.settings
+        return [
+            [
+                values.gae(e.acted, row, seen, s.gamma, s.lam) if self.counts(e) else [0.0] * len(row)
+                for e, row, seen in zip(group, rows, group_values, strict=True)
+            ]
+            for group, rows, group_values in zip(groups, net, known, strict=True)
+        ]
+
+    def _white_tokens(self, groups: Sequence[Sequence[Episode]], raw: list[list[list[float]]], total: Total) -> list[list[list[float]]]:
+        flat = [
+            a
+            for group, rows in zip(groups, raw, strict=True)
+            for e, row in zip(group, rows, strict=True)
+            if self.trains(e)
+            for a, acted in zip(row, e.acted, strict=True)
+            if acted
+        ]
+        fresh = iter(credit.whitened(flat, total))
+        return [[[next(fresh) if acted and self.trains(e) else 0.0 for acted in e.acted] for e in group] for group in groups]
+
+    def counts(self, episode: Episode) -> bool:
+        """Whether an episode's reward takes part in the credit: it has a score, and is no greedy baseline."""
+        return episode.scored and not (self.needs_greedy and bool(episode.meta.get("greedy")))
+
+    def trains(self, episode: Episode) -> bool:
+        """Whether its tokens may train as well: overlong filtering masks an answer that was cut off, and keeps its reward."""
+        return self.counts(episode) and not (self.settings.mask_truncated_completions and episode.end is End.TRUNCATED)
+
+    # ---- loss -----------------------------------------------------------------------------------------------------
+
+    def row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, total: Total = alone) -> list[float]:
+        """The weight of each row's tokens over one optimizer step."""
+        s = self.settings
+        divisor = s.max_completion_length or max_length
+        if s.loss_aggregation == "seq-mean-token-sum-norm" and not divisor:
+            raise ConfigError("loss_aggregation seq-mean-token-sum-norm divides by a constant; set max_completion_length")
+        return aggregate.row_weights(lengths, prompts, s.loss_aggregation, max_length=divisor, total=total)
+
+    def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Policy term, KL, entropy and value term of each token, in one number each."""
+        s, x = self.settings, inputs
+        log_ratio = surrogate.log_ratio(x.new, x.old, x.rows, x.count, s.importance_sampling_level)
+        policy = self._surrogate(log_ratio.exp(), x)
+        loss = policy.loss
+        if s.importance_sampling_correction != "none":
+            cap, floor = s.importance_sampling_cap, s.importance_sampling_floor
+            loss = loss * mismatch.correction(x.old, x.sampler, x.rows, x.count, s.importance_sampling_correction, cap=cap, floor=floor)
+        region = (policy.low + policy.high).detach()
+        figures = {
+            "policy_loss": loss.detach(),
+            "clip_ratio/low_mean": policy.low.detach(),
+            "clip_ratio/high_mean": policy.high.detach(),
+            "clip_ratio/region_mean": region,
+        }
+        if x.reference is not None:
+            ratio = (x.new - x.old).clamp(-surrogate.LOG_RATIO_LIMIT, surrogate.LOG_RATIO_LIMIT).exp()
+            figures["kl"] = kl.estimate(x.new.detach(), x.reference, "k3")
+            if s.kl_in == "loss" and self.beta:
+                loss = loss + self.beta * kl.estimate(x.new, x.reference, s.kl_estimator, ratio)
+        if x.entropy is not None:
+            figures["entropy"] = x.entropy.detach()
+            if s.entropy_coef:
+                loss = loss - s.entropy_coef * x.entropy
+        if x.values is not None and x.returns is not None and x.old_values is not None:
+            error = values.value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
+            figures["value_loss"] = error.detach()
+            loss = loss + s.vf_coef * error
+        return loss, figures
+
+    def _surrogate(self, ratio: Tensor, x: LossInputs) -> surrogate.Surrogate:
+        s = self.settings
+        if s.loss_type == "clip":
+            return surrogate.clip(ratio, x.advantages, s.epsilon, s.upper, s.delta)
+        if s.loss_type == "cispo":
+            return surrogate.cispo(ratio, x.advantages, x.new, s.ratio_max)
+        if s.loss_type == "sapo":
+            return surrogate.sapo(ratio, x.advantages, s.sapo_temperature_pos, s.sapo_temperature_neg)
+        return surrogate.reinforce(ratio, x.advantages, x.new, s.ratio_max)
+
+    # ---- what outlives a step -------------------------------------------------------------------------------------
+
+    def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
+        """After a step: move the running baseline and the adaptive beta."""
+        added, count = total([sum(rewards), float(len(rewards))])
+        if self.settings.baseline == "running" and count:
+            self._seen = 0.9 * self._seen + 0.1
+            self._running += (added / count - self._running) * 0.1 / self._seen
+        if kl_value is not None:
+            self.controller.observe(kl_value, round(count))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running baseline and the beta in force."""
+        return {"beta": self.controller.beta, "running": self._running, "seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.controller.beta, self._running, self._seen = float(state["beta"]), float(state["running"]), float(state["seen"])
+
+
+def greedy_reward(group: Sequence[Episode]) -> float | None:
+    """The reward of the group's greedy answer, if there is a scored one."""
+    return next((e.reward for e in group if e.meta.get("greedy") and e.scored), None)

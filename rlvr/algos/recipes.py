@@ -1,0 +1,190 @@
+"""Recipes: the algorithms of the literature, each a row of one table. `rlvr show algorithm gspo` prints one.
+
+A row names the five parts and every number that differs from `Settings`' defaults, which are GRPO's.
+No row needs torch to be read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rlvr.algos.policy_gradient import PolicyGradient
+from rlvr.algos.settings import Settings, active, coerced
+from rlvr.errors import ConfigError, NotFound, suggest
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """One algorithm: where it comes from, what it computes, and its settings.
+
+    >>> PRESETS["dr_grpo"].settings.scale_rewards
+    'none'
+    """
+
+    summary: str
+    paper: str
+    """The arXiv id."""
+    formula: str
+    settings: Settings
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The five parts, by name."""
+        s = self.settings
+        scale = "" if s.scale_rewards == "none" else f" / {s.scale_rewards} deviation"
+        white = "" if s.whiten == "none" else f", whitened over {s.whiten}"
+        return {
+            "advantage": f"{s.returns}, baseline {s.baseline}{scale}{white}",
+            "ratio": f"{s.importance_sampling_level}, {s.loss_type}",
+            "kl": f"{s.kl_estimator} in the {s.kl_in}, beta {s.beta:g}" if s.beta else "none",
+            "aggregation": s.loss_aggregation,
+            "value": f"critic, gamma {s.gamma:g}, lambda {s.lam:g}" if s.baseline == "value" else "none",
+        }
+
+
+TRUE_GRADIENT: dict[str, Any] = {"loss_type": "reinforce", "loss_aggregation": "seq-mean-token-sum", "scale_rewards": "none"}
+
+PRESETS: Mapping[str, Preset] = {
+    "reinforce": Preset(
+        "REINFORCE: the policy gradient as it stands, no baseline",
+        "10.1007/BF00992696",
+        "L = -(1/B) sum_i sum_t R_i l_it",
+        Settings(baseline="none", **TRUE_GRADIENT),
+    ),
+    "reinforce_baseline": Preset(
+        "REINFORCE with the running mean of past rewards as baseline",
+        "10.1007/BF00992696",
+        "L = -(1/B) sum_i sum_t (R_i - b) l_it,  b = mean of earlier steps",
+        Settings(baseline="running", **TRUE_GRADIENT),
+    ),
+    "reinforce_pp": Preset(
+        "REINFORCE++: reward to go with k1 in the reward, whitened over the batch's tokens, PPO clip, no critic",
+        "2501.03262",
+        "A_t = whiten(sum_{k>=t} r_k),  L = (1/N) sum -min(r A, clip(r) A)",
+        Settings(
+            returns="to_go", baseline="none", scale_rewards="none", whiten="tokens", loss_aggregation="token-mean",
+            beta=0.01, kl_estimator="k1", kl_in="reward",
+        ),
+    ),
+    "reinforce_pp_baseline": Preset(
+        "REINFORCE++-baseline: reward less the group mean, whitened over the batch's tokens, k2 in the loss",
+        "2501.03262",
+        "A = whiten(R - mean_g),  L = (1/N) sum -min(r A, clip(r) A) + beta k2",
+        Settings(scale_rewards="none", whiten="tokens", loss_aggregation="token-mean", beta=0.01, kl_estimator="k2"),
+    ),
+    "remax": Preset(
+        "ReMax: the reward of the greedy answer is the baseline",
+        "2310.10505",
+        "L = -(1/B) sum_i sum_t (R_i - R_greedy) l_it",
+        Settings(returns="to_go", baseline="greedy", **TRUE_GRADIENT),
+    ),
+    "rloo": Preset(
+        "RLOO: the mean of the other answers is the baseline, the whole answer is one action",
+        "2402.14740",
+        "A_i = R_i - mean_{j != i} R_j,  L = -(1/B) sum_i min(s A, clip(s) A),  s = exp(sum_t l - l_old)",
+        Settings(
+            baseline="leave_one_out", scale_rewards="none", importance_sampling_level="completion",
+            beta=0.05, kl_estimator="k1", kl_in="reward",
+        ),
+    ),
+    "ppo": Preset(
+        "PPO with a critic: GAE, clipped policy and value losses, k1 in the reward",
+        "1707.06347",
+        "A = whiten(GAE(gamma, lambda)),  L = (1/N) sum -min(r A, clip(r) A) + vf_coef * 0.5 max((V-R)^2, (V_clip-R)^2)",
+        Settings(
+            baseline="value", scale_rewards="none", whiten="tokens", loss_aggregation="token-mean",
+            beta=0.05, kl_estimator="k1", kl_in="reward", num_iterations=4,
+        ),
+    ),
+    "grpo": Preset(
+        "GRPO: rewards normalised in their group, PPO clip, mean over answers of the mean over tokens",
+        "2402.03300",
+        "A_i = (R_i - mean_g) / (std_g + 1e-4),  L = (1/B) sum_i (1/T_i) sum_t -min(r A, clip(r) A) + beta KL",
+        Settings(),
+    ),
+    "dr_grpo": Preset(
+        "Dr.GRPO: GRPO without the deviation and with a constant length divisor, so neither biases the gradient",
+        "2503.20783",
+        "A_i = R_i - mean_g,  L = (1/(B L_max)) sum_i sum_t -min(r A, clip(r) A)",
+        Settings(scale_rewards="none", loss_aggregation="seq-mean-token-sum-norm"),
+    ),
+    "dapo": Preset(
+        "DAPO: a higher upper clip, every token counts the same, answers that were cut off are masked",
+        "2503.14476",
+        "A_i = (R_i - mean_g) / (std_g + 1e-4),  L = (1/N) sum -min(r A, clip(r, 0.8, 1.28) A)",
+        Settings(epsilon_high=0.28, loss_aggregation="token-mean", mask_truncated_completions=True),
+    ),
+    "gspo": Preset(
+        "GSPO: one ratio per answer, the geometric mean of its tokens', clipped tightly",
+        "2507.18071",
+        "s_i = exp((1/T_i) sum_t l - l_old),  L = (1/B) sum_i -min(s A, clip(s) A)",
+        Settings(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
+    ),
+    "gspo_token": Preset(
+        "GSPO-token: GSPO's ratio with a gradient of each token's own",
+        "2507.18071",
+        "s_it = sg(s_i) exp(l - sg(l)),  L = (1/B) sum_i (1/T_i) sum_t -min(s A, clip(s) A)",
+        Settings(importance_sampling_level="sequence_token", epsilon=3e-4, epsilon_high=4e-4),
+    ),
+    "cispo": Preset(
+        "CISPO: a capped, detached ratio weighs the log-probability, so no token loses its gradient",
+        "2506.13585",
+        "L = (1/N) sum -sg(min(r, 5)) A l",
+        Settings(loss_type="cispo", loss_aggregation="token-mean"),
+    ),
+    "sapo": Preset(
+        "SAPO: a soft sigmoid gate in place of the clip",
+        "2511.20347",
+        "f(r) = (4/tau) sigmoid(tau (r - 1)),  L = (1/B) sum_i (1/T_i) sum_t -f(r) A",
+        Settings(loss_type="sapo"),
+    ),
+    "gdpo": Preset(
+        "GDPO: each named reward normalised in its group, then added up and whitened over the batch's answers",
+        "2601.05242",
+        "A = whiten(sum_k w_k (R^k - mean_g) / (std_g + 1e-4)),  GRPO's loss",
+        Settings(normalize_then_sum=True, whiten="samples"),
+    ),
+}  # fmt: skip
+
+
+def factory(name: str) -> Callable[..., PolicyGradient]:
+    """The builder of one preset: keyword settings with the preset's values as defaults.
+
+    >>> factory("grpo")(epsilon=0.1).settings.epsilon
+    0.1
+    """
+    if name not in PRESETS:
+        raise NotFound(f"no algorithm is called {name!r}; {suggest(name, PRESETS)}")
+    preset = PRESETS[name]
+
+    def make(**overrides: Any) -> PolicyGradient:
+        values = {f.name: getattr(preset.settings, f.name) for f in fields(Settings)}
+        unknown = next((key for key in overrides if key not in values), None)
+        if unknown is not None:
+            raise ConfigError(f"algorithm {name!r} has no setting {unknown!r}; {suggest(unknown, values)}")
+        given = {key: coerced(key, value) for key, value in overrides.items()}
+        settings = Settings(**(values | given))
+        live = active(settings)
+        for key, value in given.items():
+            if not live.get(key, True) and value != values[key]:
+                raise ConfigError(f"{key}={value!r} would do nothing here ({_why(key, settings)}); leave it out")
+        return PolicyGradient(name, settings, preset=preset.settings, formula=preset.formula, paper=preset.paper)
+
+    make.__doc__ = f"{preset.summary} (arXiv {preset.paper})."
+    make.__name__ = name
+    make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(preset.settings, f.name), annotation=f.type)
+            for f in fields(Settings)
+        ]
+    )
+    return make
+
+
+def _why(key: str, s: Settings) -> str:
+    if key.startswith("kl_"):
+        return "beta is 0"
+    return f"loss_type={s.loss_type}, baseline={s.baseline}, loss_aggregation={s.loss_aggregation}"

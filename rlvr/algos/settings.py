@@ -1,0 +1,231 @@
+"""Settings: every choice and every number of a policy-gradient algorithm, checked together, under TRL's names.
+
+A preset is one of these; a user's overrides make another. Mixes that are known to be wrong are refused with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rlvr.algos.aggregate import AGGREGATIONS
+from rlvr.algos.kl import ESTIMATORS
+from rlvr.algos.mismatch import CORRECTIONS
+from rlvr.algos.surrogate import LEVELS, LOSS_TYPES
+from rlvr.errors import ConfigError, suggest
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "baseline": ("none", "running", "group", "leave_one_out", "greedy", "value"),
+    "returns": ("outcome", "to_go"),
+    "scale_rewards": ("none", "group", "batch"),
+    "whiten": ("none", "tokens", "samples"),
+    "importance_sampling_level": LEVELS,
+    "loss_type": LOSS_TYPES,
+    "loss_aggregation": AGGREGATIONS,
+    "kl_estimator": ESTIMATORS,
+    "kl_in": ("loss", "reward"),
+    "importance_sampling_correction": CORRECTIONS,
+}
+TRL_LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "luspo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The five parts and every number.
+
+    >>> Settings(scale_rewards="none", loss_aggregation="seq-mean-token-sum-norm").epsilon
+    0.2
+    """
+
+    # credit
+    returns: str = "outcome"
+    baseline: str = "group"
+    scale_rewards: str = "group"
+    whiten: str = "none"
+    advantage_epsilon: float = 1e-4
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    """GDPO: which of the verdict's parts count, and how much. Empty: the one reward there is."""
+    normalize_then_sum: bool = False
+    """GDPO: normalise each named reward in its group before adding them up."""
+    # ratio, clip or gate
+    importance_sampling_level: str = "token"
+    loss_type: str = "clip"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    """None: as `epsilon`."""
+    delta: float | None = None
+    """The dual clip: bounds the ratio where the advantage is negative."""
+    ratio_max: float = 5.0
+    """CISPO and REINFORCE: the largest weight; an absolute ratio, not a distance from 1."""
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    # aggregation
+    loss_aggregation: str = "seq-mean-token-mean"
+    max_completion_length: int = 0
+    """The constant divisor of `seq-mean-token-sum-norm`. 0: the run's own cap."""
+    mask_truncated_completions: bool = False
+    # KL and entropy
+    beta: float = 0.0
+    kl_estimator: str = "k3"
+    kl_in: str = "loss"
+    kl_target: float | None = None
+    """With it, beta adapts toward this KL."""
+    kl_horizon: int = 10_000
+    entropy_coef: float = 0.0
+    # value
+    gamma: float = 1.0
+    lam: float = 0.95
+    vf_coef: float = 0.1
+    epsilon_value: float | None = 0.2
+    value_pretraining_steps: int = 0
+    # reuse and mismatch
+    num_iterations: int = 1
+    old_from_sampler: bool = False
+    """Take the sampler's log-probabilities as the old ones (bypass): no extra pass, the clip corrects the mismatch."""
+    importance_sampling_correction: str = "none"
+    importance_sampling_cap: float = 2.0
+    importance_sampling_floor: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.loss_type in TRL_LOSS_TYPES:
+            raise ConfigError(
+                f"loss_type {self.loss_type!r} names a whole recipe; choose it by algorithm name, or set loss_aggregation "
+                f"({', '.join(AGGREGATIONS)}); loss_type itself is one of {', '.join(LOSS_TYPES)}"
+            )
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; {suggest(str(getattr(self, name)), allowed)}")
+        for name, low, high in BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"{name} is {value}; it must lie from {low:g} to {high:g}")
+        for wrong, reason in known_bad(self):
+            if wrong:
+                raise ConfigError(reason)
+
+    @property
+    def upper(self) -> float:
+        """The upper clip distance in force."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+
+INFINITY = math.inf
+BOUNDS = (
+    ("advantage_epsilon", 0.0, 1.0),
+    ("epsilon", 0.0, 1.0),
+    ("epsilon_high", 0.0, INFINITY),
+    ("delta", 1.0, INFINITY),
+    ("ratio_max", 1.0, INFINITY),
+    ("sapo_temperature_pos", 1e-6, INFINITY),
+    ("sapo_temperature_neg", 1e-6, INFINITY),
+    ("max_completion_length", 0, INFINITY),
+    ("beta", 0.0, INFINITY),
+    ("kl_target", 1e-12, INFINITY),
+    ("kl_horizon", 1, INFINITY),
+    ("gamma", 0.0, 1.0),
+    ("lam", 0.0, 1.0),
+    ("vf_coef", 0.0, INFINITY),
+    ("epsilon_value", 0.0, INFINITY),
+    ("value_pretraining_steps", 0, INFINITY),
+    ("num_iterations", 1, INFINITY),
+    ("importance_sampling_cap", 1.0, INFINITY),
+    ("importance_sampling_floor", 0.0, 1.0),
+)
+
+
+def known_bad(s: Settings) -> list[tuple[bool, str]]:
+    """The mixes that look reasonable and are wrong, each with its reason and the way out."""
+    token_sum = s.loss_aggregation in ("seq-mean-token-sum", "seq-mean-token-sum-norm")
+    pooled = s.importance_sampling_level != "token"
+    return [
+        (
+            s.beta > 0 and s.kl_in == "loss" and s.kl_estimator == "k1",
+            "k1 as a loss has an expected gradient of zero, so beta would do nothing; use kl_in=reward, or k2 or k3_ratio in the loss",
+        ),
+        (
+            s.beta > 0 and s.kl_in == "reward" and s.kl_estimator != "k1",
+            f"{s.kl_estimator} in the reward gives a biased gradient; only k1 belongs there: set kl_estimator=k1, or kl_in=loss",
+        ),
+        (
+            pooled and s.loss_aggregation != "seq-mean-token-mean",
+            f"a {s.importance_sampling_level}-level ratio is one number per answer; {s.loss_aggregation} would count long answers more "
+            "often; use loss_aggregation=seq-mean-token-mean",
+        ),
+        (
+            pooled and s.loss_type in ("cispo", "reinforce"),
+            f"{s.loss_type} weighs each token by its own ratio; use importance_sampling_level=token",
+        ),
+        (
+            s.loss_aggregation == "seq-mean-token-sum-norm" and s.scale_rewards != "none",
+            "a constant length divisor (Dr.GRPO) with advantages divided by their deviation is half a recipe: it removes the length bias "
+            "and keeps the difficulty bias; set scale_rewards=none, or another loss_aggregation",
+        ),
+        (
+            s.old_from_sampler and s.importance_sampling_correction != "none",
+            "old_from_sampler already corrects the sampler's mismatch in the clipped ratio; importance_sampling_correction would count it "
+            "twice; drop one of them",
+        ),
+        (
+            s.loss_type == "clip" and token_sum and s.baseline == "value",
+            "PPO with a critic sums over tokens already in its returns; use token-mean",
+        ),
+        (
+            s.baseline == "value" and (s.scale_rewards != "none" or s.normalize_then_sum or s.returns != "outcome"),
+            "with a critic the advantage is GAE; scale_rewards, normalize_then_sum and returns have no place: set scale_rewards=none, "
+            "whiten=tokens",
+        ),
+        (
+            s.normalize_then_sum and (s.baseline != "group" or s.scale_rewards != "group"),
+            "normalize_then_sum centres and scales in the group itself; leave baseline=group and scale_rewards=group",
+        ),
+        (
+            s.scale_rewards != "none" and s.baseline in ("none", "running") and s.whiten != "none",
+            "rewards scaled twice; set scale_rewards=none",
+        ),
+        (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
+        (
+            s.delta is not None and s.delta <= 1 + s.upper,
+            f"delta {s.delta} lies under the clip at {1 + s.upper:g} and would cut good answers too; raise it",
+        ),
+    ]
+
+
+def active(s: Settings) -> dict[str, bool]:
+    """For settings that need another one: whether they do anything in this mix."""
+    clip, kl, critic = s.loss_type == "clip", s.beta > 0, s.baseline == "value"
+    return {
+        **dict.fromkeys(("epsilon", "epsilon_high", "delta"), clip),
+        "ratio_max": s.loss_type in ("cispo", "reinforce"),
+        **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"), s.loss_type == "sapo"),
+        **dict.fromkeys(("kl_estimator", "kl_in", "kl_target", "kl_horizon"), kl),
+        **dict.fromkeys(("lam", "vf_coef", "epsilon_value", "value_pretraining_steps"), critic),
+        "gamma": critic or s.returns == "to_go",
+        "advantage_epsilon": s.scale_rewards != "none",
+        "reward_weights": s.normalize_then_sum,
+        "max_completion_length": s.loss_aggregation == "seq-mean-token-sum-norm",
+        "importance_sampling_cap": s.importance_sampling_correction != "none",
+        "importance_sampling_floor": s.importance_sampling_correction.endswith("mask"),
+    }
+
+
+def coerced(name: str, value: Any) -> Any:
+    """One setting as a user wrote it (YAML reads 3e-4 as text, and 0 as a whole number), in the type it must have."""
+    kind = {f.name: str(f.type) for f in fields(Settings)}[name]
+    if value is None and "None" in kind:
+        return None
+    try:
+        if value is None:
+            raise TypeError
+        if kind.startswith("float") and not isinstance(value, bool) and math.isfinite(float(value)):
+            return float(value)
+        if kind == "int" and not isinstance(value, bool) and float(value) == int(value):
+            return int(value)
+        if kind.startswith("Mapping") and isinstance(value, Mapping) and value:
+            return {str(key): float(weight) for key, weight in value.items()}
+    except (TypeError, ValueError, OverflowError):
+        pass
+    if (kind == "bool" and isinstance(value, bool)) or (kind == "str" and isinstance(value, str)):
+        return value
+    raise ConfigError(f"{name} is {value!r}; a value of type {kind} is needed")

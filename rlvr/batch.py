@@ -1,0 +1,125 @@
+"""Batch: rows of tokens as tensors, cut into micro-batches by a token budget.
+
+What a loss needs is one flat vector with an entry per *acted* token; prompts, environment tokens and padding have no
+entry at all. A micro-batch knows where in the model's output each of its entries is predicted (`source`) and where in
+the flat vectors of the whole step it belongs (`take`). So every loss is written once, for any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One micro-batch.
+
+    >>> b = next(Rows([[5, 6, 2]], [[False, True, True]]).batches([0], budget=64))
+    >>> b.input_ids.tolist(), b.source.tolist(), b.target.tolist()
+    ([[5, 6]], [0, 1], [6, 2])
+    """
+
+    input_ids: Tensor
+    """[rows, length], padded on the right; under causal attention no real token ever sees the padding, so no mask is needed."""
+    lengths: tuple[int, ...]
+    """How many of each row's tokens are real."""
+    source: Tensor
+    """[entries], where in `input_ids.view(-1)` each entry's token is predicted."""
+    target: Tensor
+    """[entries], the token that was chosen there."""
+    row: Tensor
+    """[entries], which row each entry belongs to."""
+    take: Tensor
+    """[entries], each entry's place in the step's flat vectors."""
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.lengths)
+
+    @property
+    def padded(self) -> int:
+        """How many tokens the model really computes."""
+        return self.input_ids.numel()
+
+
+class Rows:
+    """All rows of a step: their tokens, which of them were acted, and where each row's entries lie in the flat vectors.
+
+    >>> Rows([[5, 6, 2], [5, 7]], [[False, True, True], [False, True]]).entries
+    3
+    """
+
+    def __init__(self, tokens: Sequence[Sequence[int]], acted: Sequence[Sequence[bool]]) -> None:
+        self.tokens = [np.asarray(row, dtype=np.int64) for row in tokens]
+        self.places = [np.flatnonzero(np.asarray(row, dtype=bool)) for row in acted]
+        self.trained = np.array([len(p) for p in self.places], dtype=np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(self.trained)])
+        # the last acted token is only predicted, never read: what stands from there on is no input
+        self.inputs = np.array([p[-1] if len(p) else 0 for p in self.places], dtype=np.int64)
+
+    @property
+    def entries(self) -> int:
+        """How many acted tokens there are in all."""
+        return int(self.starts[-1])
+
+    def flat(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Values per token, aligned with the rows, as one entry per acted token."""
+        if not self.entries:
+            return torch.zeros(0, dtype=dtype)
+        parts = [np.asarray(row, dtype=np.float64)[p] for row, p in zip(values, self.places, strict=True)]
+        return torch.from_numpy(np.concatenate(parts)).to(dtype)
+
+    def repeat(self, per_row: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        """One number per row, written at each of its entries."""
+        return torch.from_numpy(np.repeat(np.asarray(per_row, dtype=np.float64), self.trained)).to(dtype)
+
+    def nested(self, flat: Tensor) -> list[list[float]]:
+        """The way back: one list per row over all its tokens, 0.0 where the policy did not act."""
+        values = flat.detach().double().cpu().numpy()
+        out = []
+        for i, places in enumerate(self.places):
+            row = np.zeros(len(self.tokens[i]))
+            row[places] = values[self.starts[i] : self.starts[i + 1]]
+            out.append(row.tolist())
+        return out
+
+    def batches(self, chosen: Sequence[int], *, budget: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
+        """The chosen rows as micro-batches of at most `budget` computed tokens (a longer row stands alone)."""
+        for rows in self.plan(chosen, budget):
+            yield self._batch(rows, device)
+
+    def plan(self, chosen: Sequence[int], budget: int) -> list[list[int]]:
+        """Which rows go together: neighbours in length, so that little is padding."""
+        order = sorted((i for i in chosen if self.trained[i]), key=lambda i: (-int(self.inputs[i]), i))
+        bins: list[list[int]] = []
+        widest = 0
+        for i in order:
+            if not bins or (len(bins[-1]) + 1) * widest > budget:
+                bins.append([])
+                widest = max(1, int(self.inputs[i]))
+            bins[-1].append(i)
+        return bins
+
+    def width(self, rows: Sequence[int]) -> int:
+        """How many tokens the model computes for these rows as one micro-batch."""
+        return len(rows) * max(1, int(self.inputs[list(rows)].max()))
+
+    def _batch(self, rows: list[int], device: torch.device | str) -> Batch:
+        lengths = self.inputs[rows]
+        width = int(lengths.max())
+        ids = np.zeros((len(rows), width), dtype=np.int64)
+        for r, i in enumerate(rows):
+            ids[r, : lengths[r]] = self.tokens[i][: lengths[r]]
+        source = np.concatenate([r * width + self.places[i] - 1 for r, i in enumerate(rows)])
+        target = np.concatenate([self.tokens[i][self.places[i]] for i in rows])
+        row = np.repeat(np.arange(len(rows)), self.trained[rows])
+        take = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
+        tensors = (torch.from_numpy(a).to(device) for a in (ids, source, target, row, take))
+        ids_t, source_t, target_t, row_t, take_t = tensors
+        return Batch(ids_t, tuple(int(n) for n in lengths), source_t, target_t, row_t, take_t)

@@ -1,0 +1,134 @@
+"""`rlvr list` and `rlvr show`: what there is, and what one plugin takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from rlvr.commands import screen
+from rlvr.errors import NotFound, suggest
+from rlvr.registry import KINDS, PACKAGE, Entry, examined, kind_of, load, parameters
+
+RECIPES = "recipes"
+
+
+def list_plugins(word: str | None, *, json: bool) -> None:
+    """Print everything registered of one kind, or of every kind."""
+    kinds = [_plural(word)] if word else [*(kind.plural for kind in KINDS.values()), RECIPES]
+    found = {plural: rows_of(plural) for plural in kinds}
+    if json:
+        screen.say_json([row if word else {"kind": plural, **row} for plural, rows in found.items() for row in rows])
+        return
+    console = screen.out()
+    for plural, rows in found.items():
+        console.print(screen.table(("name", "source", "summary"), [_line(row) for row in rows], title=plural) if rows else f"no {plural}")
+        console.print()
+
+
+def rows_of(plural: str) -> list[dict[str, str]]:
+    """What the listing says about each plugin of a kind, or about each recipe."""
+    if plural == RECIPES:
+        return [
+            {"name": path.stem, "source": "rlvr", "summary": _first_comment(path)} for path in sorted((PACKAGE / RECIPES).glob("*.yaml"))
+        ]
+    return [_row(entry) for entry in examined(plural)]
+
+
+def show_plugin(word: str, name: str, *, json: bool) -> None:
+    """Print what one plugin is for, and its settings with their defaults."""
+    if _plural(word) == RECIPES:
+        _show_recipe(name, json=json)
+        return
+    kind = kind_of(word)
+    factory = load(kind.name, name)
+    document = inspect.getdoc(factory) or ""
+    notes = _notes(getattr(factory, "__init__", factory))
+    needs = dict(getattr(factory, "needs", {}))
+    settings = [
+        {
+            "name": key,
+            "type": _type(parameter),
+            "default": needs.get(key, None if parameter.default is parameter.empty else _plain(parameter.default)),
+            "required": parameter.default is parameter.empty and key not in needs,
+            "about": notes.get(key, f"a {key}: its name, or {{name: ..., setting: value}}" if key in needs else ""),
+        }
+        for key, parameter in parameters(factory).items()
+    ]
+    version = str(getattr(factory, "version", ""))
+    if json:
+        screen.say_json({"kind": kind.name, "name": name, "about": document, "needs": needs, "settings": settings, "version": version})
+        return
+    console = screen.out()
+    console.print(Text.assemble((f"{kind.name} {name}", "bold"), f"   version {version}" if kind.name == "verifier" else ""))
+    console.print(Text(document))
+    console.print()
+    lines = [(str(s["name"]), str(s["type"]), "required" if s["required"] else repr(s["default"]), str(s["about"])) for s in settings]
+    console.print(screen.table(("setting", "type", "default", "about"), lines) if lines else "It has no settings.")
+
+
+def _show_recipe(name: str, *, json: bool) -> None:
+    path = PACKAGE / RECIPES / f"{name}.yaml"
+    if not path.is_file():
+        names = [row["name"] for row in rows_of(RECIPES)]
+        raise NotFound(f"no recipe is called {name!r}; {suggest(name, names)}. `rlvr list recipes` shows all")
+    text = path.read_text("utf-8")
+    if json:
+        screen.say_json({"kind": "recipe", "name": name, "text": text})
+    else:
+        screen.out().print(Text(text.rstrip()))
+
+
+def _plural(word: str) -> str:
+    return RECIPES if word in ("recipe", RECIPES) else kind_of(word).plural
+
+
+def _row(entry: Entry) -> dict[str, str]:
+    row = {"name": entry.name, "source": entry.source, "summary": entry.summary}
+    return row | ({"error": entry.error} if entry.error else {})
+
+
+def _line(row: dict[str, str]) -> tuple[str, str, str | Text]:
+    error = row.get("error")
+    return row["name"], row["source"], Text(f"broken: {error}", style="red") if error else row["summary"]
+
+
+def _first_comment(path: Path) -> str:
+    return _first(line.lstrip("# ").rstrip() for line in path.read_text("utf-8").splitlines() if line.startswith("#"))
+
+
+def _first(lines: Iterable[str]) -> str:
+    return next((line for line in lines if line), "")
+
+
+def _type(parameter: inspect.Parameter) -> str:
+    hint = parameter.annotation
+    return "" if hint is parameter.empty else hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | frozenset | set):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | list | dict | type(None)) else str(value)
+
+
+def _notes(function: Any) -> dict[str, str]:
+    """What the `Args:` section of a docstring says about each argument."""
+    found: dict[str, str] = {}
+    document = inspect.getdoc(function) or ""
+    if "Args:\n" not in document:
+        return found
+    name = ""
+    for line in document.split("Args:\n", 1)[1].splitlines():
+        if line and not line.startswith(" "):
+            break
+        head, colon, rest = line.strip().partition(":")
+        if colon and head.isidentifier() and line.startswith("    ") and not line.startswith("     "):
+            name = head
+            found[name] = rest.strip()
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found

@@ -1,0 +1,43 @@
+"""Where commands write: tables and text for eyes on stdout, JSON for programs on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+def out() -> Console:
+    """The console on standard output; a pipe gets whole lines, not lines cut to eighty columns."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200)
+
+
+def err() -> Console:
+    """The console on standard error: progress, and words that are not the result."""
+    return Console(stderr=True, highlight=False)
+
+
+def say_json(value: Any) -> None:
+    """One JSON value as one line, with no NaN in it."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str), flush=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
+    """A quiet table: a rule under the head, nothing else; what is in the cells is never read as markup."""
+    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    return made
+
+
+def mark(ok: bool) -> Text:
+    """A tick or a cross."""
+    return Text("✓", style="green") if ok else Text("✗", style="bold red")

@@ -1,0 +1,278 @@
+"""RunConfig: everything about a training run, in one YAML file, checked before the first second of work.
+
+    rlvr train quickstart seed=1 train.steps=50 algorithm='{name: grpo, epsilon: 0.1}'
+
+A recipe is addressed by name (it stands in `rlvr/recipes/`) or by path. Unknown keys are refused with the nearest known
+one. The values of `a.b=value` overrides are read as YAML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from rlvr.errors import ConfigError, NotFound, suggest
+
+EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class Section(BaseModel):
+    """What all sections share: unknown keys are refused, values are never bent to fit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelConfig(Section):
+    """The policy: a folder to load, or the configuration of a small one to make on the spot.
+
+    >>> ModelConfig(config={"model_type": "qwen2", "hidden_size": 128}).path is None
+    True
+    """
+
+    path: str | None = None
+    config: dict[str, Any] | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _one(self) -> ModelConfig:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give either path (a folder to load) or config (a small model to make), not both and not neither")
+        return self
+
+
+class RolloutConfig(Section):
+    """How episodes are sampled.
+
+    >>> RolloutConfig(prompts_per_step=32, num_generations=16).num_generations
+    16
+    """
+
+    sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})
+    prompts_per_step: int = Field(default=32, ge=1)
+    num_generations: int = Field(default=8, ge=2)
+    max_completion_length: int | None = Field(default=None, ge=1)
+    max_length: int | None = Field(default=None, ge=2)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    verify_workers: int = Field(default=8, ge=1)
+    verify_deadline_s: float = Field(default=600.0, gt=0)
+
+    @field_validator("sampler", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return named(value)
+
+
+class TrainConfig(Section):
+    """The update and how long it goes on; names as in TRL, batch sizes with their unit.
+
+    >>> TrainConfig(steps=100, learning_rate=1e-3).minibatches_per_step
+    1
+    """
+
+    steps: int = Field(default=100, ge=1)
+    learning_rate: float = Field(default=1e-5, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    lr_scheduler: str = "constant"
+    warmup_steps: int = Field(default=0, ge=0)
+    minibatches_per_step: int = Field(default=1, ge=1)
+    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
+    gradient_checkpointing: bool = False
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+
+
+class WarmstartConfig(Section):
+    """Supervised steps on the environment's gold solutions before any reward is asked for.
+
+    >>> WarmstartConfig(steps=60).batch_size
+    64
+    """
+
+    steps: int = Field(ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    learning_rate: float = Field(default=1e-3, gt=0)
+
+
+class EvalConfig(Section):
+    """Accuracy on held-out tasks, before and after, and every so many steps.
+
+    >>> EvalConfig(tasks=500).split
+    'test'
+    """
+
+    tasks: int = Field(default=200, ge=1)
+    split: str = "test"
+    every: int = Field(default=0, ge=0)
+    temperature: float = Field(default=0.0, ge=0)
+
+
+class LogConfig(Section):
+    """What is written, and to whom it is reported (nobody, unless asked).
+
+    >>> LogConfig().report_to
+    []
+    """
+
+    report_to: list[str] = Field(default_factory=list)
+    save_every: int = Field(default=50, ge=1)
+    episodes: bool = True
+
+
+class RunConfig(Section):
+    """A whole training run.
+
+    >>> load("quickstart", ["seed=1"]).seed                 # doctest: +SKIP
+    1
+    """
+
+    seed: int = Field(default=0, ge=0)
+    env: dict[str, Any]
+    tokenizer: str | None = None
+    model: ModelConfig
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    warmstart: WarmstartConfig | None = None
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+
+    @field_validator("env", "algorithm", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return named(value)
+
+    @model_validator(mode="after")
+    def _readable(self) -> RunConfig:
+        if self.tokenizer is None and self.model.path is None:
+            raise ValueError("tokenizer is not set; a model made from a config needs one, for example tokenizer: 'chars'")
+        return self
+
+    def dump(self) -> str:
+        """The resolved configuration as YAML."""
+        return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+
+
+def named(value: Any) -> Any:
+    """A plugin in a configuration: a bare name means the plugin with its defaults.
+
+    >>> named("grpo")
+    {'name': 'grpo'}
+    """
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping) and (not isinstance(value.get("name"), str) or not value["name"]):
+        raise ValueError(f"a 'name' is missing in {dict(value)!r}; write {{name: ..., setting: value}}")
+    return value
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that are addressed by name."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
+
+
+def load(target: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe by name or path, apply the overrides, check everything."""
+    return check(_overridden(read(target), overrides), target)
+
+
+def read(target: str) -> dict[str, Any]:
+    """The mapping that a recipe holds."""
+    path = recipes().get(target, Path(target).expanduser())
+    if not path.is_file():
+        raise NotFound(f"no recipe {target!r}: neither a file nor a name; {suggest(target, recipes())}")
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
+    return dict(number(data))
+
+
+def check(data: Mapping[str, Any], source: str) -> RunConfig:
+    """A RunConfig, or one message that names every wrong key."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: " + "; ".join(_told(problem) for problem in error.errors())) from error
+
+
+def _told(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        section: Any = RunConfig
+        for part in problem["loc"][:-1]:
+            section = _section(section, str(part))
+        return f"there is no key {where!r}; {suggest(str(problem['loc'][-1]), section.model_fields, limit=20)}"
+    if problem["type"] == "missing":
+        return f"the key {where!r} is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where or 'this run'}: {message[:1].lower()}{message[1:]}" + (
+        f", got {problem['input']!r:.80}" if where and problem["type"] != "value_error" else ""
+    )
+
+
+def _section(model: Any, name: str) -> Any:
+    for candidate in getattr(model.model_fields[name].annotation, "__args__", None) or [model.model_fields[name].annotation]:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return model
+
+
+def _overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"the override {text!r} is not of the form key=value, for example train.steps=50")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the override {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
+        data = _set(data, key.strip().split("."), number(parsed), text)
+    return data
+
+
+def _set(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
+    if data is None:
+        data = {}
+    if isinstance(data, str):  # `algorithm: grpo` is short for `{name: grpo}`
+        data = {"name": data}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"the override {text!r} goes into {data!r}, which has no keys")
+    head, *rest = path
+    return {**data, head: _set(data.get(head), rest, value, text) if rest else value}
+
+
+def number(value: Any) -> Any:
+    """YAML 1.1 reads `1e-5` as text; people mean the number.
+
+    >>> number({"learning_rate": "1e-5"})
+    {'learning_rate': 1e-05}
+    """
+    if isinstance(value, dict):
+        return {key: number(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [number(inner) for inner in value]
+    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
+
+
+def differing(old: RunConfig, new: RunConfig) -> list[str]:
+    """Every key that differs, as `key: old -> new`."""
+    a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted(a | b) if a.get(key) != b.get(key)]
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(data, Mapping) or not data:
+        return {prefix: data}
+    return {k: v for key, value in data.items() for k, v in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()}

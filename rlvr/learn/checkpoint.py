@@ -1,0 +1,133 @@
+"""Checkpoints that a kill at any moment cannot tear, and that transformers loads.
+
+    checkpoints/step-000050/     model.safetensors config.json ... (Hugging Face), learner.pt, progress.json, manifest.json
+    checkpoints/last             a link to the newest
+
+A checkpoint is written beside its place under another name, hashed, and then renamed: it is there whole or not at all.
+Two are kept. One whose files do not match its manifest is passed over for the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlvr.errors import ConfigError, NotFound
+
+KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come.
+
+    >>> Progress(step=50).offsets
+    {}
+    """
+
+    step: int
+    """How many steps are done."""
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    """How long each log was then."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What the final report needs from before: accuracy_before, seconds so far."""
+
+
+def save(folder: Path, model: Any, tokenizer: Any, learner_state: Mapping[str, Any], progress: Progress) -> Path:
+    """Write one checkpoint and make it the last."""
+    home = folder / "checkpoints"
+    home.mkdir(exist_ok=True)
+    place, partial = home / f"step-{progress.step:06d}", home / f".step-{progress.step:06d}.part"
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir()
+    model.save_pretrained(partial)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(partial)
+    torch.save({"learner": dict(learner_state), "rng": torch.get_rng_state()}, partial / "learner.pt")
+    (partial / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
+    (partial / "manifest.json").write_text(json.dumps(_hashes(partial), indent=2), "utf-8")
+    for path in partial.iterdir():
+        _sync(path)
+    if place.exists():
+        shutil.rmtree(place)
+    partial.rename(place)
+    _point(home / "last", place.name)
+    _sync(home)
+    for old in sorted(home.glob("step-*"))[:-KEPT]:
+        shutil.rmtree(old)
+    return place
+
+
+def newest(folder: Path) -> Path:
+    """The newest whole checkpoint of a run."""
+    found = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
+    whole = next((place for place in found if not torn(place)), None)
+    if whole is None:
+        told = f"{len(found)} found, none of them whole" if found else "none was written yet"
+        raise NotFound(f"{folder} has no checkpoint to resume from ({told}); start the run anew with another --out")
+    return whole
+
+
+def torn(place: Path) -> str:
+    """Why a checkpoint cannot be trusted; empty when it can."""
+    try:
+        manifest = json.loads((place / "manifest.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        return f"its manifest cannot be read ({error})"
+    now = _hashes(place)
+    wrong = sorted(name for name in manifest.keys() | now.keys() if manifest.get(name) != now.get(name))
+    return f"these files are not as written: {', '.join(wrong)}" if wrong else ""
+
+
+def read(place: Path) -> tuple[dict[str, Any], Progress]:
+    """The learner's state and the progress. The model itself is loaded by transformers."""
+    try:
+        state = torch.load(place / "learner.pt", map_location="cpu", weights_only=True)
+        progress = Progress(**json.loads((place / "progress.json").read_text("utf-8")))
+    except Exception as error:
+        raise ConfigError(f"{place} is no checkpoint of this version: {type(error).__name__}: {error}") from error
+    torch.set_rng_state(state["rng"])
+    return state["learner"], progress
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed run left half written."""
+    for partial in (folder / "checkpoints").glob(".*"):
+        if partial.is_dir() and not partial.is_symlink():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink()
+
+
+def _hashes(place: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(place.iterdir()):
+        if path.name != "manifest.json":
+            with path.open("rb") as file:
+                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _point(link: Path, target: str) -> None:
+    """Move a link in one step: there is always a `last`."""
+    fresh = link.with_name(f".{link.name}.part")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target)
+    fresh.replace(link)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,344 @@
+"""Learner: one training step from groups of episodes to new weights, through accelerate.
+
+    credit          advantages for every token                                   (the algorithm, in lists)
+    passes          old, reference and critic scores, only where something needs them
+    per part        weights from one global denominator, then micro-batches that just add up
+    step            clip, optimizer, schedule
+
+A micro-batch is a plain weighted sum, so its size is a knob of speed and of nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import get_scheduler
+
+from rlvr.algorithm import Algorithm, LossInputs
+from rlvr.algos import mismatch
+from rlvr.batch import Batch, Rows
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.learn.policy import Policy, without_dropout
+from rlvr.learn.reference import Reference
+from rlvr.learn.step import Step, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Optimization:
+    """How steps are taken. Batch sizes carry their unit in their name.
+
+    >>> Optimization(learning_rate=1e-3).minibatches_per_step
+    1
+    """
+
+    learning_rate: float = 1e-6
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: float = 1.0
+    """0 leaves the gradient as it is."""
+    lr_scheduler: str = "constant"
+    warmup_steps: int = 0
+    minibatches_per_step: int = 1
+    """Into how many optimizer steps each pass over the episodes is cut."""
+    max_tokens_per_microbatch: int = 8192
+    """Speed and memory only; it cannot change the gradient."""
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low in (("learning_rate", 0), ("weight_decay", 0), ("max_grad_norm", 0), ("warmup_steps", 0)):
+            if not getattr(self, name) >= low:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be {low} or more")
+        for name in ("minibatches_per_step", "max_tokens_per_microbatch"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+class Learner:
+    """Trains a causal language model with an algorithm.
+
+    >>> Learner(model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=100)    # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        algorithm: Algorithm,
+        optimization: Optimization,
+        *,
+        accelerator: Any,
+        total_steps: int,
+        temperature: float = 1.0,
+        reference: Any = None,
+        seed: int = 0,
+        max_completion_length: int = 0,
+    ) -> None:
+        if not temperature > 0:
+            raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
+        self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
+        self.max_completion_length = max_completion_length
+        algorithm.row_weights([1], ["0"], max_length=max_completion_length)  # a missing constant is a bad config: say so now
+        without_dropout(model)
+        if optimization.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.reference = Reference.of(model, temperature=temperature, frozen=reference) if algorithm.needs_reference else None
+        policy = Policy(model, temperature=temperature, value_head=algorithm.needs_value)
+        parameters = [p for p in policy.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(
+            parameters, lr=optimization.learning_rate, betas=optimization.betas, weight_decay=optimization.weight_decay
+        )
+        self.scheduler = get_scheduler(
+            optimization.lr_scheduler, optimizer, num_warmup_steps=optimization.warmup_steps, num_training_steps=max(1, total_steps)
+        )
+        self.policy, self.optimizer = accelerator.prepare(policy, optimizer)
+        if self.reference is not None and self.reference.adapter is None:
+            self.reference.policy.to(accelerator.device)
+        self.random = random.Random(seed)
+        self.advantages: list[list[list[float]]] = []
+        """Of the last update: per group, episode and token, for the record."""
+
+    # ---- one step -------------------------------------------------------------------------------------------------
+
+    def update(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+        """Learn from one step's groups; the metrics under TRL's names. An all-degenerate step moves nothing and says so."""
+        o, algorithm = self.optimization, self.algorithm
+        if algorithm.needs_greedy and groups and not any(e.meta.get("greedy") for group in groups for e in group):
+            raise ConfigError("this algorithm's baseline is a greedy answer, and no group has one (an episode with meta['greedy'] true)")
+        self.policy.train()
+        step = Step(groups, algorithm)
+        alone = o.minibatches_per_step == 1 and algorithm.num_iterations == 1
+        self._prepare(step, on_policy=alone and not algorithm.bypass)
+        tally, steps, skipped, broken, loss, norm = Tally(), 0, 0, 0, 0.0, 0.0
+        for _ in range(algorithm.num_iterations):
+            for part in self._parts(step):
+                outcome = self._learn(step, part, tally)
+                skipped += outcome is None
+                if outcome is not None:
+                    steps += 1
+                    broken += not math.isfinite(outcome[1])
+                    loss, norm = loss + outcome[0], norm + outcome[1]
+        metrics: dict[str, float] = {
+            "loss": loss / max(1, steps),
+            "grad_norm": norm / max(1, steps),
+            "learning_rate": float(self.scheduler.get_last_lr()[0]),
+        }
+        metrics |= {"optimizer_steps": float(steps - broken), "step/skipped": float(steps == 0), "step/skipped_minibatches": float(skipped)}
+        metrics |= {"step/nonfinite": float(broken)} | tally.means(self.total) | self._account(step, tally)
+        rewards = [e.reward for e in step.episodes if not e.meta.get("greedy")]
+        algorithm.observe(rewards, metrics.get("kl"), self.total)
+        if algorithm.needs_reference:
+            metrics["beta"] = algorithm.beta
+        if steps > broken:  # a step that moved nothing does not move the schedule either
+            self.scheduler.step()
+        self.policy.eval()
+        return metrics
+
+    def _prepare(self, step: Step, *, on_policy: bool) -> None:
+        """Scores of the frozen kind, then credit. A pass is made only where something needs it."""
+        algorithm = self.algorithm
+        first = algorithm.penalises_reward or algorithm.needs_value
+        if first:
+            self._frozen_passes(step, range(len(step.episodes)), old=True)
+        penalties = values = None
+        if algorithm.penalises_reward:
+            penalties = step.grouped(algorithm.beta * (step.columns["old"] - step.columns["reference"]))
+        if algorithm.needs_value:
+            values = step.grouped(step.columns["old_values"])
+            step.add("returns", algorithm.value_targets(step.groups, penalties=penalties, values=values))
+        self.advantages = algorithm.credit(step.groups, penalties=penalties, values=values, total=self.total)
+        step.add("advantages", self.advantages)
+        step.choose(flat_too=algorithm.trains_flat)
+        if not first:
+            chosen = [r for r, moves in enumerate(step.moves) if moves]
+            self._frozen_passes(step, chosen, old=not (on_policy or algorithm.bypass))
+        if algorithm.bypass:
+            step.columns["old"] = step.columns["sampler"]
+        elif on_policy and not first:
+            step.empty("old")  # filled by the one pass there is
+        step.on_policy = on_policy
+
+    @torch.no_grad()
+    def _frozen_passes(self, step: Step, chosen: Sequence[int], *, old: bool) -> None:
+        algorithm = self.algorithm
+        if old:
+            column = step.empty("old")
+            known = step.empty("old_values") if algorithm.needs_value else None
+            for batch, real in self._batches(step.rows, chosen):
+                scores = self.policy(batch, values=algorithm.needs_value)
+                if real:
+                    column[batch.take.cpu()] = scores.logprobs.float().cpu()
+                if real and known is not None:
+                    known[batch.take.cpu()] = scores.values.float().cpu()
+        if self.reference is not None:
+            column = step.empty("reference")
+            for batch, real in self._batches(step.rows, chosen):
+                scores_ = self.reference.logprobs(batch)
+                if real:
+                    column[batch.take.cpu()] = scores_.float().cpu()
+
+    def _parts(self, step: Step) -> Iterator[list[int]]:
+        """The rows that train, cut into one part per optimizer step."""
+        rows, parts = [r for r, trains in enumerate(step.trains) if trains], self.optimization.minibatches_per_step
+        if parts > 1:
+            self.random.shuffle(rows)
+        for k in range(parts):
+            yield rows[k * len(rows) // parts : (k + 1) * len(rows) // parts]
+
+    def _learn(self, step: Step, part: Sequence[int], tally: Tally) -> tuple[float, float] | None:
+        """One optimizer step on some rows; its loss and gradient norm, or None when no row has a gradient."""
+        lengths = [int(step.rows.trained[r]) for r in part]
+        mine = self.algorithm.row_weights(lengths, [step.prompts[r] for r in part], max_length=self.max_completion_length, total=self.total)
+        weights = [0.0] * len(step.episodes)
+        for r, w in zip(part, mine, strict=True):
+            weights[r] = w
+        live = [r for r in part if step.moves[r]]
+        if not self.total([float(len(live))])[0]:
+            return None
+        column = step.rows.repeat(weights)
+
+        def loss_of(batch: Batch, real: bool) -> Tensor:
+            losses, figures = self._losses(step, batch, real)
+            tally.add(figures, real=real)
+            tally.padded += batch.padded if real else 0
+            return (losses * column[batch.take.cpu()].to(losses)).sum() if real else losses.sum() * 0.0
+
+        return self._descend(step.rows, live, loss_of)
+
+    def _losses(self, step: Step, batch: Batch, real: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        algorithm, columns, take = self.algorithm, step.columns, batch.take.cpu()
+        scores = self.policy(batch, entropy=algorithm.needs_entropy, values=algorithm.needs_value)
+        new = scores.logprobs
+
+        def pick(name: str) -> Tensor | None:
+            if name not in columns:
+                return None
+            return columns[name][take].to(new) if real else new.detach()
+
+        if step.on_policy and real:
+            columns["old"][take] = new.detach().float().cpu()
+        old = new.detach() if step.on_policy else pick("old")
+        sampler, advantages = pick("sampler"), pick("advantages")
+        assert old is not None and sampler is not None and advantages is not None
+        inputs = LossInputs(
+            new=new, old=old, sampler=sampler, advantages=advantages, rows=batch.row, count=batch.count,
+            reference=pick("reference"), entropy=scores.entropy,
+            values=scores.values, old_values=pick("old_values"), returns=pick("returns"),
+        )  # fmt: skip
+        return algorithm.losses(inputs)
+
+    def _descend(self, rows: Rows, chosen: Sequence[int], loss_of: Callable[[Batch, bool], Tensor]) -> tuple[float, float]:
+        """Add up the micro-batches' gradients, then clip and step. A gradient that is not finite moves nothing."""
+        accelerator, o = self.accelerator, self.optimization
+        factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
+        loss, batches = 0.0, list(self._batches(rows, chosen))
+        for k, (batch, real) in enumerate(batches):
+            with nullcontext() if k == len(batches) - 1 else accelerator.no_sync(self.policy):
+                part = loss_of(batch, real)
+                accelerator.backward(part * factor)
+                loss += float(part.detach())
+        norm = accelerator.clip_grad_norm_(self.policy.parameters(), o.max_grad_norm or math.inf)
+        norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        if math.isfinite(norm):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self.total([loss])[0], norm
+
+    def _batches(self, rows: Rows, chosen: Sequence[int]) -> Iterator[tuple[Batch, bool]]:
+        """Micro-batches, with fillers (marked False) so that all processes run equally many."""
+        budget, device = self.optimization.max_tokens_per_microbatch, self.accelerator.device
+        plan = rows.plan(chosen, budget)
+        count = len(plan)
+        if self.accelerator.num_processes > 1:
+            count = int(self.accelerator.gather(torch.tensor([count], device=device)).max())
+        for k in range(count):
+            if k < len(plan):
+                yield next(rows.batches(plan[k], budget=rows.width(plan[k]), device=device)), True
+            else:
+                yield next(Rows([[0, 0]], [[False, True]]).batches([0], budget=1, device=device)), False
+
+    # ---- supervised -----------------------------------------------------------------------------------------------
+
+    def supervise(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> dict[str, float]:
+        """One optimizer step of cross-entropy over the acted tokens: warm start, fine-tuning. It advances the schedule too."""
+        self.policy.train()
+        material = Rows([tokens for tokens, _ in rows], [acted for _, acted in rows])
+        [tokens] = self.total([float(material.entries)])
+        if not tokens:
+            raise ConfigError("no token of these rows is acted: there is nothing to learn; mark the answer's tokens")
+
+        def loss_of(batch: Batch, real: bool) -> Tensor:
+            logprobs: Tensor = self.policy(batch).logprobs
+            return -logprobs.sum() / tokens if real else logprobs.sum() * 0.0
+
+        rate = float(self.scheduler.get_last_lr()[0])
+        loss, norm = self._descend(material, range(len(material.tokens)), loss_of)
+        self.scheduler.step()
+        self.policy.eval()
+        return {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens/trained": tokens}
+
+    # ---- figures and state ----------------------------------------------------------------------------------------
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """Add numbers up over all processes."""
+        if self.accelerator.num_processes == 1:
+            return list(numbers)
+        sums: list[float] = self.accelerator.reduce(
+            torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device), "sum"
+        ).tolist()
+        return sums
+
+    def _account(self, step: Step, tally: Tally) -> dict[str, float]:
+        """Token conservation, groups, advantages, and how far the sampler was off."""
+        trained = tally.tokens / self.algorithm.num_iterations
+        account = step.account()
+        if trained != account["tokens/to_train"]:
+            raise RlvrError(f"{trained:g} tokens were trained where {account['tokens/to_train']:g} should have been: a row was lost")
+        account["tokens/trained"] = account.pop("tokens/to_train")
+        spread = step.advantage_figures()
+        numbers = account | step.group_figures() | {f"advantage/{k}": v for k, v in spread.items()} | {"padded": tally.padded}
+        sums = dict(zip(numbers, self.total(list(numbers.values())), strict=True))
+        if sums["tokens/sampled"] != sums["tokens/trained"] + sums["tokens/masked"] + sums["tokens/dropped"]:
+            raise RlvrError(f"tokens are not conserved: {sums}")
+        count, added, squares = (sums.pop(f"advantage/{k}") for k in ("count", "sum", "squares"))
+        mean = added / count if count else 0.0
+        groups = sums.pop("groups")
+        row = sums | {"frac_reward_zero_std": sums["groups/zero_std"] / groups if groups else 0.0}
+        row |= {"advantage/mean": mean, "advantage/std": math.sqrt(max(0.0, squares / count - mean**2)) if count else 0.0}
+        row["tokens/computed"] = row.pop("padded")
+        moved = step.rows.repeat([float(m) for m in step.moves]) > 0
+        if not self.algorithm.bypass:
+            row |= mismatch.measurements(step.columns["old"][moved], step.columns["sampler"][moved])
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beyond the model's weights that a resume to the bit needs: tensors and plain values only."""
+        policy = self.accelerator.unwrap_model(self.policy)
+        version, numbers, gauss = self.random.getstate()
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "algorithm": dict(self.algorithm.state_dict()),
+            "random": [version, list(numbers), gauss],
+            "critic": None if policy.value is None else policy.value.state_dict(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave, into a learner made with the same settings."""
+        policy = self.accelerator.unwrap_model(self.policy)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.algorithm.load_state_dict(state["algorithm"])
+        version, numbers, gauss = state["random"]
+        self.random.setstate((version, tuple(numbers), gauss))
+        if policy.value is not None:
+            policy.value.load_state_dict(state["critic"])
+        if self.reference is not None:
+            self.reference.load_state_dict(state["reference"])

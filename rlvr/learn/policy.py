@@ -1,0 +1,185 @@
+"""Policy: a causal language model seen as what it is to a learner, the log-probabilities of the tokens that were chosen.
+
+No [tokens, vocabulary] tensor stays alive: the output head is applied to the acted positions only, a chunk at a time, and
+computed again in the backward pass. The temperature divides the logits, so log-probabilities are those of the
+distribution that was sampled from.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlvr.batch import Batch
+
+CHUNK_ELEMENTS = 1 << 22
+"""How many logits may be alive at once; a batch below it goes through in one piece and is not computed twice."""
+
+
+class Scores(NamedTuple):
+    """What the policy says of each acted token.
+
+    >>> Scores._fields
+    ('logprobs', 'entropy', 'values')
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    values: Tensor | None
+
+
+class ChunkedLogprobs(torch.autograd.Function):
+    """log softmax(hidden @ weight.T / temperature) at the targets, with the logits made chunk by chunk, twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and (if asked) entropies, in float32."""
+        logprobs = torch.empty(len(hidden), dtype=_wide(hidden.dtype), device=hidden.device)
+        norms = torch.empty_like(logprobs)
+        entropies = torch.zeros_like(logprobs)
+        for a in range(0, len(hidden), chunk):
+            part = slice(a, a + chunk)
+            logits = _logits(hidden[part], weight, bias, temperature)
+            norms[part] = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(1, target[part, None]).squeeze(1) - norms[part]
+            if entropy:
+                expected = (torch.softmax(logits, -1) * logits).sum(-1)
+                entropies[part] = norms[part] - expected
+        ctx.save_for_backward(hidden, weight, bias, target, norms, entropies)
+        ctx.temperature, ctx.chunk, ctx.entropy = temperature, chunk, entropy
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """The slopes: of log p, onehot - p; of the entropy H, -p (log p + H)."""
+        grad_logprobs, grad_entropies = grad_outputs
+        hidden, weight, bias, target, norms, entropies = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=_wide(weight.dtype)) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=_wide(bias.dtype)) if bias is not None and wants_bias else None
+        for a in range(0, len(hidden), ctx.chunk):
+            part = slice(a, a + ctx.chunk)
+            logs = _logits(hidden[part], weight, bias, ctx.temperature).sub_(norms[part, None])
+            probs = logs.exp()
+            if ctx.entropy:
+                slope = probs * (logs + entropies[part, None]) * -grad_entropies[part, None]
+                grad = slope.addcmul_(probs, -grad_logprobs[part, None])
+            else:
+                grad = probs.mul_(-grad_logprobs[part, None])
+            grad.scatter_add_(1, target[part, None], grad_logprobs[part, None])
+            grad.div_(ctx.temperature)
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+            grad = grad.to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = grad @ weight.to(hidden.dtype)
+            if grad_weight is not None:
+                grad_weight += grad.t() @ hidden[part]
+        cast_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        cast_bias = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
+        return grad_hidden, cast_weight, cast_bias, None, None, None, None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = nn.functional.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+    logits = logits.to(_wide(hidden.dtype))
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, temperature: float = 1.0, chunk: int = 0, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The log-probability of each target, and the entropy if asked. `chunk` 0: as large as `CHUNK_ELEMENTS` allows."""
+    size = chunk or max(1, CHUNK_ELEMENTS // weight.shape[0])
+    if len(hidden) <= size and not chunk:
+        return full_logprobs(_logits(hidden, weight, bias, temperature), target, entropy=entropy)
+    logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, bias, target, temperature, size, entropy)
+    return logprobs, entropies if entropy else None
+
+
+def full_logprobs(logits: Tensor, target: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
+    """The same from ready logits (temperature already in them), by plain autograd."""
+    logs = logits.log_softmax(-1)
+    chosen = logs.gather(1, target[:, None]).squeeze(1)
+    return chosen, -(logs.exp() * logs).sum(-1) if entropy else None
+
+
+class Policy(nn.Module):
+    """A causal language model, and a critic's head beside it where the algorithm wants one.
+
+    >>> Policy(model, temperature=1.0)(batch).logprobs      # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any, *, temperature: float = 1.0, value_head: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        size = model.config.get_text_config().hidden_size
+        self.value = nn.Linear(size, 1) if value_head else None
+        if self.value is not None:
+            nn.init.zeros_(self.value.weight)
+            nn.init.zeros_(self.value.bias)
+            self.value.to(device=next(model.parameters()).device, dtype=next(model.parameters()).dtype)
+        self.plain_head = plain_head(model)
+        """Whether logits are exactly hidden @ head.T + bias. If not (a soft cap, a scale, an adapter on the head), the model makes them."""
+
+    def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
+        """Score the acted tokens of a micro-batch."""
+        need_hidden = self.plain_head or values
+        if self.plain_head:
+            states = trunk(self.model)(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
+            head = self.model.get_output_embeddings()
+            logprobs, entropies = token_logprobs(
+                hidden, head.weight, getattr(head, "bias", None), batch.target, temperature=self.temperature, entropy=entropy
+            )
+        else:
+            out = self.model(input_ids=batch.input_ids, use_cache=False, output_hidden_states=need_hidden)
+            logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
+            logits = logits.to(_wide(logits.dtype)) / self.temperature
+            logprobs, entropies = full_logprobs(logits, batch.target, entropy=entropy)
+            hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source) if values else None
+        known = self.value(hidden).squeeze(-1).to(logprobs.dtype) if values and self.value is not None else None
+        return Scores(logprobs, entropies, known)
+
+
+def trunk(model: Any) -> Any:
+    """The model without its output head (under an adapter wrapper too)."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inner.base_model
+
+
+def plain_head(model: Any) -> bool:
+    """Try it on a few tokens: is the head a bare linear layer, with nothing before or after it?"""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return False
+    device = next(model.parameters()).device
+    ids = torch.arange(1, 5, device=device)[None] % head.weight.shape[0]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            hidden = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
+            logits = model(input_ids=ids, use_cache=False).logits
+            return bool(torch.allclose(head(hidden), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()) + 1e-6))
+    finally:
+        model.train(training)
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Switch dropout off for good: a ratio between two passes must not be one of two random masks."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]

@@ -1,0 +1,60 @@
+"""Reference: the policy that the KL is measured against. A frozen copy, or the base under an adapter, at no cost in memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvr.batch import Batch
+from rlvr.learn.policy import Policy, without_dropout
+
+
+class Reference:
+    """Log-probabilities under the reference policy.
+
+    >>> Reference.of(model, temperature=1.0).logprobs(batch)        # doctest: +SKIP
+    """
+
+    def __init__(self, policy: Policy, *, adapter: Any = None) -> None:
+        self.policy, self.adapter = policy, adapter
+
+    @classmethod
+    def of(cls, model: Any, *, temperature: float, frozen: Any = None) -> Reference:
+        """The given frozen model; else the base of an adapted model; else a copy of the model as it is now."""
+        if frozen is None and hasattr(model, "disable_adapter"):
+            return cls(Policy(model, temperature=temperature), adapter=model)
+        copied = frozen if frozen is not None else copy.deepcopy(model)
+        copied.requires_grad_(False)
+        copied.eval()
+        without_dropout(copied)
+        return cls(Policy(copied, temperature=temperature))
+
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Score one micro-batch."""
+        if self.adapter is None:
+            return self.policy(batch).logprobs
+        with self.adapter.disable_adapter():
+            return self.policy(batch).logprobs
+
+    def refresh(self, model: Any, mix: float = 1.0) -> None:
+        """Move the reference to (or by a share `mix` toward) the model's weights."""
+        if self.adapter is not None:
+            raise ValueError(
+                "the reference is the adapter's base and cannot be refreshed; train without an adapter, or pass a frozen model"
+            )
+        with torch.no_grad():
+            for mine, theirs in zip(self.policy.model.parameters(), model.parameters(), strict=True):
+                mine.lerp_(theirs.to(mine.dtype), mix)
+
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """The reference's weights, where they are its own."""
+        return None if self.adapter is not None else {k: v.detach().clone() for k, v in self.policy.model.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor] | None) -> None:
+        """Take back what `state_dict` gave."""
+        if state is not None and self.adapter is None:
+            self.policy.model.load_state_dict(state)

@@ -1,0 +1,48 @@
+"""Which tasks come at which step: a pure function of the seed and the step, so there is no cursor to lose.
+
+A procedural source never repeats itself on purpose; a finite one is shuffled anew for each pass over it.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+
+from rlvr.contracts import Environment
+from rlvr.errors import ConfigError
+from rlvr.rollout import seed_of
+from rlvr.task import Task
+
+ENDLESS = 2**31
+"""Tasks of a procedural source are drawn from this many."""
+
+
+class Schedule:
+    """The tasks of one split, in the order of one seed.
+
+    >>> Schedule(environment, "train", seed=0).tasks(step=0, count=32)        # doctest: +SKIP
+    """
+
+    def __init__(self, environment: Environment, split: str, *, seed: int, purpose: str = "rollout") -> None:
+        self.environment, self.split, self.seed, self.purpose = environment, split, seed, purpose
+        self.size = environment.size(split)
+        if self.size is not None and self.size < 1:
+            raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")
+
+    def index(self, position: int) -> int:
+        """The index of the task at one position of the endless row."""
+        if self.size is None:
+            return seed_of(self.seed, self.purpose, position) % ENDLESS
+        return _shuffled(self.size, seed_of(self.seed, self.purpose, position // self.size))[position % self.size]
+
+    def tasks(self, step: int, count: int) -> list[tuple[int, Task]]:
+        """The tasks of one step, with their indices."""
+        indices = [self.index(position) for position in range(step * count, (step + 1) * count)]
+        return [(index, self.environment.task(self.split, index)) for index in indices]
+
+
+@lru_cache(maxsize=4)
+def _shuffled(size: int, seed: int) -> list[int]:
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return order

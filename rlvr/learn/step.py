@@ -1,0 +1,127 @@
+"""Step: the episodes of one training step, laid out for the learner.
+
+Holds the rows that may train, flat vectors with an entry per acted token, and the account of every sampled token:
+sampled = trained + masked + dropped, by reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from rlvr.algorithm import Algorithm
+from rlvr.algos.credit import Total, degenerate
+from rlvr.batch import Rows
+from rlvr.episode import Episode
+
+Groups = Sequence[Sequence[Episode]]
+
+
+class Step:
+    """One step's material. Rows are the scored episodes with at least one acted token, in order.
+
+    >>> Step(groups, algorithm).rows.entries        # doctest: +SKIP
+    """
+
+    def __init__(self, groups: Groups, algorithm: Algorithm) -> None:
+        self.groups = groups
+        self.place = [(g, i) for g, group in enumerate(groups) for i, e in enumerate(group) if e.scored and e.length]
+        self.episodes = [groups[g][i] for g, i in self.place]
+        self.prompts = [f"{g}" for g, _ in self.place]
+        self.rows = Rows([e.tokens for e in self.episodes], [e.acted for e in self.episodes])
+        self.trains = [algorithm.trains(e) for e in self.episodes]
+        self.moves = list(self.trains)
+        self.on_policy = False
+        """Whether the policy that trains is, to the bit, the one that sampled: then no pass for the old log-probabilities is made."""
+        self.columns: dict[str, Tensor] = {"sampler": self.rows.flat([e.logprobs for e in self.episodes])}
+
+    def empty(self, name: str) -> Tensor:
+        """A new column of zeros."""
+        self.columns[name] = torch.zeros(self.rows.entries)
+        return self.columns[name]
+
+    def grouped(self, column: Tensor) -> list[list[list[float]]]:
+        """A column as lists per group, episode and token; zeros for episodes that have no row."""
+        out = [[[0.0] * len(e.tokens) for e in group] for group in self.groups]
+        for (g, i), row in zip(self.place, self.rows.nested(column), strict=True):
+            out[g][i] = row
+        return out
+
+    def add(self, name: str, nested: Sequence[Sequence[Sequence[float]]]) -> None:
+        """Lists per group, episode and token, as a column."""
+        self.columns[name] = self.rows.flat([nested[g][i] for g, i in self.place])
+
+    def choose(self, *, flat_too: bool) -> None:
+        """Say which rows go through the model: those that train and have a gradient."""
+        starts = self.rows.starts
+        busy = self.columns["advantages"] != 0
+        self.moves = [trains and (flat_too or bool(busy[starts[r] : starts[r + 1]].any())) for r, trains in enumerate(self.trains)]
+
+    def account(self) -> dict[str, float]:
+        """Where every sampled token went. `tokens/to_train` is what the micro-batches must add up to."""
+        count: Counter[str] = Counter(
+            dict.fromkeys(("sampled", "to_train", "masked", "dropped", "dropped_unscored", "dropped_zero_advantage"), 0)
+        )
+        for group in self.groups:
+            for e in group:
+                count["sampled"] += e.length
+                if not e.scored:
+                    count["dropped_unscored"] += e.length
+        for episode, trains, moves in zip(self.episodes, self.trains, self.moves, strict=True):
+            where = (
+                "to_train"
+                if moves
+                else "dropped_zero_advantage"
+                if trains
+                else "dropped_baseline"
+                if episode.meta.get("greedy")
+                else "masked"
+            )
+            count[where] += episode.length
+        count["dropped"] = sum(n for key, n in count.items() if key.startswith("dropped_"))
+        return {f"tokens/{key}": float(n) for key, n in count.items()}
+
+    def group_figures(self) -> dict[str, float]:
+        """How many groups there are, and how many of them teach nothing."""
+        rewards = [[e.reward if e.scored and not e.meta.get("greedy") else None for e in group] for group in self.groups]
+        lone = sum(sum(r is not None for r in group) < 2 for group in rewards)
+        flat = sum(degenerate(group) for group in rewards)
+        return {"groups": float(len(rewards)), "groups/zero_std": float(flat), "groups/too_few_scored": float(lone)}
+
+    def advantage_figures(self) -> dict[str, float]:
+        """Sums over the tokens that may train, for the mean and the spread of the advantages."""
+        chosen = self.columns["advantages"][self.rows.repeat([float(t) for t in self.trains]) > 0].double()
+        if not chosen.numel():
+            return {"count": 0.0, "sum": 0.0, "squares": 0.0}
+        return {"count": float(chosen.numel()), "sum": float(chosen.sum()), "squares": float(chosen.square().sum())}
+
+
+class Tally:
+    """Sums of per-token figures over the micro-batches of a step, to be turned into means over all processes.
+
+    >>> t = Tally()
+    >>> t.add({"kl": torch.tensor([0.1, 0.3])})
+    >>> round(t.means(alone)["kl"], 6)
+    0.2
+    """
+
+    def __init__(self) -> None:
+        self.sums: defaultdict[str, float] = defaultdict(float)
+        self.tokens = 0.0
+        self.padded = 0.0
+
+    def add(self, figures: Mapping[str, Tensor], *, real: bool = True) -> None:
+        """Add one micro-batch; a filler (`real` false) only makes the names known."""
+        for name, values in figures.items():
+            self.sums[name] += float(values.sum()) if real else 0.0
+        if real and figures:
+            self.tokens += next(iter(figures.values())).numel()
+
+    def means(self, total: Total) -> dict[str, float]:
+        """The mean of each figure over all tokens of all processes."""
+        names = list(self.sums)
+        tokens, *sums = total([self.tokens, *(self.sums[n] for n in names)])
+        return {name: value / tokens if tokens else 0.0 for name, value in zip(names, sums, strict=True)}

@@ -1,0 +1,183 @@
+"""The token-level MDP itself: what a token does to a conversation. Pure rules, no Gymnasium, no model.
+
+State = (task, the ids so far, which of them the policy chose). Action = one token id. A transition appends it; where it
+closes a turn, the environment's own tokens follow, marked as not acted. `TokenEnv.step` and the sampling loop both drive
+this one class, so stepping and sampling cannot drift apart.
+
+How an episode ends:
+    a stop id closes a turn, and the environment has nothing to answer   TERMINATED
+    a stop id closes the last allowed turn, and it would have answered   TRUNCATED
+    no token is left, by count or by window, and no stop id came         TRUNCATED
+A stop id on the very last allowed token is a stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rlvr.contracts import Environment, Tokenizer, Verifier
+from rlvr.episode import End, Episode
+from rlvr.errors import ConfigError, EnvError
+from rlvr.task import Fault, Task, Verdict
+
+
+@dataclass(slots=True)
+class State:
+    """One conversation under way.
+
+    >>> State(Task("t", user("2+2=")), tokens=[1, 6, 2], acted=[False, False, False]).end is None  # doctest: +SKIP
+    True
+    """
+
+    task: Task
+    tokens: list[int]
+    acted: list[bool]
+    said: list[str] = field(default_factory=list)
+    """The policy's turns so far, decoded once each."""
+    turn_start: int = 0
+    """Where in `tokens` the policy's present turn begins."""
+    chosen: int = 0
+    """How many tokens the policy has chosen."""
+    end: End | None = None
+
+
+class TokenMDP:
+    """The rules, for one environment and one tokenizer.
+
+    >>> mdp = TokenMDP(make("env", "arithmetic"), CharTokenizer(), max_new_tokens=8)        # doctest: +SKIP
+    >>> state = mdp.start(mdp.environment.task("train", 0)); mdp.advance(state, 20)         # doctest: +SKIP
+    """
+
+    def __init__(
+        self, environment: Environment, tokenizer: Tokenizer, *, max_new_tokens: int | None = None, max_length: int | None = None
+    ) -> None:
+        if not isinstance(environment, Environment) or not isinstance(getattr(environment, "verifier", None), Verifier):
+            raise ConfigError(
+                f"{environment!r:.80} cannot pose tasks; an environment derives from rlvr.Environment and sets self.verifier "
+                f"to an rlvr.Verifier"
+            )
+        self.environment = environment
+        self.tokenizer = tokenizer
+        self.max_new_tokens = environment.max_new_tokens if max_new_tokens is None else max_new_tokens
+        room = environment.max_prompt_tokens + self.max_new_tokens * (1 if environment.max_turns == 1 else 2)
+        self.max_length = room if max_length is None else max_length
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; the policy needs at least 1 token")
+        if self.max_length < 2:
+            raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
+        self._stops = tokenizer.stop_ids
+
+    def start(self, task: Task) -> State:
+        """The state before the policy's first token."""
+        tokens = self.tokenizer.render(task.prompt)
+        if not tokens:
+            raise EnvError(f"the prompt of task {task.id!r} renders to no token at all; give it some text")
+        if len(tokens) >= self.max_length:
+            raise EnvError(
+                f"the prompt of task {task.id!r} is {len(tokens)} tokens; with max_length {self.max_length} no token is left "
+                f"for an answer; raise max_length or leave the task out"
+            )
+        return State(task, tokens, [False] * len(tokens), turn_start=len(tokens))
+
+    def budget(self, state: State) -> int:
+        """How many tokens the policy may still choose."""
+        return min(self.max_new_tokens - state.chosen, self.max_length - len(state.tokens))
+
+    def advance(self, state: State, token: int) -> None:
+        """Append one token that the policy chose, and whatever follows from it."""
+        state.tokens.append(token)
+        state.acted.append(True)
+        state.chosen += 1
+        if token in self._stops:
+            self._close_turn(state)
+        elif state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
+            self._hear(state)
+            state.end = End.TRUNCATED
+
+    def extend(self, state: State, tokens: Sequence[int]) -> None:
+        """Append a whole sampled turn: the same as stepping its tokens one by one, in one go."""
+        if not tokens or state.end is not None or len(tokens) > self.budget(state):
+            raise EnvError(f"{len(tokens)} tokens for task {state.task.id!r}, where {self.budget(state)} may follow (end: {state.end})")
+        if not self._stops.isdisjoint(tokens[:-1]):
+            raise EnvError(
+                f"tokens follow a stop id in a turn sampled for task {state.task.id!r}; the sampler's stop set is not the task's"
+            )
+        if min(tokens) < 0 or max(tokens) >= self.tokenizer.vocab_size:
+            raise EnvError(
+                f"token ids from {min(tokens)} to {max(tokens)} for task {state.task.id!r}; allowed: 0 to {self.tokenizer.vocab_size - 1}"
+            )
+        state.tokens += tokens[:-1]
+        state.acted += [True] * (len(tokens) - 1)
+        state.chosen += len(tokens) - 1
+        self.advance(state, tokens[-1])
+
+    def _hear(self, state: State) -> str:
+        text = self.tokenizer.decode(state.tokens[state.turn_start :])
+        state.said.append(text)
+        return text
+
+    def _close_turn(self, state: State) -> None:
+        self._hear(state)
+        reply = self.environment.reply(state.task, state.said)
+        if reply is None:
+            state.end = End.TERMINATED
+            return
+        ids = self.tokenizer.render_reply(reply)
+        room = self.max_length - len(state.tokens)  # the reply takes from the window, not from the policy's own tokens
+        if len(state.said) >= self.environment.max_turns or state.chosen >= self.max_new_tokens or room <= len(ids):
+            state.end = End.TRUNCATED  # nothing could follow the reply, so it is not written
+            return
+        state.tokens += ids
+        state.acted += [False] * len(ids)
+        state.turn_start = len(state.tokens)
+
+    def judge(self, state: State) -> Verdict:
+        """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
+        return judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, state.said))
+
+    def episode(self, state: State, verdict: Verdict, *, group: str, logprobs: list[float] | None = None, version: int = 0) -> Episode:
+        """The record of a conversation that is over."""
+        if state.end is None:
+            raise EnvError(f"task {state.task.id!r} is not over yet")
+        rewards = [0.0] * len(state.tokens)
+        if verdict.score is not None:
+            rewards[last_acted(state.acted)] = verdict.score
+        return Episode(
+            task_id=state.task.id,
+            group=group,
+            tokens=state.tokens,
+            acted=state.acted,
+            logprobs=[0.0] * len(state.tokens) if logprobs is None else logprobs,
+            rewards=rewards,
+            end=state.end if verdict.scored else End.FAILED,
+            policy_version=version,
+            verdict=verdict,
+            text=self.environment.answer(state.task, state.said),
+            turns=len(state.said),
+            error="" if verdict.scored else verdict.reason,
+        )
+
+
+def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:
+    """A verdict, whatever the verifier does: one that raises or returns nonsense is the machinery's fault, never a score.
+
+    >>> judged(make("verifier", "numeric"), Task("t", user("2+2="), "4"), lambda: "4").score        # doctest: +SKIP
+    1.0
+    """
+    try:
+        verdict = verifier.verify(task, answer())
+    except Exception as error:
+        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+    if not isinstance(verdict, Verdict):
+        return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
+    return verdict
+
+
+def last_acted(acted: Sequence[bool]) -> int:
+    """Where the policy's last token stands: where a terminal reward is paid.
+
+    >>> last_acted([False, True, True, False])
+    2
+    """
+    return len(acted) - 1 - list(reversed(acted)).index(True)

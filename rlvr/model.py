@@ -1,0 +1,69 @@
+"""The policy's weights: loaded from a folder, or made on the spot from a configuration; and its tokenizer in transformers' form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from rlvr.config import ModelConfig
+from rlvr.contracts import Tokenizer as TokenizerContract
+from rlvr.errors import ConfigError
+from rlvr.tokenizers import EOS, SPECIALS, UNKNOWN, CharTokenizer, HFTokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}<policy>{{ message.content }}<eos>"
+    "{% else %}<user>{{ message.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<policy>{% endif %}"
+)
+
+
+def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, seed: int = 0) -> Any:
+    """The policy as a Hugging Face causal language model; a tokenizer is needed only to make a new one."""
+    dtype = getattr(torch, config.dtype)
+    if config.path is not None:
+        if not Path(config.path).is_dir():
+            raise ConfigError(f"model.path is {config.path!r}, which is no folder; give one that holds a Hugging Face model")
+        try:
+            return AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"model.path {config.path!r} does not hold a causal language model: {' '.join(str(error).split())[:300]}"
+            ) from error
+    settings = dict(config.config or {})
+    family = settings.pop("model_type", None)
+    if not isinstance(family, str):
+        raise ConfigError("model.config has no model_type; write for example model_type: qwen2")
+    if tokenizer is None:
+        raise ConfigError("a model made from a config needs a tokenizer to know its vocabulary")
+    ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
+    torch.manual_seed(seed)
+    try:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(ids | settings)), dtype=dtype)
+    except Exception as error:
+        raise ConfigError(f"model.config makes no model: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+
+def exported(tokenizer: TokenizerContract) -> Any:
+    """The tokenizer as transformers saves and loads it, so that a checkpoint folder is complete."""
+    if isinstance(tokenizer, HFTokenizer):
+        return tokenizer.tokenizer
+    if not isinstance(tokenizer, CharTokenizer):
+        return None
+    words = [*SPECIALS, *tokenizer.alphabet]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=SPECIALS[UNKNOWN]))
+    made.add_special_tokens(list(SPECIALS))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token=SPECIALS[EOS], unk_token=SPECIALS[UNKNOWN], clean_up_tokenization_spaces=False
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def parameters(model: Any) -> int:
+    """How many numbers there are to learn."""
+    return sum(weight.numel() for weight in model.parameters())

@@ -1,0 +1,59 @@
+"""Long work, seen: a bar with its numbers on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+QUIET_SECONDS = 5.0
+"""In a log, at most one line in so many seconds."""
+
+
+class Work:
+    """One long piece of work with a known number of steps.
+
+    >>> with Work(Console(), "training", total=100) as work:              # doctest: +SKIP
+    ...     work.advance({"reward": 0.5, "tokens/s": 900.0})
+    """
+
+    def __init__(self, console: Console, title: str, total: int, done: int = 0) -> None:
+        self.console, self.title, self.total, self.done = console, title, total, done
+        self._said = 0.0
+        self._began = time.monotonic()
+        self._first = done
+        self._bar = None
+        if console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[numbers]}"),
+            )
+            self._bar = Progress(*columns, console=console)
+            self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
+
+    def advance(self, numbers: Mapping[str, float | str], by: int = 1) -> None:
+        """One step is done; show its numbers."""
+        self.done += by
+        text = "  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items())
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, numbers=text)
+            return
+        now = time.monotonic()
+        if now - self._said >= QUIET_SECONDS or self.done == self.total:
+            self._said = now
+            left = (now - self._began) / max(self.done - self._first, 1) * (self.total - self.done)
+            self.console.print(f"{self.title} {self.done}/{self.total}  {text}  {left:.0f} s left", soft_wrap=True, highlight=False)
+
+    def __enter__(self) -> Work:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

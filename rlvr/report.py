@@ -1,0 +1,59 @@
+"""What a run has to show at its end: a curve in the terminal and one as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""The bits of a braille sign, two columns by four rows."""
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """The trailing mean over `window` values.
+
+    >>> smooth([0.0, 1.0, 1.0], 2)
+    [0.0, 0.5, 1.0]
+    """
+    return [sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))]
+
+
+def plot(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:
+    """A curve in braille signs, with its axis: something to look at in any terminal."""
+    if not values:
+        return f"{title}: nothing to plot"
+    low, high = min(values), max(values)
+    low, high = (0.0 if 0 <= low < 0.2 else low), (1.0 if 0.8 < high <= 1 else high)
+    span = (high - low) or 1.0
+    columns, rows = width * 2, height * 4
+    cells = [[0] * width for _ in range(height)]
+    for x in range(columns):
+        value = values[min(len(values) - 1, x * len(values) // columns)]
+        y = rows - 1 - round((value - low) / span * (rows - 1))
+        cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
+    lines = ["".join(chr(0x2800 + bits) for bits in row) for row in cells]
+    labels = [f"{high:.2f}", *[""] * (height - 2), f"{low:.2f}"]
+    body = "\n".join(f"{label:>6} ┤{line}" for label, line in zip(labels, lines, strict=True))
+    return f"{title}\n{body}\n{'':>6} └{'─' * width}\n{'':>8}step 1{f'step {len(values)}':>{width - 6}}"
+
+
+def picture(path: Path, rewards: Sequence[float], before: float | None, after: float | None) -> None:
+    """The reward curve as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    steps = range(1, len(rewards) + 1)
+    axes.plot(steps, rewards, color="#9db8d9", linewidth=1, label="reward")
+    axes.plot(steps, smooth(rewards, 10), color="#1f4e8c", linewidth=2, label="mean of 10 steps")
+    for value, name, style in ((before, "held-out accuracy before", ":"), (after, "held-out accuracy after", "--")):
+        if value is not None:
+            axes.axhline(value, color="#b5541c", linestyle=style, linewidth=1.2, label=f"{name}: {value:.1%}")
+    axes.set(xlabel="step", ylabel="reward", ylim=(-0.02, 1.02), xlim=(1, max(len(rewards), 2)))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, loc="lower right", fontsize=9)
+    figure.savefig(path, dpi=130)

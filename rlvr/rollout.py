@@ -1,0 +1,183 @@
+"""Tasks and a sampler in, episodes out. A failure becomes a failed episode: data, not a crash.
+
+Every answer is judged the moment its conversation ends, in a bounded pool of threads, while others are still being
+sampled. Conversations of several turns go in waves: all that still have the word speak, then the environment answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+
+from rlvr.contracts import Completion, Request, Sampler, Sampling
+from rlvr.episode import End, Episode
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.mdp import State, TokenMDP
+from rlvr.task import Fault, Task, Verdict
+
+
+def seed_of(*parts: object) -> int:
+    """One seed from whatever names a random choice; the same parts give the same seed in every process.
+
+    >>> seed_of(0, "rollout", 3) == seed_of(0, "rollout", 3)
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One episode to collect: which task, in which group, with which randomness.
+
+    >>> Draw(Task("t", user("2+2=")), group="0:t", seed=7).group        # doctest: +SKIP
+    '0:t'
+    """
+
+    task: Task
+    group: str
+    seed: int
+    meta: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where the time of one collection went, in seconds.
+
+    >>> Timing(sampling=2.0, waiting=0.1).sampling
+    2.0
+    """
+
+    sampling: float = 0.0
+    """From the first request to the last completion."""
+    waiting: float = 0.0
+    """After that, until the last verdict: verification that sampling did not hide."""
+    verifying: float = 0.0
+    """All verifications added up."""
+
+
+class Rollout:
+    """Collects episodes of one environment with one sampler.
+
+    >>> with Rollout(mdp, sampler) as rollout:                                        # doctest: +SKIP
+    ...     episodes = rollout.collect([Draw(task, "g", 0)], Sampling())
+    """
+
+    def __init__(self, mdp: TokenMDP, sampler: Sampler, *, workers: int = 8, deadline_s: float = 600.0) -> None:
+        if workers < 1 or deadline_s <= 0:
+            raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
+        self.mdp, self.sampler, self.deadline_s = mdp, sampler, deadline_s
+        self.timing = Timing()
+        self._judged: list[float] = []
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="verify")
+
+    def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+        """One episode a draw, in order."""
+        self.timing, self._judged = Timing(), []
+        began = time.perf_counter()
+        talks = [_Talk(draw, self.mdp) for draw in draws]
+        while speaking := [talk for talk in talks if talk.speaking]:
+            requests = [talk.request() for talk in speaking]
+            for i, completion in self.sampler.stream(requests, sampling):
+                talk = speaking[i]
+                talk.hear(completion)
+                if talk.over:
+                    talk.verdict = self._pool.submit(self._judge, talk.state)
+        sampled = time.perf_counter()
+        self.timing.sampling = sampled - began
+        episodes = [talk.episode(self._wait(talk, sampled), version) for talk in talks]
+        self.timing.waiting = time.perf_counter() - sampled
+        self.timing.verifying = sum(self._judged)
+        return episodes
+
+    def _judge(self, state: State) -> Verdict:
+        began = time.perf_counter()
+        verdict = self.mdp.judge(state)
+        self._judged.append(time.perf_counter() - began)
+        return verdict
+
+    def _wait(self, talk: _Talk, since: float) -> Verdict | None:
+        if talk.verdict is None:
+            return None
+        left = self.deadline_s - (time.perf_counter() - since)
+        try:
+            return talk.verdict.result(timeout=max(left, 0.0))
+        except FutureTimeout:
+            talk.verdict.cancel()
+            return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
+
+    def close(self) -> None:
+        """Let the pool go; a verifier that hangs is not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Rollout:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Talk:
+    """One conversation under way."""
+
+    def __init__(self, draw: Draw, mdp: TokenMDP) -> None:
+        self.draw, self.mdp = draw, mdp
+        self.verdict: Future[Verdict] | None = None
+        self.error = ""
+        self.state = mdp.start(draw.task)
+        self.logprobs = [0.0] * len(self.state.tokens)
+
+    @property
+    def speaking(self) -> bool:
+        return self.state.end is None and not self.error
+
+    @property
+    def over(self) -> bool:
+        return self.state.end is not None and not self.error
+
+    def request(self) -> Request:
+        state, draw = self.state, self.draw
+        turn = len(state.said)
+        return Request(list(state.tokens), self.mdp.budget(state), seed_of(draw.seed, turn), draw.task, turn)
+
+    def hear(self, completion: Completion) -> None:
+        if completion.finish == "error":
+            self.error = completion.error or "the sampler gave no answer and no reason"
+            return
+        try:
+            self.mdp.extend(self.state, completion.tokens)
+        except RlvrError as error:
+            self.error = f"the sampler's tokens do not fit: {error}"
+        except Exception as error:
+            self.error = f"{type(self.mdp.environment).__name__}.reply raised {type(error).__name__}: {error}"
+        else:
+            self.logprobs += completion.logprobs
+            self.logprobs += [0.0] * (len(self.state.tokens) - len(self.logprobs))
+            if completion.finish == "length" and self.state.end is None:
+                self.error = f"the sampler stopped for length after {len(completion.tokens)} tokens, with room for more"
+
+    def episode(self, verdict: Verdict | None, version: int) -> Episode:
+        draw, state = self.draw, self.state
+        if verdict is not None and not self.error:
+            made = self.mdp.episode(state, verdict, group=draw.group, logprobs=self.logprobs, version=version)
+            made.meta.update(draw.meta)
+            return made
+        length = len(self.logprobs)
+        reason = self.error or "the conversation never ended"
+        return Episode(
+            task_id=draw.task.id,
+            group=draw.group,
+            tokens=state.tokens[:length],
+            acted=state.acted[:length],
+            logprobs=self.logprobs,
+            rewards=[0.0] * length,
+            end=End.FAILED,
+            policy_version=version,
+            verdict=Verdict(None, reason, fault=Fault.INFRA),
+            turns=len(state.said),
+            error=reason,
+            meta=dict(draw.meta),
+        )

@@ -1,0 +1,193 @@
+"""The run folder: everything a run leaves behind, and nothing else.
+
+    config.yaml        the resolved configuration
+    versions.json      Python, packages, machine
+    metrics.jsonl      one object a step; the same numbers every time the run is repeated
+    timings.jsonl      one object a step: what depends on the machine and the hour
+    episodes.jsonl     one object an episode: text, tokens, verdict with reasons, advantage
+    checkpoints/       see rlvr.learn.checkpoint
+    reward.png         the reward curve
+    report.json        what `rlvr train --json` prints
+
+A run is never overwritten. It is resumed only with the configuration it was started with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+
+import rlvr
+from rlvr.config import RunConfig, check, differing
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, NotFound
+from rlvr.mdp import last_acted
+
+LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl")
+PACKAGES = ("torch", "transformers", "accelerate", "gymnasium", "numpy", "sympy", "vllm", "docker")
+
+
+class RunLog:
+    """A run folder being written.
+
+    >>> run = RunLog.create(Path("runs/a"), config)                  # doctest: +SKIP
+    >>> run.metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})                      # doctest: +SKIP
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, TextIO] = {}
+
+    @classmethod
+    def create(cls, folder: Path, config: RunConfig) -> RunLog:
+        """A new folder. One that holds anything already is refused."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise ConfigError(
+                    f"{folder} is not empty, and a run is never overwritten; choose another --out, or continue it with --resume"
+                )
+            (folder / "config.yaml").write_text(config.dump(), "utf-8")
+        except OSError as error:
+            raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}; choose another --out") from error
+        (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n", "utf-8")
+        return cls(folder)
+
+    @classmethod
+    def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
+        """An existing folder, to go on with. One whose configuration differs is refused."""
+        changed = differing(config_of(folder), config)
+        if changed:
+            raise ConfigError(
+                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it with the same, or choose another --out"
+            )
+        return cls(folder)
+
+    def metrics(self, row: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
+        """Append one step's numbers, those that a repetition would give again apart from those of the clock."""
+        self._append("metrics.jsonl", [row])
+        self._append("timings.jsonl", [timings])
+
+    def episodes(self, step: int, groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[Sequence[float]]]) -> None:
+        """Append one step's episodes."""
+        self._append(
+            "episodes.jsonl",
+            (
+                episode_row(step, episode, advantage)
+                for group, scores in zip(groups, advantages, strict=True)
+                for episode, advantage in zip(group, scores, strict=True)
+            ),
+        )
+
+    def offsets(self) -> dict[str, int]:
+        """How long each log is now; everything up to there is on the disk."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+        return {name: (self.folder / name).stat().st_size for name in LOGS if (self.folder / name).exists()}
+
+    def rewind(self, offsets: Mapping[str, int]) -> None:
+        """Cut the logs back to a checkpoint: what came after it will come again."""
+        self.close()
+        for name in LOGS:
+            path = self.folder / name
+            if path.exists():
+                with path.open("r+b") as file:
+                    file.truncate(min(offsets.get(name, 0), path.stat().st_size))
+
+    def write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        """One small file, written whole or not at all."""
+        partial = self.folder / f".{name}.part"
+        partial.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+        partial.replace(self.folder / name)
+
+    def close(self) -> None:
+        """Close the logs; called any number of times."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        if name not in self._files:
+            self._files[name] = (self.folder / name).open("a", encoding="utf-8")
+        file = self._files[name]
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+        file.flush()
+
+
+def episode_row(step: int, episode: Episode, advantages: Sequence[float]) -> dict[str, Any]:
+    """One episode as plain JSON. `advantage` is that of the policy's last token; the others follow from algorithm and group."""
+    return {
+        "step": step,
+        **episode.meta,
+        "task_id": episode.task_id,
+        "group": episode.group,
+        "text": episode.text,
+        "reward": episode.reward,
+        "advantage": advantages[last_acted(episode.acted)] if advantages and any(episode.acted) else 0.0,
+        "end": episode.end.value,
+        "turns": episode.turns,
+        "policy_version": episode.policy_version,
+        "verdict": episode.verdict.record() if episode.verdict else None,
+        "error": episode.error,
+        "tokens": episode.tokens,
+        "acted": [int(flag) for flag in episode.acted],
+        "logprobs": [round(value, 6) for value in episode.logprobs],
+    }
+
+
+def config_of(folder: Path) -> RunConfig:
+    """The configuration that a run was started with."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise NotFound(f"{folder} is no run folder: it has no config.yaml; name a folder that `rlvr train` wrote")
+    return check(yaml.safe_load(path.read_text("utf-8")), str(path))
+
+
+def rows_of(path: Path) -> Iterable[dict[str, Any]]:
+    """The objects of a JSONL file, one at a time. A torn last line (a killed run) ends it; any other is an error."""
+    if not path.is_file():
+        raise NotFound(f"there is no file {path}")
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                if not line.endswith("\n"):
+                    return
+                raise ConfigError(f"{path}, line {number} is not valid JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ConfigError(f"{path}, line {number} holds {type(row).__name__}, not an object")
+            yield row
+
+
+def versions() -> dict[str, str]:
+    """What ran: enough to say later why two runs differ."""
+    found = {"rlvr": rlvr.__version__, "python": sys.version.split()[0], "platform": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_episodes(folder: Path, episodes: Sequence[Episode], report: Mapping[str, Any]) -> None:
+    """An evaluation's own small run folder: its samples and its report."""
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error
+    run = RunLog(folder)
+    run.episodes(0, [episodes], [[[]] * len(episodes)])
+    run.write_json("report.json", report)
+    run.close()

@@ -1,0 +1,88 @@
+"""Replay given answers: the shipped fake, for tests, for checks of an environment, and for baselines without a model.
+
+{name: scripted, answer: gold}      the environment's own gold solution: must score the maximum
+{name: scripted, answer: noop}      an empty answer: must score the floor
+{name: scripted, answer: random}    uniformly random tokens
+{name: scripted, answers: ["7"]}    these texts, turn by turn
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
+from rlvr.errors import ConfigError, SamplerError, suggest
+
+SCRIPTS = ("gold", "noop", "random")
+
+
+class Scripted(Sampler):
+    """Says what it was told to say.
+
+    >>> Scripted(answer="noop").answer
+    'noop'
+    """
+
+    policy_form = "scripted:gold|noop|random"
+    tokenizer = "bytes"  # any text survives it
+
+    @classmethod
+    def policy_settings(cls, rest: str) -> dict[str, Any]:
+        """`scripted:gold` is the script named gold."""
+        return {"answer": rest}
+
+    def __init__(self, *, answer: str = "gold", answers: list[str] | None = None) -> None:
+        if answers is None and answer not in SCRIPTS:
+            raise ConfigError(f"the script {answer!r} is not known; {suggest(answer, SCRIPTS)}; or give answers: [text, ...]")
+        if answers is not None and not answers:
+            raise ConfigError("answers is an empty list; give at least one text")
+        self.answer, self.answers = answer, answers
+        self._environment: Environment | None = None
+        self._tokenizer: Tokenizer | None = None
+
+    def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
+        """Remember whose gold solutions to say, and how to write them."""
+        self._environment, self._tokenizer = environment, tokenizer
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """One completion a request, at once."""
+        for index, request in enumerate(requests):
+            yield index, self._complete(request)
+
+    def _complete(self, request: Request) -> Completion:
+        if self._tokenizer is None:
+            raise SamplerError("the scripted sampler was asked before it was bound to an environment and a tokenizer")
+        tokenizer = self._tokenizer
+        if self.answers is None and self.answer == "random":
+            return _random(request, tokenizer)
+        text = self._text(request)
+        tokens = [*tokenizer.encode(text), tokenizer.eos_id]
+        if len(tokens) > request.max_tokens:
+            return Completion(tokens[: request.max_tokens], [0.0] * request.max_tokens, "length")
+        return Completion(tokens, [0.0] * len(tokens), "stop")
+
+    def _text(self, request: Request) -> str:
+        if self.answers is not None:
+            return self.answers[min(request.turn, len(self.answers) - 1)]
+        if self.answer == "noop" or self._environment is None or request.task is None:
+            return ""
+        gold = self._environment.gold(request.task)
+        if gold is None:
+            raise SamplerError(
+                f"{type(self._environment).__name__} knows no gold solution for {request.task.id!r}; use scripted:noop or scripted:random"
+            )
+        return gold
+
+
+def _random(request: Request, tokenizer: Tokenizer) -> Completion:
+    dice = random.Random(request.seed)
+    tokens: list[int] = []
+    while len(tokens) < request.max_tokens and not (tokens and tokens[-1] in tokenizer.stop_ids):
+        tokens.append(dice.randrange(tokenizer.vocab_size))
+    return Completion(tokens, [-math.log(tokenizer.vocab_size)] * len(tokens), "stop" if tokens[-1] in tokenizer.stop_ids else "length")
+
+
+make = Scripted

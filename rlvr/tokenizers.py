@@ -1,0 +1,153 @@
+"""Text to token ids and back: two toy tokenizers without dependencies, and a thin wrapper around a Hugging Face one.
+
+    chars               printable ASCII, one id a character
+    chars:0123456789+=  the characters you name: a small action space for small models
+    bytes               UTF-8 bytes: any text survives the round trip
+    PATH                a folder with a Hugging Face tokenizer
+
+All of them append only: a rendered conversation is never rendered again, so history cannot change under the policy.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Tokenizer
+from rlvr.errors import ConfigError, EnvError, MissingExtra
+from rlvr.task import Message
+
+ASCII = "".join(sorted(string.digits + string.ascii_letters + string.punctuation + " \n"))
+EOS, USER, POLICY, UNKNOWN = 0, 1, 2, 3
+SPECIALS = ("<eos>", "<user>", "<policy>", "<unk>")
+
+
+class _Marked:
+    """What both toys share: four special ids, and turns marked by <user> and <policy>."""
+
+    stop_ids = frozenset({EOS})
+    eos_id = EOS
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation so far, ready for the policy's turn."""
+        ids: list[int] = []
+        for message in messages:
+            ids += [POLICY if message["role"] == "assistant" else USER, *self.encode(message["content"])]
+            ids += [EOS] if message["role"] == "assistant" else []
+        return [*ids, POLICY]
+
+    def render_reply(self, text: str) -> list[int]:
+        """The environment's answer, and the mark that gives the policy the word."""
+        return [USER, *self.encode(text), POLICY]
+
+
+class CharTokenizer(_Marked):
+    """One id a character of a declared alphabet.
+
+    >>> CharTokenizer("0123456789+=").encode("1+1=")
+    [5, 14, 5, 15]
+    """
+
+    def __init__(self, alphabet: str = ASCII) -> None:
+        if not alphabet or len(set(alphabet)) != len(alphabet):
+            raise ConfigError(f"an alphabet needs at least one character, each once; got {alphabet!r}")
+        self.alphabet = alphabet
+        self.vocab_size = len(SPECIALS) + len(alphabet)
+        self._ids = {char: len(SPECIALS) + i for i, char in enumerate(alphabet)}
+        self._chars = ["", "\ufffd", "\ufffd", "\ufffd", *alphabet]
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids; a character outside the alphabet becomes <unk>."""
+        ids = self._ids
+        return [ids.get(char, UNKNOWN) for char in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text; stop ids vanish, the other special ids show as replacement characters."""
+        chars = self._chars
+        return "".join([chars[i] for i in ids])
+
+
+class ByteTokenizer(_Marked):
+    """One id a UTF-8 byte: any text survives the round trip.
+
+    >>> ByteTokenizer().decode(ByteTokenizer().encode("π ≈ 3"))
+    'π ≈ 3'
+    """
+
+    vocab_size = len(SPECIALS) + 256
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids."""
+        return [len(SPECIALS) + byte for byte in text.encode("utf-8", "surrogatepass")]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text; bytes that are no UTF-8 show as replacement characters."""
+        return bytes(i - len(SPECIALS) if i >= len(SPECIALS) else 0xFF for i in ids if i != EOS).decode("utf-8", "replace")
+
+
+class HFTokenizer:
+    """A Hugging Face tokenizer behind the same door. Hand it a loaded one; nothing is imported here."""
+
+    def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = len(tokenizer)
+        if tokenizer.eos_token_id is None:
+            raise ConfigError("this tokenizer has no EOS token, so no answer could ever end; set tokenizer.eos_token")
+        self.eos_id = int(tokenizer.eos_token_id)
+        self.stop_ids = frozenset({self.eos_id, *extra_stop_ids})
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids, with no special tokens added."""
+        return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text, stop ids left out, everything else as it stands."""
+        return str(self.tokenizer.decode([i for i in ids if i not in self.stop_ids], skip_special_tokens=False))
+
+    def render(self, messages: Sequence[Message]) -> list[int]:
+        """Through the chat template where there is one; otherwise the bare text of the messages."""
+        if not self.tokenizer.chat_template:
+            return self.encode("\n".join(message["content"] for message in messages))
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return self.encode(text)
+
+    def render_reply(self, text: str) -> list[int]:
+        """What the template puts between the policy's stop id and its next turn."""
+        if not self.tokenizer.chat_template:
+            return self.encode("\n" + text + "\n")
+        said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        before = self.encode(self.tokenizer.apply_chat_template(said, tokenize=False))
+        after = self.render([*said, {"role": "user", "content": text}])
+        ends = [i for i, token in enumerate(before) if token in self.stop_ids]
+        if not ends or after[: ends[-1] + 1] != before[: ends[-1] + 1]:
+            raise EnvError("this chat template rewrites earlier turns, so a conversation cannot be continued token by token")
+        return after[ends[-1] + 1 :]
+
+
+def tokenizer_from(spec: str) -> Tokenizer:
+    """The tokenizer that a configuration names.
+
+    >>> tokenizer_from("chars:01").vocab_size
+    6
+    """
+    if spec == "chars":
+        return CharTokenizer()
+    if spec.startswith("chars:"):
+        return CharTokenizer(spec.removeprefix("chars:"))
+    if spec == "bytes":
+        return ByteTokenizer()
+    if not Path(spec).is_dir():
+        raise ConfigError(f"no tokenizer {spec!r}; write chars, chars:ALPHABET, bytes, or a folder that holds a Hugging Face tokenizer")
+    try:
+        from transformers import AutoTokenizer, GenerationConfig
+    except ModuleNotFoundError as error:
+        raise MissingExtra("transformers", "train", "use the tokenizer 'chars' or 'bytes'") from error
+    stops: Any = []
+    if (Path(spec) / "generation_config.json").is_file():
+        stops = GenerationConfig.from_pretrained(spec).eos_token_id
+    return HFTokenizer(AutoTokenizer.from_pretrained(spec), [] if stops is None else [stops] if isinstance(stops, int) else stops)

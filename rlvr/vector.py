@@ -1,0 +1,122 @@
+"""TokenVectorEnv: many token environments stepped together, their finished answers verified at the same time.
+
+>>> import gymnasium
+>>> envs = gymnasium.make_vec("rlvr:rlvr/Arithmetic-v0", num_envs=4, obs="ids")             # doctest: +SKIP
+>>> observations, infos = envs.reset(seed=[7, 7, 8, 8])                                       # doctest: +SKIP
+>>> observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())   # doctest: +SKIP
+
+Step by step it hands back exactly what `SyncVectorEnv` over the same environments would: Gymnasium's own class does the
+batching and the automatic resets. What differs is the time: k answers that end in one step cost about one verification,
+not k. Environments with equal seeds get equal tasks, episode after episode, since every reset draws one number: so
+`seed=[7, 7, 8, 8]` makes two groups of two that stay groups.
+
+Under the default `NextStep` mode the step after an end ignores its action and returns the next episode's beginning with
+reward 0.0: leave that transition out of training. `SameStep` puts the end into `final_obs` and `final_info`. `Disabled`
+never resets by itself; call `reset(options={"reset_mask": mask})`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rlvr.contracts import Environment, Tokenizer
+from rlvr.env import TokenEnv, token_env_settings
+from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.registry import from_config
+from rlvr.task import Fault, Verdict
+from rlvr.tokenizers import tokenizer_from
+
+
+class _Settled(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A TokenEnv whose token is already appended and judged: its step only tells what came of it."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        env: Any = self.env
+        five: tuple[Any, float, bool, bool, dict[str, Any]] = env.outcome()
+        return five
+
+
+class TokenVectorEnv(SyncVectorEnv):
+    """Many `TokenEnv`s over one environment, one verifier and one tokenizer, with one bounded pool of threads to verify in."""
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        env: str | dict[str, Any] | Environment,
+        tokenizer: str | Tokenizer = "chars",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        workers: int = 8,
+        deadline_s: float = 600.0,
+        **settings: Any,
+    ) -> None:
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+            raise ConfigError(f"num_envs is {num_envs!r}; at least 1 environment is needed")
+        if workers < 1 or deadline_s <= 0:
+            raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
+        mode = _mode(autoreset_mode)
+        self.environment: Environment = from_config("env", env)
+        shared: Any = tokenizer_from(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        try:
+            self.token_envs = [TokenEnv(env=self.environment, tokenizer=shared, **settings) for _ in range(num_envs)]
+        except Exception:
+            self.environment.close()
+            raise
+        super().__init__([lambda e=e: _Settled(e) for e in self.token_envs], autoreset_mode=mode)  # type: ignore[misc]
+        self.deadline_s = deadline_s
+        self._pool = ThreadPoolExecutor(min(workers, num_envs), thread_name_prefix="verify")
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Append one token to every episode under way, judge those that ended side by side, and hand back the batch."""
+        chosen = np.asarray(actions)
+        if chosen.shape != (self.num_envs,):
+            raise EnvError(f"actions have the shape {chosen.shape}; allowed: one token id for each of the {self.num_envs} environments")
+        if self.closed:
+            raise EnvError("step() was called on closed environments; make new ones")
+        if chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= self.token_envs[0].pad_id:
+            raise EnvError(f"actions {actions!r:.200} are no token ids; allowed: whole numbers from 0 to {self.token_envs[0].pad_id - 1}")
+        resets = self.autoreset_mode is AutoresetMode.NEXT_STEP
+        idle = [i for i, env in enumerate(self.token_envs) if env.state is None or (env.state.end is not None and not resets)]
+        if idle:
+            raise EnvError(f"step() was called with no episode under way in environments {idle}; call reset() first")
+        judged: dict[Future[Verdict], TokenEnv] = {}
+        for env, action in zip(self.token_envs, chosen, strict=True):
+            assert env.state is not None
+            if env.state.end is None and env.append(action):
+                judged[self._pool.submit(env.mdp.judge, env.state)] = env
+        done, _ = wait(judged, timeout=self.deadline_s)
+        for verdict, env in judged.items():
+            env.settle(verdict.result() if verdict in done else self._too_late(verdict))
+        return super().step(chosen)
+
+    def _too_late(self, verdict: Future[Verdict]) -> Verdict:
+        verdict.cancel()
+        return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Put the pool, the environment and its verifier away; a verifier that hangs is not waited for."""
+        if hasattr(self, "_pool"):
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close_extras(**kwargs)
+
+
+def _mode(wanted: str | AutoresetMode) -> AutoresetMode:
+    """Gymnasium's own words, or the names of its members: "NextStep" and "next_step" are the same."""
+    if isinstance(wanted, AutoresetMode):
+        return wanted
+    known = {name: mode for mode in AutoresetMode for name in (mode.value, mode.name.lower())}
+    if wanted not in known:
+        raise ConfigError(f"autoreset_mode is {wanted!r}; {suggest(str(wanted), [mode.value for mode in AutoresetMode])}")
+    return known[wanted]
+
+
+def make_token_vector_env(*, name: str, num_envs: int = 1, **kwargs: Any) -> TokenVectorEnv:
+    """What `gymnasium.make_vec` calls: settings that belong neither to the vector nor to TokenEnv go to the environment."""
+    own = {key: kwargs.pop(key) for key in ("autoreset_mode", "workers", "deadline_s") if key in kwargs}
+    settings, rest = token_env_settings(kwargs)
+    return TokenVectorEnv(num_envs, env={"name": name, **rest}, **own, **settings)
