@@ -50,12 +50,8 @@ def faults() -> Iterator[None]:
 
 def ensure_image(client: docker.DockerClient, image: str) -> None:
     """See that the image is there. Ours is built from the Dockerfile beside this file, anyone else's is pulled; both show progress."""
-    with faults():
-        try:
-            client.images.get(image)
-            return
-        except docker.errors.ImageNotFound:
-            pass
+    if has_image(client, image):
+        return
     try:
         if image == IMAGE:
             stream = client.api.build(path=str(HERE), tag=image, rm=True, decode=True)
@@ -66,6 +62,16 @@ def ensure_image(client: docker.DockerClient, image: str) -> None:
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError, SandboxError) as error:
         hint = IMAGE_HINT if image == IMAGE else f"see that `docker pull {image}` works"
         raise SandboxError(f"the image {image!r} is not there and could not be made ({_short(error)}); {hint}") from error
+
+
+def has_image(client: docker.DockerClient, image: str) -> bool:
+    """Whether the engine has this image already."""
+    with faults():
+        try:
+            client.images.get(image)
+        except docker.errors.ImageNotFound:
+            return False
+        return True
 
 
 def _show(title: str, stream: Any) -> None:

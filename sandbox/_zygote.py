@@ -49,12 +49,12 @@ def serve(door: socket.socket) -> dict[str, Any] | None:
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     living: set[int] = set()
     while True:
-        ready, _, _ = select.select([door, read], [], [])
+        ready, _, _ = select.select([door.fileno(), read], [], [])
         if read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(read, 4096)
             _report(door, living)
-        if door in ready:
+        if door.fileno() in ready:
             order, descriptors = _receive(door)
             if order is None:
                 return None

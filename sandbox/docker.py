@@ -131,11 +131,10 @@ def missing() -> list[str]:
     except SandboxError as error:
         return [str(error)]
     try:
-        client.images.get(_engine.IMAGE)
-    except _engine.docker.errors.ImageNotFound:
-        return [f"the image {_engine.IMAGE!r} is not there; {_engine.IMAGE_HINT} (the first use does it too, where it can)"]
-    except _engine.docker.errors.DockerException as error:
-        return [f"the engine does not say whether it has the image {_engine.IMAGE!r}: {error}; restart the engine"]
+        if not _engine.has_image(client, _engine.IMAGE):
+            return [f"the image {_engine.IMAGE!r} is not there; {_engine.IMAGE_HINT} (the first use does it too, where it can)"]
+    except SandboxError as error:
+        return [f"{error}; restart the engine"]
     finally:
         client.close()
     return []
