@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -262,7 +263,7 @@ JSON = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=4)
-    | st.sampled_from("i f b ba c r fr l t s fs dq it d dec o".split()),
+    | st.sampled_from(["i", "f", "b", "ba", "c", "r", "fr", "l", "t", "s", "fs", "dq", "it", "d", "dec", "o"]),
     st.lists,
     max_leaves=12,
 )
@@ -271,10 +272,8 @@ JSON = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(JSON)
 def test_anything_else_is_refused_and_nothing_worse(data: Any) -> None:
-    try:
+    with contextlib.suppress(NotData):
         decode(data)
-    except NotData:
-        pass
 
 
 def test_a_subclass_arrives_as_its_base() -> None:
@@ -284,7 +283,7 @@ def test_a_subclass_arrives_as_its_base() -> None:
 
         __hash__ = int.__hash__
 
-    class List(list):  # type: ignore[type-arg]
+    class List(list):
         def __eq__(self, other: object) -> bool:
             return True
 

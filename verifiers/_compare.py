@@ -24,9 +24,9 @@ NUMBER = re.compile(rb"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,
 
 
 def same_text(said: bytes, wanted: bytes, rule: Mapping[str, Any]) -> bool:
-    """Whether an output is the expected one.
+    r"""Whether an output is the expected one.
 
-    >>> same_text(b"1  2\\n", b"1 2", {"name": "tokens"})
+    >>> same_text(b"1  2\n", b"1 2", {"name": "tokens"})
     True
     """
     name = rule["name"]

@@ -65,7 +65,7 @@ def holds_assertion(statement: ast.stmt) -> bool:
 
 def split(body: list[ast.stmt], first: int) -> list[ast.stmt]:
     """Put every asserting statement into a `try` of its own that notes whether it held."""
-    changed = []
+    changed: list[ast.stmt] = []
     for statement in body:
         if holds_assertion(statement):
             note = ast.parse(
@@ -84,7 +84,9 @@ def prepare(test: str) -> tuple[ast.Module, int]:
     """The test code with every test set apart, and how many there are."""
     tree = ast.parse(test)
     count = 0
-    for node in [tree, *(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check")]:
+    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+    bodies: list[ast.Module | ast.FunctionDef] = [tree, *checks]
+    for node in bodies:
         found = sum(holds_assertion(statement) for statement in node.body)
         node.body = split(node.body, count)
         count += found

@@ -1,8 +1,8 @@
-"""The reference of a `unit_tests` task, read and checked: three kinds of tests, in plain JSON.
+r"""The reference of a `unit_tests` task, read and checked: three kinds of tests, in plain JSON.
 
-    {"kind": "stdio", "cases": [{"stdin": "3\\n", "stdout": "9\\n"}]}
+    {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "9\n"}]}
     {"kind": "calls", "function": "square", "cases": [{"args": [3], "expected": 9}]}
-    {"kind": "asserts", "entry_point": "square", "test": "def check(candidate):\\n    assert candidate(3) == 9"}
+    {"kind": "asserts", "entry_point": "square", "test": "def check(candidate):\n    assert candidate(3) == 9"}
 
 Every kind takes "limits" (fields of `Limits`) and "prelude" (code put in front of the answer); stdio and calls take "checker"
 (a rule's name, or {"name": "tolerance", "absolute": 1e-6}), and a "weight" and a "name" in each case; stdio takes "language";
@@ -67,10 +67,9 @@ class Tests:
 
 def read(reference: Any, default: Limits) -> Tests:
     """The tests that a reference describes; ConfigError says what is wrong with it."""
-    if not isinstance(reference, Mapping) or reference.get("kind") not in KINDS:
-        kind = reference.get("kind") if isinstance(reference, Mapping) else reference
+    kind: Any = reference.get("kind") if isinstance(reference, Mapping) else reference
+    if not isinstance(reference, Mapping) or not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(f"the reference's kind is {str(kind)[:80]!r}; {suggest(str(kind)[:80], KINDS)}")
-    kind: Literal["stdio", "calls", "asserts"] = reference["kind"]
     for key in reference:
         if key not in KINDS[kind] | ANY:
             raise ConfigError(f"a reference of kind {kind!r} has no {key!r}; {suggest(str(key), KINDS[kind] | ANY)}")

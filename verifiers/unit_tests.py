@@ -35,9 +35,9 @@ LOST = {"ok": False, "why": "no record"}
 
 
 class UnitTests(Verifier):
-    """Run the tests of the task on the code of the answer. `score` is "all" (1 or 0) or "fraction" (by weight).
+    r"""Run the tests of the task on the code of the answer. `score` is "all" (1 or 0) or "fraction" (by weight).
 
-    >>> UnitTests(sandbox=sandbox).verify(task, "```python\\nprint(int(input()) ** 2)\\n```").score        # doctest: +SKIP
+    >>> UnitTests(sandbox=sandbox).verify(task, "```python\nprint(int(input()) ** 2)\n```").score        # doctest: +SKIP
     1.0
     """
 
