@@ -52,7 +52,9 @@ def examine(*, json: bool) -> int:
 
 
 def _python() -> Finding:
-    detail = f"Python {platform.python_version()}, rlvr {rlvr.__version__}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    detail = (
+        f"Python {platform.python_version()}, rlvr {rlvr.__version__}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    )
     ok = sys.version_info >= (3, 11)
     return Finding("python", "ok" if ok else "broken", detail, "" if ok else "rlvr needs Python 3.11 or newer")
 
