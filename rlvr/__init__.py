@@ -13,6 +13,7 @@ from rlvr.algorithm import Algorithm
 from rlvr.contracts import (
     Completion,
     Environment,
+    Example,
     Limits,
     Outcome,
     Program,
@@ -39,6 +40,7 @@ __all__ = [
     "End",
     "Environment",
     "Episode",
+    "Example",
     "Fault",
     "Limits",
     "Message",

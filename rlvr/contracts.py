@@ -79,6 +79,21 @@ class Plugin:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a verifier says about itself: answers that deserve the full score for a reference, and answers that deserve the least.
+
+    >>> Example(reference="95", right=("95", "95.0"), wrong=("59", "95 or 96")).right[0]
+    '95'
+    """
+
+    reference: Any
+    right: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """The task's `meta`, for verifiers that read it."""
+
+
 class Verifier(Plugin, ABC):
     """Judges one answer. Pure, or pure given a sandbox; callable from any thread.
 
@@ -88,6 +103,8 @@ class Verifier(Plugin, ABC):
 
     version: ClassVar[str] = "1"
     """Raised whenever a verdict may change; part of every cache key and of every run's record."""
+    examples: ClassVar[Sequence[Example]] = ()
+    """Cases that `check_verifier` holds the class to, with its default settings; at least one, with a right and a wrong answer."""
 
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
@@ -137,6 +154,12 @@ class Environment(Plugin, ABC):
         """The text to be judged at the end. The default: the policy's last turn."""
         return said[-1] if said else ""
 
+    def close(self) -> None:
+        """Close the verifier too; an environment that holds more closes that as well."""
+        verifier = getattr(self, "verifier", None)
+        if verifier is not None and verifier is not self:
+            verifier.close()
+
 
 class Stop(StrEnum):
     """The verdict of the sandbox on one run, in the words of programming contests."""
@@ -178,6 +201,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """A Python program of ours that questions a foreign one from a process of its own, across a channel that carries bytes only.
+
+    Both start together, as different users. Each reads what the other says from descriptor 3 and answers on descriptor 4;
+    what the judge alone writes to descriptor 5 is `Outcome.report`. Its standard input is `brief`.
+
+    >>> Judge("import os; os.write(5, os.read(3, 100))").brief
+    b''
+    """
+
+    source: str
+    brief: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A foreign program to run once, in a place of its own.
 
@@ -190,7 +228,9 @@ class Program:
     language: Literal["python", "cpp", "javascript"] = "python"
     limits: Limits = field(default_factory=Limits)
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Read-only files that lie in the working folder."""
+    """Files that lie in the working folder; what the program does to them goes with the folder."""
+    judge: Judge | None = None
+    """Who questions it while it runs. The run then ends when the judge ends, and the limits hold for both together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +253,8 @@ class Outcome:
     isolation: tuple[str, ...] = ()
     """What really was applied, not what was asked for."""
     reason: str = ""
+    report: bytes = b""
+    """What came out of descriptor 5: the judge's word where there is a judge, else the program's own (and worth no more)."""
 
 
 class Sandbox(Plugin, ABC):

@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlvr.contracts import Environment, Tokenizer
+from rlvr.contracts import Environment, Plugin, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.mdp import State, TokenMDP
@@ -61,11 +61,16 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             raise ConfigError(f"on_length is {on_length!r}; {suggest(str(on_length), ('truncate', 'terminate'))}")
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; allowed: ansi, or none")
-        self.environment: Environment = from_config("env", env)
-        if split not in self.environment.splits:
-            raise ConfigError(f"split is {split!r}; {suggest(split, self.environment.splits)}")
         self.tokenizer = tokenizer_from(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self.mdp = TokenMDP(self.environment, self.tokenizer, max_new_tokens=max_new_tokens, max_length=max_length)
+        self.environment: Environment = from_config("env", env)
+        try:
+            self.mdp = TokenMDP(self.environment, self.tokenizer, max_new_tokens=max_new_tokens, max_length=max_length)
+            if split not in self.environment.splits:
+                raise ConfigError(f"split is {split!r}; {suggest(str(split), self.environment.splits)}")
+        except ConfigError:
+            if self.environment is not env and isinstance(self.environment, Plugin):
+                self.environment.close()  # what was built here is put away here
+            raise
         self.obs, self.split, self.on_length, self.render_mode = obs, split, on_length, render_mode
         self.pad_id = self.tokenizer.vocab_size
         self.action_space = spaces.Discrete(self.tokenizer.vocab_size)

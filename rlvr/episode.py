@@ -54,6 +54,7 @@ class Episode:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "end", End(self.end))
         length = len(self.tokens)
         lengths = {"acted": len(self.acted), "logprobs": len(self.logprobs), "rewards": len(self.rewards)}
         if any(n != length for n in lengths.values()):
@@ -64,6 +65,9 @@ class Episode:
             bad = next((i for i, v in enumerate(values) if not math.isfinite(v)), None)
             if bad is not None:
                 raise ValueError(f"episode of {self.task_id!r}: {name}[{bad}] is {values[bad]}, not a finite number")
+            stray = next((i for i, v in enumerate(values) if v and not self.acted[i]), None)
+            if stray is not None:
+                raise ValueError(f"episode of {self.task_id!r}: {name}[{stray}] is {values[stray]} where the policy did not choose")
         if any(lp > 1e-6 for lp in self.logprobs):
             raise ValueError(f"episode of {self.task_id!r}: a log-probability is above 0 ({max(self.logprobs)})")
         if self.end is End.FAILED and any(self.rewards):

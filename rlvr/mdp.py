@@ -13,7 +13,7 @@ A stop id on the very last allowed token is a stop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlvr.contracts import Environment, Tokenizer, Verifier
@@ -134,14 +134,7 @@ class TokenMDP:
 
     def judge(self, state: State) -> Verdict:
         """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
-        verifier = self.environment.verifier
-        try:
-            verdict = verifier.verify(state.task, self.environment.answer(state.task, state.said))
-        except Exception as error:
-            return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-        if not isinstance(verdict, Verdict):
-            return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
-        return verdict
+        return judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, state.said))
 
     def episode(self, state: State, verdict: Verdict, *, group: str, logprobs: list[float] | None = None, version: int = 0) -> Episode:
         """The record of a conversation that is over."""
@@ -164,6 +157,21 @@ class TokenMDP:
             turns=len(state.said),
             error="" if verdict.scored else verdict.reason,
         )
+
+
+def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:
+    """A verdict, whatever the verifier does: one that raises or returns nonsense is the machinery's fault, never a score.
+
+    >>> judged(make("verifier", "numeric"), Task("t", user("2+2="), "4"), lambda: "4").score        # doctest: +SKIP
+    1.0
+    """
+    try:
+        verdict = verifier.verify(task, answer())
+    except Exception as error:
+        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+    if not isinstance(verdict, Verdict):
+        return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
+    return verdict
 
 
 def last_acted(acted: Sequence[bool]) -> int:

@@ -17,8 +17,7 @@ never resets by itself; call `reset(options={"reset_mask": mask})`.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import gymnasium
@@ -77,23 +76,27 @@ class TokenVectorEnv(SyncVectorEnv):
         chosen = np.asarray(actions)
         if chosen.shape != (self.num_envs,):
             raise EnvError(f"actions have the shape {chosen.shape}; allowed: one token id for each of the {self.num_envs} environments")
+        if self.closed:
+            raise EnvError("step() was called on closed environments; make new ones")
+        if chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= self.token_envs[0].pad_id:
+            raise EnvError(f"actions {actions!r:.200} are no token ids; allowed: whole numbers from 0 to {self.token_envs[0].pad_id - 1}")
         resets = self.autoreset_mode is AutoresetMode.NEXT_STEP
-        waiting: list[tuple[TokenEnv, Future[Verdict]]] = []
+        idle = [i for i, env in enumerate(self.token_envs) if env.state is None or (env.state.end is not None and not resets)]
+        if idle:
+            raise EnvError(f"step() was called with no episode under way in environments {idle}; call reset() first")
+        judged: dict[Future[Verdict], TokenEnv] = {}
         for env, action in zip(self.token_envs, chosen, strict=True):
-            over = env.state is not None and env.state.end is not None
-            if not (resets and over) and env.append(action):
-                assert env.state is not None
-                waiting.append((env, self._pool.submit(env.mdp.judge, env.state)))
-        for env, verdict in waiting:
-            env.settle(self._wait(verdict))
+            assert env.state is not None
+            if env.state.end is None and env.append(action):
+                judged[self._pool.submit(env.mdp.judge, env.state)] = env
+        done, _ = wait(judged, timeout=self.deadline_s)
+        for verdict, env in judged.items():
+            env.settle(verdict.result() if verdict in done else self._too_late(verdict))
         return super().step(chosen)
 
-    def _wait(self, verdict: Future[Verdict]) -> Verdict:
-        try:
-            return verdict.result(timeout=self.deadline_s)
-        except FutureTimeout:
-            verdict.cancel()
-            return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
+    def _too_late(self, verdict: Future[Verdict]) -> Verdict:
+        verdict.cancel()
+        return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Put the pool, the environment and its verifier away; a verifier that hangs is not waited for."""

@@ -1,0 +1,55 @@
+"""Say a word backwards: `abca>` asks for `acba`. A toy whose reward can be partial, letter by letter, if its verifier says so."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from rlvr.contracts import Environment, Verifier
+from rlvr.errors import ConfigError
+from rlvr.task import Task, user
+
+
+class CopyReverse(Environment):
+    """Copy a word, last letter first. No word is its own reverse, so the question never is its answer.
+
+    >>> import rlvr
+    >>> rlvr.make("env", "copy_reverse", length=4).task("train", 0).question     # doctest: +SKIP
+    'abca>'
+    """
+
+    needs = {"verifier": "exact"}
+    max_prompt_tokens = 12
+    max_new_tokens = 10
+
+    def __init__(self, *, verifier: Verifier, length: int = 4, letters: str = "abcd", seed: int = 0) -> None:
+        """Choose how hard it is.
+
+        Args:
+            verifier: judges the reversed word.
+            length: letters in a word, from 2 to 8.
+            letters: the alphabet, at least two different letters.
+            seed: another seed is another stream of tasks.
+        """
+        if not isinstance(length, int) or not 2 <= length <= 8:
+            raise ConfigError(f"length is {length!r}; allowed: 2 to 8")
+        if not isinstance(letters, str) or len(set(letters)) < 2 or len(set(letters)) != len(letters) or not letters.isalnum():
+            raise ConfigError(f"letters is {letters!r}; name at least two different letters, such as 'abcd'")
+        self.verifier, self.length, self.letters, self.seed = verifier, length, letters, seed
+
+    def task(self, split: str, index: int) -> Task:
+        """The word at `index`; one word in five is held out, whatever the seed."""
+        draw = random.Random(f"copy_reverse/{self.seed}/{split}/{index}")
+        for _ in range(10_000):
+            word = "".join(draw.choice(self.letters) for _ in range(self.length))
+            held_out = hashlib.blake2b(word.encode(), digest_size=4).digest()[0] % 5 == 0
+            if word != word[::-1] and split == ("test" if held_out else "train"):
+                return Task(f"copy_reverse/{split}/{self.seed}.{index}", user(f"{word}>"), word[::-1])
+        raise ConfigError(f"there is no {split!r} word of length {self.length} over {self.letters!r}; raise length or add letters")
+
+    def gold(self, task: Task) -> str:
+        """The word backwards."""
+        return str(task.reference)
+
+
+make = CopyReverse

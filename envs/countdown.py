@@ -1,0 +1,75 @@
+"""Reach a target number with given numbers and + - * /: many right answers, all of them checkable."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from rlvr.contracts import Environment, Verifier
+from rlvr.errors import ConfigError
+from rlvr.task import Task, user
+
+
+class Countdown(Environment):
+    """Use every number once and make the target: `Make 14 from 2, 3, 4.`
+
+    >>> import rlvr
+    >>> env = rlvr.make("env", "countdown", numbers=3)
+    >>> env.verifier.verify(env.task("test", 0), env.gold(env.task("test", 0))).score
+    1.0
+    """
+
+    needs = {"verifier": "countdown"}
+    max_new_tokens = 64
+
+    def __init__(self, *, verifier: Verifier, numbers: int = 3, largest: int = 20, seed: int = 0, instruction: str = "") -> None:
+        """Choose how hard it is.
+
+        Args:
+            verifier: judges the expression.
+            numbers: how many numbers are given, from 2 to 8.
+            largest: the largest of them, from 5 up.
+            seed: another seed is another stream of tasks.
+            instruction: a system message, for models that want one.
+        """
+        if not isinstance(numbers, int) or not 2 <= numbers <= 8:
+            raise ConfigError(f"numbers is {numbers!r}; allowed: 2 to 8")
+        if not isinstance(largest, int) or not 5 <= largest <= 1000:
+            raise ConfigError(f"largest is {largest!r}; allowed: 5 to 1000")
+        self.verifier, self.numbers, self.largest, self.seed, self.instruction = verifier, numbers, largest, seed, instruction
+
+    def task(self, split: str, index: int) -> Task:
+        """The puzzle at `index`, made from a solution, so that there is one; one puzzle in ten is held out."""
+        draw = random.Random(f"countdown/{self.seed}/{split}/{index}")
+        for _ in range(10_000):
+            expression, target = self._solved(draw)
+            numbers = sorted(int(part) for part in expression.replace("(", " ").replace(")", " ").translate(SPACED).split())
+            question = f"Make {target} from {', '.join(map(str, numbers))}."
+            held_out = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % 10 == 0
+            if target > 0 and target not in numbers and split == ("test" if held_out else "train"):
+                meta = {"solution": expression}
+                prompt = user(question, system=self.instruction)
+                return Task(f"countdown/{split}/{self.seed}.{index}", prompt, {"numbers": numbers, "target": target}, meta)
+        raise ConfigError(f"there is no {split!r} puzzle with numbers={self.numbers} and largest={self.largest}; raise largest")
+
+    def gold(self, task: Task) -> str:
+        """The expression that the puzzle was made from."""
+        return str(task.meta["solution"])
+
+    def _solved(self, draw: random.Random) -> tuple[str, int]:
+        """A random expression and its value; always a whole number, since a division is only drawn where it comes out even."""
+        value = draw.randint(1, self.largest)
+        expression = str(value)
+        for _ in range(self.numbers - 1):
+            number = draw.randint(1, self.largest)
+            signs = "+-*" + ("/" if value % number == 0 and number > 1 else "")
+            sign = draw.choice(signs)
+            if sign in "*/" and not expression.isdigit():
+                expression = f"({expression})"
+            expression = f"{expression}{sign}{number}"
+            value = value + number if sign == "+" else value - number if sign == "-" else value * number if sign == "*" else value // number
+        return expression, value
+
+
+SPACED = str.maketrans("+-*/", "    ")
+make = Countdown

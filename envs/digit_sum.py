@@ -1,0 +1,60 @@
+"""Add a few digits, and answer with the last digit of the sum: one token of a small vocabulary is the whole answer.
+
+Small enough for learners that know nothing of language models: with `tokenizer="chars:0123456789="` and `obs="onehot_ids"`
+a stock PPO or DQN learns it on a CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from rlvr.contracts import Environment, Verifier
+from rlvr.errors import ConfigError
+from rlvr.task import Task, user
+
+
+class DigitSum(Environment):
+    """The last digit of a sum of digits: `314=` is 8.
+
+    >>> import rlvr
+    >>> rlvr.make("env", "digit_sum", digits=3).task("train", 0).question     # doctest: +SKIP
+    '314='
+    """
+
+    needs = {"verifier": "exact"}
+    max_prompt_tokens = 12
+    max_new_tokens = 3
+
+    def __init__(self, *, verifier: Verifier, digits: int = 2, largest: int = 9, seed: int = 0) -> None:
+        """Choose how hard it is.
+
+        Args:
+            verifier: judges the one digit.
+            digits: how many digits are added, from 2 to 8.
+            largest: the largest digit that occurs, from 1 to 9.
+            seed: another seed is another stream of tasks.
+        """
+        if not isinstance(digits, int) or not 2 <= digits <= 8:
+            raise ConfigError(f"digits is {digits!r}; allowed: 2 to 8")
+        if not isinstance(largest, int) or not 1 <= largest <= 9:
+            raise ConfigError(f"largest is {largest!r}; allowed: 1 to 9")
+        self.verifier, self.digits, self.largest, self.seed = verifier, digits, largest, seed
+
+    def task(self, split: str, index: int) -> Task:
+        """The question at `index`; one question in five is held out, whatever the seed."""
+        draw = random.Random(f"digit_sum/{self.seed}/{split}/{index}")
+        for _ in range(10_000):
+            drawn = [draw.randint(0, self.largest) for _ in range(self.digits)]
+            question = "".join(map(str, drawn)) + "="
+            held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
+            if split == ("test" if held_out else "train"):
+                return Task(f"digit_sum/{split}/{self.seed}.{index}", user(question), str(sum(drawn) % 10))
+        raise ConfigError(f"there is no {split!r} question with digits={self.digits} and largest={self.largest}; raise one of them")
+
+    def gold(self, task: Task) -> str:
+        """The digit."""
+        return str(task.reference)
+
+
+make = DigitSum

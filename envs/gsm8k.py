@@ -1,0 +1,113 @@
+"""GSM8K: grade-school word problems with whole-number answers (Cobbe et al., 2021), from files of yours or through `datasets`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Environment, Verifier
+from rlvr.errors import ConfigError, MissingExtra, NotFound
+from rlvr.task import Task, user
+
+CALCULATOR = re.compile(r"<<[^>]*>>")
+INSTRUCTION = "Reason step by step. Put the final number alone on the last line, after ####."
+
+
+class GSM8K(Environment):
+    """Word problems; the reference is the number after `####` of the published solution.
+
+    >>> import rlvr
+    >>> env = rlvr.make("env", "gsm8k", path="data/gsm8k")              # doctest: +SKIP
+    >>> env.size("test"), env.task("test", 0).reference                  # doctest: +SKIP
+    (1319, '18')
+    """
+
+    needs = {"verifier": "numeric"}
+    max_prompt_tokens = 1536
+    max_new_tokens = 1280
+
+    def __init__(self, *, verifier: Verifier, path: str = "", instruction: str = INSTRUCTION) -> None:
+        """Say where the problems are.
+
+        Args:
+            verifier: judges the final number.
+            path: a folder with train.jsonl and test.jsonl (or gsm8k_train.jsonl ...), lines {"question", "answer"};
+                empty downloads them through `datasets`.
+            instruction: what is said after each question.
+        """
+        self.verifier, self.instruction = verifier, instruction
+        self.path = Path(path).expanduser() if path else None
+        self._rows: dict[str, list[tuple[str, str]]] = {}
+        if self.path is not None and not self.path.is_dir():
+            raise NotFound(f"there is no folder {path!r}; path must hold train.jsonl and test.jsonl, lines {{question, answer}}")
+
+    def task(self, split: str, index: int) -> Task:
+        """The problem at `index` of the published order."""
+        rows = self._read(split)
+        if not 0 <= index < len(rows):
+            raise ConfigError(f"gsm8k has no {split} problem {index}; it has 0 to {len(rows) - 1}")
+        question, solution = rows[index]
+        prompt = user(f"{question}\n\n{self.instruction}" if self.instruction else question)
+        return Task(f"gsm8k/{split}/{index}", prompt, _final(solution), {"solution": solution})
+
+    def size(self, split: str) -> int:
+        """How many problems the split has."""
+        return len(self._read(split))
+
+    def gold(self, task: Task) -> str:
+        """The published solution, its calculator notes left out."""
+        return CALCULATOR.sub("", task.meta["solution"])
+
+    def _read(self, split: str) -> list[tuple[str, str]]:
+        if split not in self.splits:
+            raise ConfigError(f"gsm8k has no split {split!r}; allowed: {', '.join(self.splits)}")
+        if split not in self._rows:
+            self._rows[split] = _from_folder(self.path, split) if self.path else _from_datasets(split)
+        return self._rows[split]
+
+
+def _from_folder(folder: Path, split: str) -> list[tuple[str, str]]:
+    candidates = [folder / f"{split}.jsonl", folder / f"gsm8k_{split}.jsonl"]
+    file = next((path for path in candidates if path.is_file()), None)
+    if file is None:
+        raise NotFound(f"{folder} holds neither {candidates[0].name} nor {candidates[1].name}; put the {split} split there")
+    rows = []
+    for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(_pair(json.loads(line)))
+        except ValueError as error:
+            raise ConfigError(f'{file}:{number}: {error}; each line must be {{"question": ..., "answer": "... #### 18"}}') from error
+    if not rows:
+        raise ConfigError(f"{file} holds no problem at all; each line must be a JSON object with question and answer")
+    return rows
+
+
+def _from_datasets(split: str) -> list[tuple[str, str]]:
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise MissingExtra("datasets", "train", "set path to a folder that holds train.jsonl and test.jsonl") from error
+    try:
+        return [_pair(row) for row in load_dataset("openai/gsm8k", "main", split=split)]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"gsm8k cannot be downloaded ({error}); set path to a folder that holds train.jsonl and test.jsonl") from error
+
+
+def _pair(row: Any) -> tuple[str, str]:
+    if not isinstance(row, Mapping) or not isinstance(row.get("question"), str) or not isinstance(row.get("answer"), str):
+        raise ValueError("it is no object with the texts question and answer")
+    if not row["question"].strip() or not _final(row["answer"]):
+        raise ValueError("the question is empty, or the answer has no number after ####")
+    return row["question"].strip(), row["answer"].strip()
+
+
+def _final(solution: str) -> str:
+    return solution.rpartition("####")[2].strip().replace(",", "") if "####" in solution else ""
+
+
+make = GSM8K

@@ -1,0 +1,288 @@
+r"""Finding the declared answer in what a policy said, and nothing else.
+
+A channel is a place where an answer is declared on purpose; prose is never searched for numbers. What stands in a thought
+section is never an answer, a thought section that never closes hides everything after it, and an answer declared twice
+with different contents is no answer. Every scanner is one pass over the text.
+
+    channel       the answer is
+    boxed         the content of \boxed{...} or \fbox{...}
+    tag           the content of <answer>...</answer>
+    hash          the rest of a line that starts with ####
+    final_line    what follows "the final answer is" or "Answer:"
+    fence         the content of the last ``` block (code)
+    whole         the whole text, stripped
+    auto          boxed and tag, else hash, else final_line, else the whole text when it is one short line
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlvr.errors import ConfigError, suggest
+
+WHOLE_LIMIT = 2000
+"""The longest single line that `auto` takes for a bare answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    r"""The answer that a text declares, or None and why there is none.
+
+    >>> find(r"so it is \boxed{42}.", "boxed")
+    Found(text='42', reason='in the box', several=())
+    """
+
+    text: str | None
+    reason: str
+    several: tuple[str, ...] = ()
+    """The different answers that were declared, when there was more than one and `text` is therefore None."""
+
+
+def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "refuse") -> Found:
+    """The answer declared in `text`; several channels are tried in order until one declares something.
+
+    `several="last"` takes the last of several different answers, instead of refusing them all.
+
+    >>> find("The answer is 7. Or 8.", "final_line").text is None
+    True
+    """
+    if several not in ("refuse", "last"):
+        raise ConfigError(f"several is {several!r}; {suggest(several, ['refuse', 'last'])}")
+    names = [channel] if isinstance(channel, str) else list(channel)
+    for name in names:
+        if name not in CHANNELS:
+            raise ConfigError(f"there is no answer channel {name!r}; {suggest(name, CHANNELS)}")
+    shown = visible(text)
+    if shown is None:
+        return Found(None, "the thought section never closes")
+    found = Found(None, "no channel was asked for")
+    for name in names:
+        found = CHANNELS[name](shown)
+        if found.text is not None or found.several:
+            break
+    if found.several and several == "last":
+        return Found(found.several[-1], "the last of several")
+    return found
+
+
+_THOUGHT = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+
+
+def visible(text: str) -> str | None:
+    """The text outside every thought section; None when one never closes.
+
+    >>> visible("<think>is it 7?</think> It is 8.")
+    ' It is 8.'
+    """
+    kept: list[str] = []
+    start, thinking = 0, False
+    for mark in _THOUGHT.finditer(text):
+        if mark[1]:  # a close; without an open, all before it was thought (the prompt opened it)
+            kept = kept if thinking else []
+            start, thinking = mark.end(), False
+        elif not thinking:
+            kept.append(text[start : mark.start()])
+            thinking = True
+    if thinking:
+        return None
+    return "".join(kept) + text[start:]
+
+
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s*(?=[^\s{}$\\.,;])[^\s{}$\\]+|\\[^a-zA-Z]|[{}]")
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|cannot|neither|nor)|n't)(?:\s+(?:be|equal|equals|to|is|the|answer|simply|just))*\s*[:=$\s]*$", re.IGNORECASE
+)
+_JOINT = re.compile(r"(?:[\s$,;]|\\\(|\\\)|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|[a-zA-Z]\s*=))*")
+_JOINT_WORD = re.compile(r"[,;]|and|or")
+
+
+def _boxed(text: str) -> Found:
+    boxes: list[tuple[int, int, str]] = []
+    opened: list[tuple[bool, int, int]] = []  # (is a box, where it starts, where its content starts)
+    depth = 0
+    for token in _BRACES.finditer(text) if "\\boxed" in text or "\\fbox" in text else ():
+        word = token[0]
+        if word == "}":
+            if opened:
+                box, start, inside = opened.pop()
+                depth -= box
+                if box and not depth:
+                    boxes.append((start, token.end(), text[inside : token.start()]))
+        elif word.endswith("{") and len(word) != 2:
+            opened.append((len(word) > 1, token.start(), token.end()))
+            depth += len(word) > 1
+        elif len(word) > 2 and not depth:
+            boxes.append((token.start(), token.end(), re.sub(r"^\\f?box(?:ed)?\s*|[.,;]+$", "", word)))
+    if depth:
+        return Found(None, "the last box never closes")
+    if not boxes:
+        return Found(None, "there is no box")
+    asserted = [box for box in boxes if not _DENIED.search(text[max(0, box[0] - 40) : box[0]])]
+    if not asserted:
+        return Found(None, "the words before the box deny it")
+    if len(asserted) > 1:
+        between = [text[a[1] : b[0]] for a, b in itertools.pairwise(asserted)]
+        if len(asserted) <= 12 and all(len(gap) < 40 and _JOINT.fullmatch(gap) and _JOINT_WORD.search(gap) for gap in between):
+            parts = _distinct([_unbox(box[2]) for box in asserted])
+            return Found(", ".join(parts), "in boxes side by side") if len(parts) > 1 else Found(parts[0], "in the box")
+    return _one([_unbox(box[2]) for box in asserted], "the box")
+
+
+def _unbox(content: str) -> str:
+    """A box inside the box or the tag is peeled, when it is all there is."""
+    for _ in range(4):
+        inner = content.strip().strip("$").strip()
+        match = re.match(r"\\(?:boxed|fbox)\s*\{", inner)
+        if not match or not inner.endswith("}"):
+            break
+        content = inner[match.end() : -1]
+    return content.strip()
+
+
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+
+
+def _tag(text: str) -> Found:
+    contents: list[str] = []
+    start: int | None = None
+    for mark in _TAG.finditer(text):
+        if not mark[1]:
+            start = mark.end()
+        elif start is not None:
+            contents.append(text[start : mark.start()])
+            start = None
+    if start is not None:
+        return Found(None, "the last <answer> never closes")
+    if not contents:
+        return Found(None, "there is no <answer> tag")
+    return _one([_inside(content) for content in contents], "the tag")
+
+
+def _inside(content: str) -> str:
+    """What a tag or a line declares: the box in it if there is one, else all of it."""
+    if "\\boxed" in content or "\\fbox" in content:
+        boxed = _boxed(content)
+        if boxed.text is not None:
+            return boxed.text
+    return content.strip()
+
+
+_NUMERAL = re.compile(r"[-+\s$\\]*[\d.,/ ]+\s*[%a-zA-Z]{0,12}\.?")
+
+
+def _hash(text: str) -> Found:
+    lines = [line.strip()[4:].strip() for line in text.splitlines() if line.strip().startswith("####")]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if not lines:
+        return Found(None, "there is no #### line")
+    numerals = [line for line in lines[:-1] if _NUMERAL.fullmatch(line)]  # the others are headings
+    return _one([*numerals, lines[-1]], "the #### line")
+
+
+_ANSWER = re.compile(
+    r"(?:\bfinal\s+answer|\banswer|\bANSWER)\b[*_\s]*(?:\(?final\)?\s*)?(?:(?:is|are)\b\s*:?|:|=)[*_]*|^[#*_\s]*final\s+answer[*_#.\s]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SENTENCE = re.compile(r"[.!?](?=\s+\S)(?!\s*\d)")
+
+
+def _final_line(text: str) -> Found:
+    said: list[str] = []
+    marks = list(_ANSWER.finditer(text))[-100:]
+    for mark, after in itertools.zip_longest(marks, marks[1:]):
+        end = text.find("\n", mark.end())
+        end = min(end if end >= 0 else len(text), after.start() if after else len(text))
+        line = _bare(text[mark.end() : end])
+        if not line and not (after and after.start() == end):  # the value stands on a line of its own
+            line = next((_bare(row) for row in text[mark.end() : mark.end() + 400].splitlines() if _bare(row)), "")
+        if line and not re.match(r"(?:not|never|cannot)\b|n't\b", line, re.IGNORECASE):
+            said.append(line)
+    if not said:
+        return Found(None, "no line says what the answer is")
+    answers = []
+    for line in said:
+        head = _SENTENCE.split(line, maxsplit=1)
+        if len(head) > 1 and re.search(r"\d|\\boxed|\bor\b|\bmaybe\b|\$", head[1]):
+            return Found(None, "after the answer more is said that may be another answer", (head[0], head[1]))
+        answers.append(_inside(_bare(head[0].strip().rstrip("."))))
+    return _one(answers, "the answer line")
+
+
+def _bare(line: str) -> str:
+    """A line without Markdown's emphasis; empty when only an article is left."""
+    line = line.strip().strip("*_ ")
+    return "" if line.lower() in ("the", "my", "our", "so", "the final", "so the", "thus, the") else line
+
+
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+
+
+def _fence(text: str) -> Found:
+    last: str | None = None
+    opened: re.Match[str] | None = None
+    for mark in _FENCE.finditer(text):
+        if opened is None:
+            opened = mark
+        elif mark[1].startswith(opened[1]) and not mark[2].strip():
+            last, opened = text[opened.end() : mark.start()].lstrip("\n"), None
+    if opened is not None:
+        return Found(None, "the last code block never closes")
+    return Found(last, "in the last code block") if last is not None else Found(None, "there is no code block")
+
+
+def _whole(text: str) -> Found:
+    stripped = text.strip()
+    return Found(stripped, "the whole text") if stripped else Found(None, "the answer is empty")
+
+
+def _auto(text: str) -> Found:
+    boxed, tagged = _boxed(text), _tag(text)
+    if boxed.text is not None and tagged.text is not None:
+        return _one([boxed.text, tagged.text], "the box and the tag")
+    if boxed.reason != "there is no box":
+        return boxed
+    if tagged.reason != "there is no <answer> tag":
+        return tagged
+    rows = text.strip().splitlines()
+    if rows and re.match(r"\s*####\s*[^#\s]", rows[-1]):
+        return _hash(text)
+    found = _final_line(text)
+    if found.text is not None or found.several:
+        return found
+    bare = text.strip()
+    one = len(rows) == 1 or bare.startswith(("\\begin", "$", "\\[", "\\left"))
+    if bare and one and len(bare) <= WHOLE_LIMIT:
+        return Found(bare, "the whole text")
+    return Found(None, "nothing in the text declares an answer" if bare else "the answer is empty")
+
+
+def _distinct(texts: Sequence[str]) -> list[str]:
+    """The different ones, spaces apart, in order of their last appearance."""
+    rows: dict[str, str] = {}
+    for text in texts:
+        key = "".join(text.split())
+        rows.pop(key, None)
+        rows[key] = text
+    return list(rows.values())
+
+
+def _one(texts: Sequence[str], where: str) -> Found:
+    different = _distinct([text.strip() for text in texts])
+    if len(different) > 1:
+        return Found(None, f"{where} holds {len(different)} different answers", tuple(different))
+    return Found(different[0], f"in {where}") if different[0] else Found(None, f"{where} is empty")
+
+
+CHANNELS: dict[str, Callable[[str], Found]] = {
+    "boxed": _boxed,
+    "tag": _tag,
+    "hash": _hash,
+    "final_line": _final_line,
+    "fence": _fence,
+    "whole": _whole,
+    "auto": _auto,
+}
+"""Every channel by name."""

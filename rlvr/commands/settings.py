@@ -1,0 +1,31 @@
+"""`--set key=value`: the settings of a plugin, as they are typed on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from rlvr.config import number
+from rlvr.errors import ConfigError
+
+
+def settings_from(pairs: Sequence[str]) -> dict[str, Any]:
+    """The settings that `--set` names; each value is read as YAML.
+
+    >>> settings_from(["tolerance=1e-3", "levels=[2+2]"])
+    {'tolerance': 0.001, 'levels': ['2+2']}
+    """
+    found: dict[str, Any] = {}
+    for text in pairs:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise ConfigError(f"--set {text!r} is not of the form key=value, for example --set tolerance=0.01")
+        if key.strip() in found:
+            raise ConfigError(f"--set names {key.strip()!r} twice; give each setting once")
+        try:
+            found[key.strip()] = number(yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
+    return found

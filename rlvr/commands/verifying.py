@@ -1,0 +1,170 @@
+"""`rlvr verify`: judge one answer, or a file of them, many at a time and in order."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.text import Text
+
+from rlvr.commands import screen
+from rlvr.commands.settings import settings_from
+from rlvr.contracts import Verifier
+from rlvr.errors import ConfigError, NotFound
+from rlvr.mdp import judged
+from rlvr.progress import Work
+from rlvr.registry import build
+from rlvr.task import Task, Verdict, user
+
+AHEAD = 8
+"""How many answers may wait for each worker: enough to keep it busy, few enough to stream a file of any size."""
+
+
+def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> None:
+    """Judge the answer given on the command line."""
+    task = Task("answer", user(""), _value(reference), _meta_from(meta))
+    with build("verifier", name, **settings_from(pairs)) as verifier:
+        verdict = judged(verifier, task, lambda: answer)
+    if json:
+        screen.say_json(verdict.record())
+        return
+    console = screen.out()
+    console.print(Text.assemble(_score(verdict), "  ", verdict.reason))
+    for part, value in verdict.parts.items():
+        console.print(Text(f"  {part} {value:g}"))
+
+
+def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, json: bool) -> None:
+    """Judge every line of a JSONL file, `-` being standard input."""
+    if workers < 1:
+        raise ConfigError(f"--workers is {workers}; at least 1 is needed")
+    settings = settings_from(pairs)
+    stdin = str(file) == "-"
+    total = None if stdin else sum(1 for _ in _rows(file))  # a malformed line is found before the first second of work
+    counts: Counter[str] = Counter()
+    points, began = 0.0, time.perf_counter()
+    with ExitStack() as stack:
+        verifier = stack.enter_context(build("verifier", name, **settings))
+        work = stack.enter_context(Work(screen.err(), "verifying", total)) if total and sys.stderr.isatty() else None
+        for row, verdict in in_order(_rows(file), _judge(verifier), workers=workers):
+            if json:
+                screen.say_json({"id": row["id"], "score": verdict.score, "reason": verdict.reason, "fault": verdict.fault.value})
+            counts["full score" if verdict.passed else "no score" if verdict.score is None else "less"] += 1
+            counts[f"fault: {verdict.fault.value}"] += verdict.fault.value != "none"
+            points += verdict.score or 0.0
+            if work:
+                work.advance({"full score": counts["full score"] / counts.total()})
+    if not json:
+        _summary(counts, points, time.perf_counter() - began)
+
+
+def in_order(
+    rows: Iterable[dict[str, Any]], judge: Callable[[dict[str, Any]], Verdict], *, workers: int
+) -> Iterator[tuple[dict[str, Any], Verdict]]:
+    """Every row with its verdict, in the order of the rows, judged by a bounded pool that never runs far ahead."""
+    waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="verify")
+    try:
+        for row in rows:
+            waiting.append((row, pool.submit(judge, row)))
+            while waiting and (len(waiting) >= workers * AHEAD or waiting[0][1].done()):
+                first, future = waiting.popleft()
+                yield first, future.result()
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _judge(verifier: Verifier) -> Callable[[dict[str, Any]], Verdict]:
+    def judge(row: dict[str, Any]) -> Verdict:
+        task = Task(f"line {row['id']}", user(""), row["reference"], row.get("meta") or {})
+        return judged(verifier, task, lambda: str(row["answer"]))
+
+    return judge
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    with ExitStack() as stack:
+        lines: TextIO
+        if str(file) == "-":
+            lines = sys.stdin
+        else:
+            try:
+                lines = stack.enter_context(file.open(encoding="utf-8"))
+            except OSError as error:
+                raise NotFound(f"{file} cannot be read: {error.strerror}; --file takes a JSONL file, or - for standard input") from error
+        number, some = 0, False
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    some = True
+                    yield _row(line, f"{file}:{number}")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file}:{number + 1}: this is not UTF-8 text ({error.reason}); write the file as UTF-8") from error
+        if not some:
+            raise ConfigError(f'{file} holds no line; each must be {{"id": ..., "reference": ..., "answer": "..."}}')
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    form = 'each line must be {"id": ..., "reference": ..., "answer": "...", "meta": {...} if needed}'
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: this is not JSON ({error}); {form}") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: this is a {type(row).__name__}, not an object; {form}")
+    missing = [key for key in ("id", "reference", "answer") if key not in row]
+    if missing:
+        raise ConfigError(f"{where}: {' and '.join(map(repr, missing))} is missing; {form}")
+    if not isinstance(row["answer"], str):
+        raise ConfigError(f"{where}: the answer is {row['answer']!r:.60}; it must be a text; {form}")
+    if not isinstance(row.get("meta") or {}, dict):
+        raise ConfigError(f"{where}: meta is {row['meta']!r:.60}; it must be an object; {form}")
+    return row
+
+
+def _value(text: str) -> Any:
+    """A reference from the command line: JSON where it can be nothing else, otherwise the text as it stands."""
+    if not text.lstrip().startswith(("{", "[", '"')):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _meta_from(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        meta = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--meta {text!r:.80} is not JSON ({error}); write an object, such as '{{\"level\": 3}}'") from error
+    if not isinstance(meta, dict):
+        raise ConfigError(f"--meta is a {type(meta).__name__}; write an object, such as '{{\"level\": 3}}'")
+    return meta
+
+
+def _score(verdict: Verdict) -> Text:
+    if verdict.score is None:
+        return Text(f"no score (fault: {verdict.fault.value})", style="yellow")
+    return Text(f"{verdict.score:g}", style="bold green" if verdict.passed else "bold red" if not verdict.score else "bold yellow")
+
+
+def _summary(counts: Counter[str], points: float, seconds: float) -> None:
+    scored = counts["full score"] + counts["less"]
+    total = scored + counts["no score"]
+    mean = f"{points / scored:.4f}" if scored else "none"
+    rows = [("answers", str(total)), ("mean score", mean), *((name, str(counts[name])) for name in ("full score", "less", "no score"))]
+    rows += [(name, str(count)) for name, count in sorted(counts.items()) if name.startswith("fault") and count]
+    rows.append(("answers a second", f"{total / max(seconds, 1e-9):.0f}"))
+    screen.out().print(screen.facts(rows))

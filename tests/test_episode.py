@@ -1,0 +1,74 @@
+"""The laws of an Episode, checked at birth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from rlvr.episode import End, Episode
+from rlvr.task import Fault, Verdict
+
+
+def episode(**changes: Any) -> Episode:
+    good: dict[str, Any] = {
+        "task_id": "t",
+        "group": "g",
+        "tokens": [1, 7, 8, 2, 9, 0],
+        "acted": [False, True, True, False, True, True],
+        "logprobs": [0.0, -0.5, -0.25, 0.0, -1.0, -0.125],
+        "rewards": [0.0, 0.0, 0.0, 0.0, 0.0, 0.75],
+        "end": End.TERMINATED,
+    }
+    return Episode(**(good | changes))
+
+
+def test_what_can_be_read_off_it() -> None:
+    e = episode(verdict=Verdict(0.75, "nearly"))
+    assert (e.reward, e.length, e.prompt_length, e.scored) == (0.75, 4, 1, True)
+    assert episode(acted=[False] * 6, logprobs=[0.0] * 6, rewards=[0.0] * 6).prompt_length == 6
+
+
+@pytest.mark.parametrize("name", ["acted", "logprobs", "rewards"])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_all_lists_have_one_length(name: str, by: int) -> None:
+    value = getattr(episode(), name)
+    with pytest.raises(ValueError, match="all lists must have one length"):
+        episode(**{name: value[:by] if by < 0 else [*value, value[0]]})
+
+
+@pytest.mark.parametrize("name", ["logprobs", "rewards"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_are_finite(name: str, bad: float) -> None:
+    value = list(getattr(episode(), name))
+    value[4] = bad
+    with pytest.raises(ValueError, match=rf"{name}\[4\] is"):
+        episode(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ({"acted": [True] * 6}, "nothing precedes it"),
+        ({"logprobs": [0.0, 0.1, 0.0, 0.0, 0.0, 0.0]}, "above 0"),
+        ({"logprobs": [0.0, -0.5, -0.25, -0.1, -1.0, -0.125]}, "did not choose"),
+        ({"rewards": [0.0, 0.0, 0.0, 0.5, 0.0, 0.0]}, "did not choose"),
+        ({"end": End.FAILED}, "failed and yet carries a reward"),
+        ({"end": "finished"}, "finished"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        episode(**wrong)
+
+
+def test_a_failed_or_unjudged_episode_is_not_scored() -> None:
+    nothing = [0.0] * 6
+    assert not episode(end=End.FAILED, rewards=nothing).scored
+    assert not episode(rewards=nothing, verdict=Verdict(None, "no engine", fault=Fault.INFRA)).scored
+    assert episode(end=End.TRUNCATED).scored
+
+
+def test_an_end_may_be_written_as_its_word() -> None:
+    assert episode(end="truncated").end is End.TRUNCATED

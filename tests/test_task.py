@@ -1,0 +1,80 @@
+"""The laws of Task and Verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from rlvr.task import Fault, Task, Verdict, user
+
+
+def test_a_task_holds_its_prompt_and_its_question() -> None:
+    task = Task("t/1", user("2+2=", system="Be brief."), "4")
+    assert [m["role"] for m in task.prompt] == ["system", "user"] and task.question == "2+2="
+    assert isinstance(Task("t", [{"role": "user", "content": "x"}], None).prompt, tuple)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (("", user("x")), "non-empty id"),
+        ((7, user("x")), "non-empty id"),
+        (("t", ()), "no prompt"),
+        (("t", ({"role": "user"},)), "a message is"),
+        (("t", ({"role": "user", "content": 5},)), "a message is"),
+        (("t", ({"role": "user", "content": "x", "name": "y"},)), "a message is"),
+    ],
+)
+def test_a_task_that_cannot_be_is_refused(args: tuple[Any, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Task(*args, reference=None)
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("score", [None, 0.0, 0.5, 1.0])
+def test_a_score_is_missing_exactly_when_nobody_can_be_judged(score: float | None, fault: Fault) -> None:
+    blameless = fault in (Fault.TASK, Fault.INFRA)
+    allowed = (score is None) == blameless and not (fault is Fault.ANSWER and score)
+    if allowed:
+        verdict = Verdict(score, "why", fault=fault)
+        assert (verdict.scored, verdict.passed) == (not blameless, score == 1.0)
+    else:
+        with pytest.raises(ValueError):
+            Verdict(score, "why", fault=fault)
+
+
+@pytest.mark.parametrize("bad", [2.0, -0.1, math.nan, math.inf, True, "1", 1 + 0j, [1.0]])
+def test_a_score_is_a_finite_number_from_0_to_1(bad: Any) -> None:
+    with pytest.raises(ValueError, match="score is"):
+        Verdict(bad, "why")
+    with pytest.raises(ValueError, match="part 'x' is"):
+        Verdict(1.0, "why", parts={"x": bad})
+
+
+def test_a_whole_number_becomes_a_float_and_a_word_a_fault() -> None:
+    verdict = Verdict(1, "why", parts={"x": 0}, fault="none")  # type: ignore[arg-type]
+    assert type(verdict.score) is float and type(verdict.parts["x"]) is float and verdict.fault is Fault.NONE
+    with pytest.raises(ValueError):
+        Verdict(1.0, "why", fault="nobody")  # type: ignore[arg-type]
+
+
+def test_the_record_is_plain_json() -> None:
+    verdict = Verdict(0.5, "half", parts={"place": 0.5}, detail={"n": 2})
+    assert json.loads(json.dumps(verdict.record())) == {
+        "score": 0.5,
+        "reason": "half",
+        "fault": "none",
+        "parts": {"place": 0.5},
+        "detail": {"n": 2},
+    }
+    assert Verdict(None, "down", fault=Fault.INFRA).record() == {"score": None, "reason": "down", "fault": "infra"}
+
+
+def test_records_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        Verdict(1.0, "why").score = 0.0  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Task("t", user("x"), None).id = "u"  # type: ignore[misc]

@@ -1,0 +1,76 @@
+"""Weigh several verifiers: each by its name, its weight said aloud."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rlvr.contracts import Example, Verifier
+from rlvr.errors import ConfigError
+from rlvr.registry import from_config
+from rlvr.task import Fault, Task, Verdict
+
+EVEN = {"numeric": {"verifier": "numeric"}}
+
+
+class Composite(Verifier):
+    """The weighted mean of named parts. A part without a score leaves the whole without one.
+
+    >>> import rlvr
+    >>> parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
+    >>> verify = rlvr.make("verifier", "composite", parts=parts).verify
+    >>> verify(rlvr.Task("t", rlvr.user("2+2="), reference="4"), "4.0").score
+    0.75
+    """
+
+    examples = (Example("4", right=("4",), wrong=("5", "4 or 5", "")),)
+
+    def __init__(self, *, parts: Mapping[str, Any] = EVEN) -> None:
+        """Name the parts.
+
+        Args:
+            parts: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (1 if left out).
+        """
+        if not isinstance(parts, Mapping) or not parts:
+            raise ConfigError(f"parts is {parts!r}; it must name at least one: {{value: {{verifier: numeric, weight: 1}}}}")
+        self.weights = {name: _weight(name, part) for name, part in parts.items()}
+        if not sum(self.weights.values()):
+            raise ConfigError("all weights are 0; at least one part must count")
+        self.parts: dict[str, Verifier] = {}
+        try:
+            for name, part in parts.items():
+                self.parts[name] = from_config("verifier", part["verifier"])
+        except Exception:
+            self.close()
+            raise
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Ask every part, and weigh."""
+        verdicts = {name: part.verify(task, answer) for name, part in self.parts.items()}
+        scores: dict[str, float] = {}
+        for name, verdict in verdicts.items():
+            if verdict.score is None:
+                return Verdict(None, f"{name}: {verdict.reason}", fault=verdict.fault)
+            scores[name] = verdict.score
+        total = math.fsum(self.weights.values())
+        score = min(1.0, math.fsum(self.weights[name] * value for name, value in scores.items()) / total)
+        fault = Fault.ANSWER if not score and any(v.fault is Fault.ANSWER for v in verdicts.values()) else Fault.NONE
+        return Verdict(score, "; ".join(f"{name}: {v.reason}" for name, v in verdicts.items()), scores, fault)
+
+    def close(self) -> None:
+        """Close every part."""
+        for part in self.parts.values():
+            part.close()
+
+
+def _weight(name: str, part: Any) -> float:
+    if not isinstance(part, Mapping) or "verifier" not in part or set(part) - {"verifier", "weight"}:
+        raise ConfigError(f"part {name!r} is {part!r}; it must be {{verifier: NAME, weight: NUMBER}}")
+    weight = part.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+        raise ConfigError(f"the weight of {name!r} is {weight!r}; it must be a number from 0 up")
+    return float(weight)
+
+
+make = Composite

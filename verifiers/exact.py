@@ -1,0 +1,52 @@
+"""Compare two texts, character by character after the declared normalisation."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from rlvr.answers import find
+from rlvr.contracts import Example, Verifier
+from rlvr.task import Fault, Task, Verdict
+
+
+class Exact(Verifier):
+    """The declared answer is the reference, or one of them when the reference is a list.
+
+    >>> import rlvr
+    >>> verify = rlvr.make("verifier", "exact", ignore_case=True).verify
+    >>> verify(rlvr.Task("t", rlvr.user("The capital of France?"), reference="Paris"), " paris ").score
+    1.0
+    """
+
+    examples = (
+        Example("Paris", right=("Paris", " Paris\n"), wrong=("paris", "Paris!", "Paris or Rome", "It is Paris", "Par is", "")),
+        Example(["4", "four"], right=("4", "four"), wrong=("4 four", "['4', 'four']")),
+    )
+
+    def __init__(self, *, channel: str = "whole", ignore_case: bool = False) -> None:
+        """Choose where the answer stands and what does not matter.
+
+        Args:
+            channel: where the answer is declared: whole, boxed, tag, hash, final_line, fence or auto.
+            ignore_case: whether capitals count as small letters.
+        """
+        find("", channel)  # an unknown channel is refused now, not at the first answer
+        self.channel, self.ignore_case = channel, ignore_case
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Compare the declared text with the reference."""
+        allowed = task.reference if isinstance(task.reference, list | tuple) else [task.reference]
+        if not allowed or not all(isinstance(text, str) and text.strip() for text in allowed):
+            return Verdict(None, f"the reference {task.reference!r:.80} is neither a text nor a list of texts", fault=Fault.TASK)
+        found = find(answer, self.channel)
+        if found.text is None:
+            return Verdict(0.0, f"no answer: {found.reason}")
+        right = self._normal(found.text) in {self._normal(text) for text in allowed}
+        return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {' or '.join(map(repr, allowed)):.120}")
+
+    def _normal(self, text: str) -> str:
+        text = unicodedata.normalize("NFC", text.strip())
+        return text.casefold() if self.ignore_case else text
+
+
+make = Exact

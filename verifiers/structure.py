@@ -1,0 +1,113 @@
+"""Demand a declared format, and let another verifier judge what stands in it.
+
+The format multiplies the score and never adds to it: a well-formed wrong answer is worth nothing, so there is nothing to
+gain from form alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rlvr.contracts import Example, Verifier
+from rlvr.errors import ConfigError
+from rlvr.task import Task, Verdict
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+MARK = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9_-]*)>")
+
+
+class Structure(Verifier):
+    """The answer is the declared sections, in order, each once, and nothing outside them.
+
+    >>> import rlvr
+    >>> verify = rlvr.make("verifier", "structure", verifier="numeric").verify
+    >>> task = rlvr.Task("t", rlvr.user("2+2="), reference="4")
+    >>> verify(task, "<think>two and two</think><answer>4</answer>").score, verify(task, "4").score
+    (1.0, 0.0)
+    """
+
+    needs = {"verifier": "numeric"}
+    examples = (
+        Example(
+            "4",
+            right=("<think>2+2</think>\n<answer>4</answer>", "<think></think><answer> 4 </answer>"),
+            wrong=(
+                "4",
+                "<answer>4</answer>",
+                "<answer>4</answer><think>2+2</think>",
+                "<think>2+2</think><answer>5</answer>",
+                "<think>2+2</think><answer>4</answer><answer>5</answer>",
+                "<think>2+2</think><answer>4</answer> or 5",
+                "<think>2+2</think><answer>4",
+            ),
+        ),
+    )
+
+    def __init__(
+        self, *, verifier: Verifier, sections: Sequence[str] = ("think", "answer"), judged: str = "answer", soft: float = 0.0
+    ) -> None:
+        """Declare the format.
+
+        Args:
+            verifier: judges the content of the judged section.
+            sections: the tags, in the order in which they must stand.
+            judged: the section that holds the answer.
+            soft: what a malformed answer's score is multiplied with, from 0 (worth nothing) to 1 (the format does not matter).
+        """
+        if isinstance(sections, str) or not sections or not all(isinstance(s, str) and NAME.fullmatch(s) for s in sections):
+            raise ConfigError(f"sections is {sections!r}; it must be a list of tag names, such as ['think', 'answer']")
+        if len(set(sections)) != len(sections):
+            raise ConfigError(f"sections {list(sections)!r} names a section twice; each stands once")
+        if judged not in sections:
+            raise ConfigError(f"judged is {judged!r}; it must be one of the sections: {', '.join(sections)}")
+        if isinstance(soft, bool) or not isinstance(soft, int | float) or not 0 <= soft <= 1:
+            raise ConfigError(f"soft is {soft!r}; it must be a number from 0 to 1")
+        self.verifier, self.sections, self.judged, self.soft = verifier, tuple(sections), judged, float(soft)
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Read the format, judge the content, multiply."""
+        contents, flaw = read(answer, self.sections)
+        if flaw and not self.soft:
+            return Verdict(0.0, f"format: {flaw}", parts={"format": 0.0})
+        inner = self.verifier.verify(task, answer if flaw else contents[self.judged])
+        if inner.score is None:
+            return inner
+        form = self.soft if flaw else 1.0
+        reason = f"format: {flaw}; {inner.reason}" if flaw else inner.reason
+        return Verdict(form * inner.score, reason, {**inner.parts, "format": form, "content": inner.score}, inner.fault, inner.detail)
+
+    def close(self) -> None:
+        """Close the inner verifier."""
+        self.verifier.close()
+
+
+def read(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
+    """The content of each section, or what is wrong with the format.
+
+    >>> read("<think>a</think><answer>b</answer>", ["think", "answer"])
+    ({'think': 'a', 'answer': 'b'}, '')
+    >>> read("<answer>b</answer>", ["think", "answer"])[1]
+    '<think> is missing, or not in its place'
+    """
+    marks = [mark for mark in MARK.finditer(text) if mark[2] in sections]
+    contents: dict[str, str] = {}
+    end = 0
+    for i, name in enumerate(sections):
+        pair = marks[2 * i : 2 * i + 2]
+        if not pair or (pair[0][1], pair[0][2]) != ("", name):
+            return {}, f"<{name}> is missing, or not in its place"
+        if len(pair) < 2 or (pair[1][1], pair[1][2]) != ("/", name):
+            return {}, f"<{name}> is not closed before the next tag"
+        if text[end : pair[0].start()].strip():
+            return {}, f"there is text before <{name}>"
+        contents[name] = text[pair[0].end() : pair[1].start()]
+        end = pair[1].end()
+    if len(marks) > 2 * len(sections):
+        return {}, f"<{marks[2 * len(sections)][2]}> stands more than once"
+    if text[end:].strip():
+        return {}, f"there is text after </{sections[-1]}>"
+    return contents, ""
+
+
+make = Structure
