@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlvr.errors import RlvrError
+from rlvr.errors import ConfigError, RlvrError
 
 app = typer.Typer(
     name="rlvr",
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for eyes.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin; the value is YAML.")]
 KINDS = "envs, verifiers, sandboxes, samplers, algorithms, recipes"
 
 
@@ -45,6 +47,110 @@ def show(
     from rlvr.commands import listing
 
     listing.show_plugin(kind, name, json=json)
+
+
+@app.command()
+def verify(
+    verifier: Annotated[str, typer.Argument(metavar="VERIFIER", help="Its name, or path/to/file.py:Object.")],
+    reference: Annotated[str | None, typer.Option(help="What is right; JSON if it starts with {, [ or a quote.")] = None,
+    answer: Annotated[str | None, typer.Option(help="What was said.")] = None,
+    file: Annotated[Path | None, typer.Option(help='JSONL lines {"id", "reference", "answer", "meta"?}; - is standard input.')] = None,
+    meta: Annotated[str, typer.Option(help="The task's meta as a JSON object, with --answer.")] = "",
+    settings: Settings = None,
+    workers: Annotated[int, typer.Option(help="How many answers are judged at once, with --file.")] = 8,
+    json: Json = False,
+) -> None:
+    """Judge one answer, or a file of them in order."""
+    from rlvr.commands import verifying
+
+    if file is not None and reference is None and answer is None and not meta:
+        verifying.verify_file(verifier, file, pairs=settings or [], workers=workers, json=json)
+    elif file is None and reference is not None and answer is not None:
+        verifying.verify_one(verifier, reference, answer, meta=meta, pairs=settings or [], json=json)
+    else:
+        raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl; not both, and not half")
+
+
+@app.command()
+def check(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier or sandbox.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
+    settings: Settings = None,
+    json: Json = False,
+) -> int:
+    """Hold one plugin to its contract; exit code 1 if it fails."""
+    from rlvr.commands import checking
+
+    return checking.check_plugin(kind, name, pairs=settings or [], json=json)
+
+
+@app.command()
+def new(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env or verifier.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A Python name in small letters, such as chess_mate.")],
+    out: Annotated[Path | None, typer.Option(help="The folder to write; default: rlvr-NAME here.")] = None,
+    json: Json = False,
+) -> None:
+    """Write a plugin package of your own, with its test."""
+    from rlvr.commands import scaffold
+
+    scaffold.write_package(kind, name, out=out, json=json)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (`rlvr list recipes`) or a YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[a.b=v]...", help="Settings that differ, such as train.steps=50.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder; it must not exist yet. Default: runs/ENV-TIME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a policy; a run folder is left behind."""
+    from rlvr.commands import running
+
+    running.train_run(recipe, overrides or [], out=out, resume=resume, json=json)
+
+
+@app.command("eval")
+def eval_(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="An environment's name, or path/to/file.py:Object.")],
+    policy: Annotated[str, typer.Option(help="hf:DIR, scripted:gold, scripted:noop or scripted:random.")],
+    n: Annotated[int, typer.Option("-n", help="Answers for each task.")] = 1,
+    tasks: Annotated[int, typer.Option("--tasks", "--limit", help="How many tasks, from the first on.")] = 100,
+    split: Annotated[str, typer.Option(help="Which split.")] = "test",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Room for an answer; default: what the environment says.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A folder for the samples and the report; it must not exist yet.")] = None,
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """Measure a policy on an environment."""
+    from rlvr.commands import running
+
+    how = {"n": n, "tasks": tasks, "split": split, "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
+    running.eval_policy(env, policy, pairs=settings or [], out=out, json=json, **how)
+
+
+@app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` wrote.")],
+    json: Json = False,
+) -> int:
+    """Step recorded episodes through the environment again; exit code 1 if any differs."""
+    from rlvr.commands import running
+
+    return running.replay_run(run, json=json)
+
+
+@app.command()
+def doctor(json: Json = False) -> int:
+    """Look at this machine: packages, accelerator, Docker, plugins."""
+    from rlvr.commands import doctor as examination
+
+    return examination.examine(json=json)
 
 
 def main() -> None:

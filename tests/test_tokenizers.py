@@ -54,12 +54,6 @@ ALL: list[TokenizerContract] = [
     HFTokenizer(hugging_face()),
     HFTokenizer(hugging_face(None)),
 ]
-    CharTokenizer(),
-    CharTokenizer("01+="),
-    ByteTokenizer(),
-    HFTokenizer(hugging_face()),
-    HFTokenizer(hugging_face(None)),
-]
 
 
 @pytest.mark.parametrize("tokenizer", ALL)

@@ -46,7 +46,7 @@ def eval_policy(env: str, policy: str, *, pairs: Sequence[str], out: Path | None
     ]
     console = screen.out()
     console.print(Text(f"{policy} on {env}", style="bold"))
-    console.print(screen.table(("", ""), rows))
+    console.print(screen.facts(rows))
     for reason, count in list(report.reasons.items())[:5]:
         console.print(Text(f"unscored {count} times: {reason}", style="yellow"))
     if out is not None:

@@ -38,6 +38,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title
     return made
 
 
+def facts(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names and values, side by side."""
+    made = Table.grid(padding=(0, 3))
+    for name, value in rows:
+        made.add_row(Text(name, style="dim"), Text(value))
+    return made
+
+
 def mark(ok: bool) -> Text:
     """A tick or a cross."""
     return Text("✓", style="green") if ok else Text("✗", style="bold red")

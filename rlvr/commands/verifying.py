@@ -167,4 +167,4 @@ def _summary(counts: Counter[str], points: float, seconds: float) -> None:
     rows = [("answers", str(total)), ("mean score", mean), *((name, str(counts[name])) for name in ("full score", "less", "no score"))]
     rows += [(name, str(count)) for name, count in sorted(counts.items()) if name.startswith("fault") and count]
     rows.append(("answers a second", f"{total / max(seconds, 1e-9):.0f}"))
-    screen.out().print(screen.table(("", ""), rows))
+    screen.out().print(screen.facts(rows))
