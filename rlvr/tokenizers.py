@@ -100,6 +100,10 @@ class HFTokenizer:
             raise ConfigError("this tokenizer has no EOS token, so no answer could ever end; set tokenizer.eos_token")
         self.eos_id = int(tokenizer.eos_token_id)
         self.stop_ids = frozenset({self.eos_id, *extra_stop_ids})
+        if not 0 <= min(self.stop_ids) <= max(self.stop_ids) < self.vocab_size:
+            raise ConfigError(
+                f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; mend generation_config.json"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, with no special tokens added."""
@@ -107,7 +111,8 @@ class HFTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text, stop ids left out, everything else as it stands."""
-        return str(self.tokenizer.decode([i for i in ids if i not in self.stop_ids], skip_special_tokens=False))
+        said = [i for i in ids if i not in self.stop_ids]
+        return str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """Through the chat template where there is one; otherwise the bare text of the messages."""
@@ -141,13 +146,19 @@ def tokenizer_from(spec: str) -> Tokenizer:
         return CharTokenizer(spec.removeprefix("chars:"))
     if spec == "bytes":
         return ByteTokenizer()
-    if not Path(spec).is_dir():
+    if not spec or not Path(spec).is_dir():
         raise ConfigError(f"no tokenizer {spec!r}; write chars, chars:ALPHABET, bytes, or a folder that holds a Hugging Face tokenizer")
     try:
         from transformers import AutoTokenizer, GenerationConfig
     except ModuleNotFoundError as error:
         raise MissingExtra("transformers", "train", "use the tokenizer 'chars' or 'bytes'") from error
-    stops: Any = []
+    stops: Any = None
     if (Path(spec) / "generation_config.json").is_file():
         stops = GenerationConfig.from_pretrained(spec).eos_token_id
-    return HFTokenizer(AutoTokenizer.from_pretrained(spec), [] if stops is None else [stops] if isinstance(stops, int) else stops)
+    try:
+        loaded = AutoTokenizer.from_pretrained(spec)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"the folder {spec!r} holds no tokenizer that transformers can load: {' '.join(str(error).split())[:200]}"
+        ) from error
+    return HFTokenizer(loaded, [] if stops is None else [stops] if isinstance(stops, int) else stops)
