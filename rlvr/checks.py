@@ -132,13 +132,11 @@ def shown(verdict: Verdict) -> str:
 
 def _verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
     verifier: Any = build("verifier", name, **settings)
+    kind = type(verifier).__name__
+    yield "it can be built", lambda: "" if isinstance(verifier, Verifier) else f"it is a {kind}, not an rlvr.Verifier"
+    if not isinstance(verifier, Verifier):
+        return
     try:
-        yield (
-            "it can be built",
-            lambda: "" if isinstance(verifier, Verifier) else f"it is a {type(verifier).__name__}, not an rlvr.Verifier",
-        )
-        if not isinstance(verifier, Verifier):
-            return
         kit = _VerifierKit(verifier)
         yield "it says what it is for", kit.described
         yield "it brings examples of its own", kit.has_examples
