@@ -18,13 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from rlvr.errors import ConfigError
 from rlvr.task import Message, Task, Verdict
-
-if TYPE_CHECKING:  # torch is heavy and optional; the contracts are neither
-    pass
 
 
 @runtime_checkable
@@ -156,8 +153,7 @@ class Environment(Plugin, ABC):
 
     def close(self) -> None:
         """Close the verifier too; an environment that holds more closes that as well."""
-        verifier = getattr(self, "verifier", None)
-        if verifier is not None and verifier is not self:
+        if (verifier := getattr(self, "verifier", self)) is not self:
             verifier.close()
 
 
