@@ -78,7 +78,7 @@ def read(reference: Any, default: Limits) -> Tests:
     if kind == "asserts":
         if not texts["test"].strip() or not texts["entry_point"].isidentifier():
             raise ConfigError("a reference of kind 'asserts' needs 'test' (code) and 'entry_point' (the name of the answer's function)")
-        return Tests(kind, limits, function=texts["entry_point"], test=texts["test"], setup=texts["setup"], prelude=texts["prelude"])
+        return Tests("asserts", limits, function=texts["entry_point"], test=texts["test"], setup=texts["setup"], prelude=texts["prelude"])
     if kind == "calls" and not texts["function"].isidentifier():
         raise ConfigError("a reference of kind 'calls' needs 'function', the name of the answer's function")
     language = reference.get("language", "python")
@@ -89,7 +89,7 @@ def read(reference: Any, default: Limits) -> Tests:
         raise ConfigError(f"a reference of kind {kind!r} needs 'cases', a list of at least one")
     parsed = tuple(_case(kind, number, case) for number, case in enumerate(cases, 1))
     rule = _rule(reference.get("checker"), kind)
-    return Tests(kind, limits, parsed, rule, function=texts["function"], prelude=texts["prelude"], language=language)
+    return Tests("calls" if kind == "calls" else "stdio", limits, parsed, rule, function=texts["function"], prelude=texts["prelude"], language=language)
 
 
 def _case(kind: str, number: int, case: Any) -> Case:
