@@ -89,7 +89,15 @@ def read(reference: Any, default: Limits) -> Tests:
         raise ConfigError(f"a reference of kind {kind!r} needs 'cases', a list of at least one")
     parsed = tuple(_case(kind, number, case) for number, case in enumerate(cases, 1))
     rule = _rule(reference.get("checker"), kind)
-    return Tests("calls" if kind == "calls" else "stdio", limits, parsed, rule, function=texts["function"], prelude=texts["prelude"], language=language)
+    return Tests(
+        "calls" if kind == "calls" else "stdio",
+        limits,
+        parsed,
+        rule,
+        function=texts["function"],
+        prelude=texts["prelude"],
+        language=language,
+    )
 
 
 def _case(kind: str, number: int, case: Any) -> Case:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlvr.answers import find
-from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop, Verifier
+from rlvr.contracts import Example, Judge, Limits, Outcome, Program, Sandbox, Stop, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._compare import same_text, same_value
@@ -43,6 +43,23 @@ class UnitTests(Verifier):
 
     needs: ClassVar = {"sandbox": "docker"}
     version = "1"
+    examples = (
+        Example(
+            reference={"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}, {"stdin": "4", "stdout": "16"}]},
+            right=("```python\nprint(int(input()) ** 2)\n```",),
+            wrong=("```python\nprint(9)\n```", "print(int(input()) ** 2)", "```python\nimport os\nos._exit(0)\n```"),
+        ),
+        Example(
+            reference={"kind": "calls", "function": "f", "cases": [{"args": [3], "expected": 9}, {"args": [4], "expected": 16}]},
+            right=("```python\ndef f(x):\n    return x * x\n```",),
+            wrong=("```python\ndef f(x):\n    return 9\n```", "```python\nclass A:\n    __eq__ = lambda *a: True\nf = lambda x: A()\n```"),
+        ),
+        Example(
+            reference={"kind": "asserts", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(3) == 9\n"},
+            right=("```python\ndef f(x):\n    return x * x\n```",),
+            wrong=("```python\ndef f(x):\n    return x\n```", "```python\nraise SystemExit(0)\n```"),
+        ),
+    )
 
     def __init__(self, *, sandbox: Sandbox, score: str = "all", channel: str = "fence", limits: Mapping[str, float] | None = None) -> None:
         if score not in ("all", "fraction"):
