@@ -148,7 +148,7 @@ CASES: list[Case] = [
     ("no such environment", ["eval", "arithmetics", "--policy", "scripted:gold"], ["did you mean 'arithmetic'"]),
     ("a level that is none", ["eval", "arithmetic", "--policy", "scripted:gold", "--set", "levels=[2/2]"], ["'2/2'", "'2+2'"]),
     ("no level at all", ["eval", "arithmetic", "--policy", "scripted:gold", "--set", "levels=[]"], ["empty"]),
-    ("no such policy", ["eval", "arithmetic", "--policy", "gold"], ["'gold'"]),
+    ("no such policy", ["eval", "arithmetic", "--policy", "gold"], ["'gold'", "scripted:gold"]),
     ("no such script", ["eval", "arithmetic", "--policy", "scripted:godl"], ["did you mean 'gold'"]),
     ("a model that is not there", ["eval", "arithmetic", "--policy", "hf:nowhere"], ["nowhere"]),
     ("no tasks", ["eval", "arithmetic", "--policy", "scripted:gold", "--tasks", "0"], ["at least 1"]),
