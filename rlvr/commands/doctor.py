@@ -21,6 +21,7 @@ PACKAGES = {
     "torch": "train", "transformers": "train", "accelerate": "train", "datasets": "train", "peft": "lora", "vllm": "vllm",
 }  # fmt: skip
 ENGINE_SECONDS = 5
+ENGINE_API = "1.40"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def _engine() -> Finding:
     try:
         import docker
 
-        client = docker.from_env(timeout=ENGINE_SECONDS)
+        client = docker.from_env(timeout=ENGINE_SECONDS, version=ENGINE_API)  # a fixed version: no talk before there is a client to close
         try:
             return Finding("docker engine", "ok", f"{client.version()['Version']}")
         finally:
