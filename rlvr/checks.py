@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr import canaries
 from rlvr.contracts import Example, Plugin, Verifier
-from rlvr.errors import ConfigError, RlvrError, suggest
+from rlvr.errors import ConfigError, PluginError, suggest
 from rlvr.registry import build, kind_of
 from rlvr.task import Fault, Task, Verdict, user
 
@@ -84,13 +84,16 @@ Steps = Iterator[tuple[str, Callable[[], str]]]
 
 
 def run(steps: Steps) -> Iterator[Check]:
-    """Make the checks one after the other. A check is a function that returns what is wrong, or ''."""
+    """Make the checks one after the other. A check is a function that returns what is wrong, or ''.
+
+    A plugin that cannot be built has failed its first check; a wrong name or setting is the caller's, and raises.
+    """
     while True:
         try:
             step = next(steps)
         except StopIteration:
             return
-        except RlvrError as error:
+        except PluginError as error:
             yield Check("it can be built", False, str(error))
             return
         name, look = step
@@ -132,13 +135,11 @@ def shown(verdict: Verdict) -> str:
 
 def _verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
     verifier: Any = build("verifier", name, **settings)
+    kind = type(verifier).__name__
+    yield "it can be built", lambda: "" if isinstance(verifier, Verifier) else f"it is a {kind}, not an rlvr.Verifier"
+    if not isinstance(verifier, Verifier):
+        return
     try:
-        yield (
-            "it can be built",
-            lambda: "" if isinstance(verifier, Verifier) else f"it is a {type(verifier).__name__}, not an rlvr.Verifier",
-        )
-        if not isinstance(verifier, Verifier):
-            return
         kit = _VerifierKit(verifier)
         yield "it says what it is for", kit.described
         yield "it brings examples of its own", kit.has_examples

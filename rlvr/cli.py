@@ -20,6 +20,7 @@ app = typer.Typer(
     name="rlvr",
     help="Environments and verifiers for reinforcement learning from verifiable rewards.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -139,7 +140,7 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` wrote.")],
     json: Json = False,
 ) -> int:
-    """Step recorded episodes through the environment again; exit code 1 if any differs."""
+    """Step a run's episodes again; exit code 1 if any differs."""
     from rlvr.commands import running
 
     return running.replay_run(run, json=json)
@@ -180,9 +181,9 @@ def _explain(error: Exception) -> int:
         return _fail(f"error: {error}", error.exit_code)
     if type(error).__name__ == "Abort":
         return _fail("stopped", 130)
-    if callable(show := getattr(error, "show", None)):  # Typer's own complaints about the arguments
-        show()
-        return 2
+    if callable(said := getattr(error, "format_message", None)):  # Typer's own complaints about the arguments
+        context = getattr(error, "ctx", None)
+        return _fail(f"error: {said().rstrip('.')}; `{context.command_path if context else 'rlvr'} --help` explains", 2)
     return _fail(f"internal error: {type(error).__name__}: {error}\nThis is a fault of rlvr; RLVR_TRACEBACK=1 shows where it happened.", 3)
 
 

@@ -45,10 +45,10 @@ PROCESS_SECONDS = 120
 def env_checks(name: str, settings: dict[str, Any]) -> Steps:
     """Every check of an environment, in the order in which they make sense."""
     env: Any = build("env", name, **settings)
+    yield "it can be built", lambda: "" if isinstance(env, Environment) else f"it is a {type(env).__name__}, not an rlvr.Environment"
+    if not isinstance(env, Environment):
+        return
     try:
-        yield "it can be built", lambda: "" if isinstance(env, Environment) else f"it is a {type(env).__name__}, not an rlvr.Environment"
-        if not isinstance(env, Environment):
-            return
         kit = _EnvKit(name, settings, env)
         yield "it says what it is for", lambda: "" if (type(env).__doc__ or "").strip() else "its class has no docstring; say what it asks"
         yield "its settings are plain", kit.plain

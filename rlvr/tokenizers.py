@@ -10,6 +10,7 @@ All of them append only: a rendered conversation is never rendered again, so his
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -149,16 +150,23 @@ def tokenizer_from(spec: str) -> Tokenizer:
     if not spec or not Path(spec).is_dir():
         raise ConfigError(f"no tokenizer {spec!r}; write chars, chars:ALPHABET, bytes, or a folder that holds a Hugging Face tokenizer")
     try:
-        from transformers import AutoTokenizer, GenerationConfig
+        from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
     except ModuleNotFoundError as error:
         raise MissingExtra("transformers", "train", "use the tokenizer 'chars' or 'bytes'") from error
     stops: Any = None
     if (Path(spec) / "generation_config.json").is_file():
         stops = GenerationConfig.from_pretrained(spec).eos_token_id
     try:
-        loaded = AutoTokenizer.from_pretrained(spec)
+        # for some model families AutoTokenizer overrules a folder that says it holds a plain fast tokenizer
+        plain = _class_of(Path(spec)) in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        loaded = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(spec)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"the folder {spec!r} holds no tokenizer that transformers can load: {' '.join(str(error).split())[:200]}"
         ) from error
     return HFTokenizer(loaded, [] if stops is None else [stops] if isinstance(stops, int) else stops)
+
+
+def _class_of(folder: Path) -> str:
+    path = folder / "tokenizer_config.json"
+    return str(json.loads(path.read_text("utf-8")).get("tokenizer_class", "")) if path.is_file() else ""

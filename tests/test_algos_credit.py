@@ -185,10 +185,11 @@ def test_gae_is_its_definition_and_blind_to_inserted_tokens(steps: list[tuple[fl
 
 
 def test_a_reward_on_an_environment_token_belongs_to_the_action_before() -> None:
-    e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0, 0.0, 1.0, 0.5], End.TERMINATED)
-    assert credit.to_go(e, e.rewards, 1.0) == [0.0, 1.5, 0.0, 0.5]
-    assert gae(e.acted, e.rewards, [0.0] * 4, 1.0, 1.0) == [0.0, 1.5, 0.0, 0.5]
-    assert credit.to_go(e, e.rewards, 0.5) == pytest.approx([0.0, 1.25, 0.0, 0.5])
+    e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED)
+    paid = [0.0, 0.0, 1.0, 0.5]
+    assert credit.to_go(e, paid, 1.0) == [0.0, 1.5, 0.0, 0.5]
+    assert gae(e.acted, paid, [0.0] * 4, 1.0, 1.0) == [0.0, 1.5, 0.0, 0.5]
+    assert credit.to_go(e, paid, 0.5) == pytest.approx([0.0, 1.25, 0.0, 0.5])
 
 
 def test_ppo_without_a_critics_opinion_is_reinforce_before_whitening() -> None:

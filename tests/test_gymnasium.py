@@ -82,9 +82,9 @@ def test_every_environment_has_its_id() -> None:
 
 def test_settings_reach_the_one_they_belong_to() -> None:
     env = gymnasium.make(ARITHMETIC, obs="ids", levels=["1+1"], max_new_tokens=5, tokenizer="chars:0123456789+=-")
+    assert isinstance(env.unwrapped, TokenEnv)
     token_env: Any = env.unwrapped
-    assert type(token_env) is TokenEnv
-    assert (token_env.obs, token_env.mdp.max_new_tokens, token_env.pad_id) == ("ids", 5, 17)
+    assert (token_env.obs, token_env.mdp.max_new_tokens, token_env.action_space.n) == ("ids", 5, 17)
     with pytest.raises(rlvr.RlvrError, match="did you mean 'levels'"):
         gymnasium.make(ARITHMETIC, level=["1+1"])
 
@@ -103,12 +103,12 @@ def test_a_gold_answer_earns_the_full_reward_token_by_token() -> None:
 
 @pytest.mark.parametrize("mode", [None, "sync", "async"])
 def test_make_vec(mode: Any) -> None:
-    envs = gymnasium.make_vec(ARITHMETIC, num_envs=4, vectorization_mode=mode)
-    assert type(envs) is {None: TokenVectorEnv, "sync": SyncVectorEnv, "async": AsyncVectorEnv}[mode]
-    seeds: Any = [7, 7, 8, 8]
+    made = gymnasium.make_vec(ARITHMETIC, num_envs=4, vectorization_mode=mode)
+    assert type(made) is {None: TokenVectorEnv, "sync": SyncVectorEnv, "async": AsyncVectorEnv}[mode]
+    envs: Any = made
     try:
         assert envs.num_envs == 4
-        observations, infos = envs.reset(seed=seeds)
+        observations, infos = envs.reset(seed=[7, 7, 8, 8])
         ids = observations["input_ids"]
         assert (ids[0] == ids[1]).all() and (ids[2] == ids[3]).all() and not (ids[1] == ids[2]).all()
         _, rewards, terminated, truncated, infos = envs.step(np.array([0, 9, 0, 9]))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
@@ -65,12 +66,23 @@ def assemble(config: RunConfig, folder: Path, stack: ExitStack, *, weights: Path
     rows = model.get_input_embeddings().num_embeddings
     if rows < tokenizer.vocab_size:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids but the model knows {rows}; give the model its own tokenizer")
-    accelerator = Accelerator(mixed_precision=config.train.mixed_precision, log_with=config.log.report_to or None, project_dir=str(folder))
+    accelerator = accelerator_from(config, folder)
     model.to(accelerator.device)
     sampler.bind(environment, tokenizer)
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=config.rollout.verify_workers, deadline_s=config.rollout.verify_deadline_s))
     sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
     return Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, schedule, accelerator, sampling)
+
+
+def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
+    """Devices, precision and trackers; a tracker that is not installed is refused, not left out in silence."""
+    known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
+    for name in config.log.report_to:
+        if name not in known:
+            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known)}")
+        if name not in installed:
+            raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
+    return Accelerator(mixed_precision=config.train.mixed_precision, log_with=config.log.report_to or None, project_dir=str(folder))
 
 
 def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import transformers
 from rich.console import Console
 
 from rlvr import report
@@ -67,6 +68,7 @@ class TrainReport:
 def train(config: RunConfig, *, out: Path | None = None, resume: bool = False, console: Console | None = None) -> TrainReport:
     """Train as the configuration says, and leave a run folder behind."""
     console = console or Console(stderr=True)
+    transformers.utils.logging.disable_progress_bar()  # one bar at a time, and it is ours
     began = time.monotonic()
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
