@@ -93,4 +93,4 @@ def test_other_bad_requests(tmp_path: Path) -> None:
         ("scripted:gold", {"split": "tests"}, "did you mean 'test'"),
     ):
         with pytest.raises(ConfigError, match=told):
-            evaluate(SUMS, policy, **kwargs)  # type: ignore[arg-type]
+            evaluate(SUMS, policy, **kwargs)
