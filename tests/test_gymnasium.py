@@ -104,7 +104,7 @@ def test_a_gold_answer_earns_the_full_reward_token_by_token() -> None:
 @pytest.mark.parametrize("mode", [None, "sync", "async"])
 def test_make_vec(mode: Any) -> None:
     envs: Any = gymnasium.make_vec(ARITHMETIC, num_envs=4, vectorization_mode=mode)
-    assert envs.__class__ is {None: TokenVectorEnv, "sync": SyncVectorEnv, "async": AsyncVectorEnv}[mode]
+    assert isinstance(envs, ({None: TokenVectorEnv, "sync": SyncVectorEnv, "async": AsyncVectorEnv}[mode]))
     try:
         assert envs.num_envs == 4
         observations, infos = envs.reset(seed=[7, 7, 8, 8])
