@@ -52,7 +52,7 @@ class EvalReport:
 
 
 def evaluate(
-    env: str | dict[str, Any],
+    env: str | dict[str, Any] | Environment,
     policy: str,
     *,
     tasks: int = 100,
@@ -78,7 +78,7 @@ def evaluate(
             episodes = measure(
                 rollout, split=split, tasks=tasks, n=n, sampling=Sampling(temperature, stop_ids=tokenizer.stop_ids), seed=seed
             )
-    name = env if isinstance(env, str) else str(env["name"])
+    name = env if isinstance(env, str) else str(env["name"]) if isinstance(env, dict) else type(env).__name__
     report = summarise(episodes, env=name, policy=policy, split=split, seconds=time.perf_counter() - began)
     if out is not None:
         write_episodes(out, episodes, report.record())
