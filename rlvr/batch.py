@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class Batch:
     """[entries], which row each entry belongs to."""
     take: Tensor
     """[entries], each entry's place in the step's flat vectors."""
+    layout: Any = None
+    """How a line of packed tokens attends (see `rlvr.learn.packing`); None for padded rows."""
 
     @property
     def count(self) -> int:

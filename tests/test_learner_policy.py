@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rlvr.batch import Rows
+from rlvr.learn import packing
 from rlvr.learn.policy import Policy, token_logprobs
 
 SIZES: dict[str, Any] = {
@@ -94,6 +95,45 @@ def test_any_layout_equals_each_row_alone(family: str, budget: int) -> None:
         assert (a is None) == (b is None)
         if a is not None and b is not None:
             assert float((a - b).norm()) <= 2e-5 * float(b.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_that_share_their_prompt_equal_each_row_alone(family: str) -> None:
+    """Where the family fits; where it does not, the reason is stated and the model is left as it was."""
+    model = model_of(family)
+    policy = Policy(model, temperature=0.7)
+    before = model.config._attn_implementation
+    reason = packing.fits(model, policy)
+    assert bool(reason) == (family in {"mistral", "gemma2"}), reason
+    if reason:
+        assert model.config._attn_implementation == before
+        return
+    material = families_of_rows()
+    out = torch.zeros(material.entries)
+    bins = packing.plan(material, range(len(material.tokens)), 16)
+    assert len(bins) > 1 and sorted(i for part in bins for i in part) == list(range(len(material.tokens)))
+    for part in bins:
+        batch = packing.pack(material, part)
+        assert batch.input_ids.numel() <= 16
+        out = out.index_copy(0, batch.take, policy(batch).logprobs)
+    truth = naive(model, material, 0.7)
+    assert float((out - truth).detach().abs().max()) < 1e-5 * (1 + float(truth.detach().abs().max()))
+    grads = [torch.autograd.grad(x.sum(), list(model.parameters()), allow_unused=True) for x in (out, truth)]
+    for a, b in zip(*grads, strict=True):
+        if a is not None and b is not None:
+            assert float((a - b).norm()) <= 2e-5 * float(b.norm()) + 1e-6
+
+
+def families_of_rows() -> Rows:
+    """Three prompts with several answers each (one token and two turns among them), and one that stands alone."""
+    g = torch.Generator().manual_seed(2)
+    tokens, acted = [], []
+    for prompt, answers in ((6, (1, 4, 9)), (4, (3, 3)), (2, (5, 2)), (7, (4,))):
+        head = torch.randint(0, 32, (prompt,), generator=g).tolist()
+        for n in answers:
+            tokens.append(head + torch.randint(0, 32, (n,), generator=g).tolist())
+            acted.append([False] * prompt + [j != 2 for j in range(n)])
+    return Rows(tokens, acted)
 
 
 def test_a_head_with_more_to_it_is_noticed() -> None:
