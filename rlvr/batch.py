@@ -46,7 +46,7 @@ class Batch:
         return len(self.lengths)
 
     @property
-    def padded(self) -> int:
+    def computed(self) -> int:
         """How many tokens the model really computes."""
         return self.input_ids.numel()
 
@@ -95,7 +95,7 @@ class Rows:
     def batches(self, chosen: Sequence[int], *, budget: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """The chosen rows as micro-batches of at most `budget` computed tokens (a longer row stands alone)."""
         for rows in self.plan(chosen, budget):
-            yield self._batch(rows, device)
+            yield self.padded(rows, device)
 
     def plan(self, chosen: Sequence[int], budget: int) -> list[list[int]]:
         """Which rows go together: neighbours in length, so that little is padding."""
@@ -113,7 +113,8 @@ class Rows:
         """How many tokens the model computes for these rows as one micro-batch."""
         return len(rows) * max(1, int(self.inputs[list(rows)].max()))
 
-    def _batch(self, rows: list[int], device: torch.device | str) -> Batch:
+    def padded(self, rows: list[int], device: torch.device | str = "cpu") -> Batch:
+        """These rows as one micro-batch, padded on the right to the longest."""
         lengths = self.inputs[rows]
         width = int(lengths.max())
         ids = np.zeros((len(rows), width), dtype=np.int64)
