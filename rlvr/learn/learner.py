@@ -14,7 +14,6 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,40 +26,12 @@ from rlvr.batch import Batch, Rows
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn import packing
+from rlvr.learn.optimization import Optimization
 from rlvr.learn.policy import Policy, without_dropout
 from rlvr.learn.reference import Reference
 from rlvr.learn.step import Step, Tally
 
-
-@dataclass(frozen=True, slots=True)
-class Optimization:
-    """How steps are taken. Batch sizes carry their unit in their name.
-
-    >>> Optimization(learning_rate=1e-3).minibatches_per_step
-    1
-    """
-
-    learning_rate: float = 1e-6
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    max_grad_norm: float = 1.0
-    """0 leaves the gradient as it is."""
-    lr_scheduler: str = "constant"
-    warmup_steps: int = 0
-    minibatches_per_step: int = 1
-    """Into how many optimizer steps each pass over the episodes is cut."""
-    max_tokens_per_microbatch: int = 8192
-    """Speed and memory only; it cannot change the gradient."""
-    gradient_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        for name, low in (("learning_rate", 0), ("weight_decay", 0), ("max_grad_norm", 0), ("warmup_steps", 0)):
-            if not getattr(self, name) >= low:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be {low} or more")
-        for name in ("minibatches_per_step", "max_tokens_per_microbatch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-
+__all__ = ["Learner", "Optimization"]
 
 PACK_BELOW = 0.7
 """Rows are packed where that computes less than this share of the tokens that padded rows would."""
