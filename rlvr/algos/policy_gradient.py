@@ -49,7 +49,7 @@ class PolicyGradient(Algorithm):
         self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
         self.bypass = s.old_from_sampler
         self.controller = kl.Controller(s.beta, target=s.kl_target, horizon=s.kl_horizon)
-        self._running, self._seen = 0.0, 0.0
+        self._running, self._seen, self._steps = 0.0, 0.0, 0
 
     @property
     def beta(self) -> float:
@@ -232,7 +232,8 @@ class PolicyGradient(Algorithm):
         if x.values is not None and x.returns is not None and x.old_values is not None:
             error = values.value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
             figures["value_loss"] = error.detach()
-            loss = loss + s.vf_coef * error
+            alone = self._steps < s.value_pretraining_steps
+            loss = error if alone else loss + s.vf_coef * error
         return loss, figures
 
     def _surrogate(self, ratio: Tensor, x: LossInputs) -> surrogate.Surrogate:
@@ -249,6 +250,7 @@ class PolicyGradient(Algorithm):
 
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
         """After a step: move the running baseline and the adaptive beta."""
+        self._steps += 1
         added, count = total([sum(rewards), float(len(rewards))])
         if self.settings.baseline == "running" and count:
             self._seen = 0.9 * self._seen + 0.1
@@ -257,12 +259,13 @@ class PolicyGradient(Algorithm):
             self.controller.observe(kl_value, round(count))
 
     def state_dict(self) -> dict[str, Any]:
-        """The running baseline and the beta in force."""
-        return {"beta": self.controller.beta, "running": self._running, "seen": self._seen}
+        """The running baseline, the beta in force, and how many steps there were."""
+        return {"beta": self.controller.beta, "running": self._running, "seen": self._seen, "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.controller.beta, self._running, self._seen = float(state["beta"]), float(state["running"]), float(state["seen"])
+        self._steps = int(state["steps"])
 
 
 def greedy_reward(group: Sequence[Episode]) -> float | None:

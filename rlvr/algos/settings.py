@@ -80,6 +80,7 @@ class Settings:
     vf_coef: float = 0.1
     epsilon_value: float | None = 0.2
     value_pretraining_steps: int = 0
+    """So many first steps train the critic alone, on its full loss, before it advises anybody."""
     # reuse and mismatch
     num_iterations: int = 1
     old_from_sampler: bool = False
