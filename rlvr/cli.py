@@ -167,8 +167,7 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return _fail("stopped", 130)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:  # Typer's way to end when the reader of a pipe has seen enough; nobody else exits in here
         return 0
     except Exception as error:
         if os.environ.get("RLVR_TRACEBACK"):
