@@ -54,9 +54,9 @@ DECLARED = ("\\boxed", "\\fbox", "<", "```", "~~~", "####")
 
 
 def bare(text: str) -> bool:
-    """Whether a text is an answer by itself, with no mark that declares one.
+    r"""Whether a text is an answer by itself, with no mark that declares one.
 
-    >>> bare("42"), bare("so it is \\\\boxed{42}")
+    >>> bare("42"), bare(r"so it is \boxed{42}")
     (True, False)
     """
     return not any(mark in text for mark in DECLARED)

@@ -13,10 +13,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlvr import canaries
-from rlvr.contracts import Example, Verifier
+from rlvr.contracts import Example, Plugin, Verifier
 from rlvr.errors import ConfigError, RlvrError, suggest
 from rlvr.registry import build, kind_of
 from rlvr.task import Fault, Task, Verdict, user
@@ -44,7 +45,7 @@ class CannotCheck(Exception):
 
 
 def failures(checks: Sequence[Check]) -> list[str]:
-    """What went wrong, one line each: empty for a sound plugin, so that a test can say `assert failures(...) == []`.
+    """What went wrong, one line each; a test says that there is nothing.
 
     >>> failures([Check("a", True), Check("b", False, "why")])
     ['b: why']
@@ -113,6 +114,12 @@ def first(texts: Iterator[str]) -> str:
     return "" if not found else found[0] if len(found) == 1 else f"{found[0]}; and {len(found) - 1} more"
 
 
+def closed(plugin: Plugin) -> str:
+    """Close it once more; what is wrong with that shows as an exception."""
+    plugin.close()
+    return ""
+
+
 def shown(verdict: Verdict) -> str:
     """A verdict in a complaint.
 
@@ -125,13 +132,11 @@ def shown(verdict: Verdict) -> str:
 
 def _verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
     verifier: Any = build("verifier", name, **settings)
+    kind = type(verifier).__name__
+    yield "it can be built", lambda: "" if isinstance(verifier, Verifier) else f"it is a {kind}, not an rlvr.Verifier"
+    if not isinstance(verifier, Verifier):
+        return
     try:
-        yield (
-            "it can be built",
-            lambda: "" if isinstance(verifier, Verifier) else f"it is a {type(verifier).__name__}, not an rlvr.Verifier",
-        )
-        if not isinstance(verifier, Verifier):
-            return
         kit = _VerifierKit(verifier)
         yield "it says what it is for", kit.described
         yield "it brings examples of its own", kit.has_examples
@@ -148,7 +153,7 @@ def _verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "verdicts are plain JSON", kit.plain
     finally:
         verifier.close()
-    yield "it can be closed twice", lambda: verifier.close() or ""
+    yield "it can be closed twice", partial(closed, verifier)
 
 
 class _VerifierKit:

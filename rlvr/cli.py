@@ -20,6 +20,7 @@ app = typer.Typer(
     name="rlvr",
     help="Environments and verifiers for reinforcement learning from verifiable rewards.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -139,7 +140,7 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` wrote.")],
     json: Json = False,
 ) -> int:
-    """Step recorded episodes through the environment again; exit code 1 if any differs."""
+    """Step a run's episodes again; exit code 1 if any differs."""
     from rlvr.commands import running
 
     return running.replay_run(run, json=json)

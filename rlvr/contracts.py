@@ -18,13 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from rlvr.errors import ConfigError
 from rlvr.task import Message, Task, Verdict
-
-if TYPE_CHECKING:  # torch is heavy and optional; the contracts are neither
-    pass
 
 
 @runtime_checkable
@@ -156,8 +153,7 @@ class Environment(Plugin, ABC):
 
     def close(self) -> None:
         """Close the verifier too; an environment that holds more closes that as well."""
-        verifier = getattr(self, "verifier", None)
-        if verifier is not None and verifier is not self:
+        if (verifier := getattr(self, "verifier", self)) is not self:
             verifier.close()
 
 
@@ -201,6 +197,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """A Python program of ours that questions a foreign one from a process of its own, across a channel that carries bytes only.
+
+    Both start together, as different users. Each reads what the other says from descriptor 3 and answers on descriptor 4;
+    what the judge alone writes to descriptor 5 is `Outcome.report`. Its standard input is `brief`.
+
+    >>> Judge("import os; os.write(5, os.read(3, 100))").brief
+    b''
+    """
+
+    source: str
+    brief: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A foreign program to run once, in a place of its own.
 
@@ -213,7 +224,9 @@ class Program:
     language: Literal["python", "cpp", "javascript"] = "python"
     limits: Limits = field(default_factory=Limits)
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Read-only files that lie in the working folder."""
+    """Files that lie in the working folder; what the program does to them goes with the folder."""
+    judge: Judge | None = None
+    """Who questions it while it runs. The run then ends when the judge ends, and the limits hold for both together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +249,8 @@ class Outcome:
     isolation: tuple[str, ...] = ()
     """What really was applied, not what was asked for."""
     reason: str = ""
+    report: bytes = b""
+    """What came out of descriptor 5: the judge's word where there is a judge, else the program's own (and worth no more)."""
 
 
 class Sandbox(Plugin, ABC):

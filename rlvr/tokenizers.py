@@ -10,6 +10,7 @@ All of them append only: a rendered conversation is never rendered again, so his
 
 from __future__ import annotations
 
+import json
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -100,6 +101,10 @@ class HFTokenizer:
             raise ConfigError("this tokenizer has no EOS token, so no answer could ever end; set tokenizer.eos_token")
         self.eos_id = int(tokenizer.eos_token_id)
         self.stop_ids = frozenset({self.eos_id, *extra_stop_ids})
+        if not 0 <= min(self.stop_ids) <= max(self.stop_ids) < self.vocab_size:
+            raise ConfigError(
+                f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; mend generation_config.json"
+            )
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, with no special tokens added."""
@@ -107,7 +112,8 @@ class HFTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text, stop ids left out, everything else as it stands."""
-        return str(self.tokenizer.decode([i for i in ids if i not in self.stop_ids], skip_special_tokens=False))
+        said = [i for i in ids if i not in self.stop_ids]
+        return str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """Through the chat template where there is one; otherwise the bare text of the messages."""
@@ -141,13 +147,26 @@ def tokenizer_from(spec: str) -> Tokenizer:
         return CharTokenizer(spec.removeprefix("chars:"))
     if spec == "bytes":
         return ByteTokenizer()
-    if not Path(spec).is_dir():
+    if not spec or not Path(spec).is_dir():
         raise ConfigError(f"no tokenizer {spec!r}; write chars, chars:ALPHABET, bytes, or a folder that holds a Hugging Face tokenizer")
     try:
-        from transformers import AutoTokenizer, GenerationConfig
+        from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
     except ModuleNotFoundError as error:
         raise MissingExtra("transformers", "train", "use the tokenizer 'chars' or 'bytes'") from error
-    stops: Any = []
+    stops: Any = None
     if (Path(spec) / "generation_config.json").is_file():
         stops = GenerationConfig.from_pretrained(spec).eos_token_id
-    return HFTokenizer(AutoTokenizer.from_pretrained(spec), [] if stops is None else [stops] if isinstance(stops, int) else stops)
+    try:
+        # for some model families AutoTokenizer overrules a folder that says it holds a plain fast tokenizer
+        plain = _class_of(Path(spec)) in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        loaded = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(spec)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"the folder {spec!r} holds no tokenizer that transformers can load: {' '.join(str(error).split())[:200]}"
+        ) from error
+    return HFTokenizer(loaded, [] if stops is None else [stops] if isinstance(stops, int) else stops)
+
+
+def _class_of(folder: Path) -> str:
+    path = folder / "tokenizer_config.json"
+    return str(json.loads(path.read_text("utf-8")).get("tokenizer_class", "")) if path.is_file() else ""

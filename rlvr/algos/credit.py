@@ -149,12 +149,12 @@ def to_go(episode: Episode, rewards: Sequence[float], gamma: float = 1.0) -> lis
     >>> to_go(e, e.rewards)
     [0.0, 1.0, 1.0]
     """
-    running, out = 0.0, [0.0] * len(rewards)
+    running, pending, out = 0.0, 0.0, [0.0] * len(rewards)
     for t in range(len(rewards) - 1, -1, -1):
+        pending += rewards[t]
         if episode.acted[t]:
-            running = out[t] = rewards[t] + gamma * running
-        else:
-            running += rewards[t]
+            running = out[t] = pending + gamma * running
+            pending = 0.0
     return out
 
 

@@ -11,6 +11,7 @@ Torch is not imported: tensors come in and are used by their methods.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -135,25 +136,33 @@ class PolicyGradient(Algorithm):
 
     def _to_go(self, groups: Sequence[Sequence[Episode]], net: Nested) -> list[list[list[float]]]:
         """Reward to go at each token, less one number per episode."""
-        rewards: list[Rewards] = [
-            [sum(row) if self.counts(e) else None for e, row in zip(group, rows, strict=True)]
-            for group, rows in zip(groups, net, strict=True)
-        ]
-        shifted = self._baselined(groups, rewards)
+        rewards = self._totals(groups, net)
         out = []
-        for group, rows, values_, moved in zip(groups, net, rewards, shifted, strict=True):
-            lone = self.settings.baseline in ("group", "leave_one_out") and credit.degenerate(values_)
+        for group, rows, scores, moved in zip(groups, net, rewards, self._baselined(groups, rewards), strict=True):
+            silent = self._silent(group, scores)
             out.append(
                 [
                     [0.0] * len(row)
-                    if r is None or (lone and not self.penalises_reward)
+                    if r is None or silent
                     else [
                         g - (r - a) if acted else 0.0 for g, acted in zip(credit.to_go(e, row, self.settings.gamma), e.acted, strict=True)
                     ]
-                    for e, row, r, a in zip(group, rows, values_, moved, strict=True)
+                    for e, row, r, a in zip(group, rows, scores, moved, strict=True)
                 ]
             )
         return out
+
+    def _totals(self, groups: Sequence[Sequence[Episode]], net: Nested) -> list[Rewards]:
+        """The whole reward of each episode that counts."""
+        return [
+            [math.fsum(row) if self.counts(e) else None for e, row in zip(group, rows, strict=True)]
+            for group, rows in zip(groups, net, strict=True)
+        ]
+
+    def _silent(self, group: Sequence[Episode], rewards: Rewards) -> bool:
+        """Whether a group has nothing to be compared with: no spread, or no greedy answer."""
+        how = self.settings.baseline
+        return (how in ("group", "leave_one_out") and credit.degenerate(rewards)) or (how == "greedy" and greedy_reward(group) is None)
 
     def _gae(self, groups: Sequence[Sequence[Episode]], net: Nested, known: Nested) -> list[list[list[float]]]:
         s = self.settings

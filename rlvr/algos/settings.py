@@ -137,7 +137,6 @@ BOUNDS = (
 
 def known_bad(s: Settings) -> list[tuple[bool, str]]:
     """The mixes that look reasonable and are wrong, each with its reason and the way out."""
-    token_sum = s.loss_aggregation in ("seq-mean-token-sum", "seq-mean-token-sum-norm")
     pooled = s.importance_sampling_level != "token"
     return [
         (
@@ -166,10 +165,6 @@ def known_bad(s: Settings) -> list[tuple[bool, str]]:
             s.old_from_sampler and s.importance_sampling_correction != "none",
             "old_from_sampler already corrects the sampler's mismatch in the clipped ratio; importance_sampling_correction would count it "
             "twice; drop one of them",
-        ),
-        (
-            s.loss_type == "clip" and token_sum and s.baseline == "value",
-            "PPO with a critic sums over tokens already in its returns; use token-mean",
         ),
         (
             s.baseline == "value" and (s.scale_rewards != "none" or s.normalize_then_sum or s.returns != "outcome"),

@@ -67,7 +67,11 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     console.print(Text(document))
     console.print()
     lines = [(str(s["name"]), str(s["type"]), "required" if s["required"] else repr(s["default"]), str(s["about"])) for s in settings]
-    console.print(screen.table(("setting", "type", "default", "about"), lines) if lines else "It has no settings.")
+    columns: tuple[str, ...] = ("setting", "type", "default", "about")
+    cells: list[tuple[str, ...]] = list(lines)
+    if not any(line[3] for line in lines):  # nothing is said about any: no column for it
+        columns, cells = columns[:3], [line[:3] for line in lines]
+    console.print(screen.table(columns, cells) if cells else "It has no settings.")
 
 
 def _show_recipe(name: str, *, json: bool) -> None:

@@ -1,0 +1,306 @@
+# ruff: noqa: E501  (programs stand in one line each)
+"""What a sandbox really enforces, found out by attacking it: for authors of sandboxes, and for `rlvr check sandbox NAME`.
+
+Every check runs programs through the public door and looks at what came out; nothing is believed because a setting says so.
+A check that fails names what got through.
+
+A check must be harmless where *nothing* is enforced: every bomb is small and burns out by itself, and who may be killed is
+asked with signal 0, which kills nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from rlvr.checks import Check
+from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
+
+SMALL = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_mb=4, processes=12)
+
+
+def check_sandbox(sandbox: Sandbox) -> list[Check]:
+    """Attack a sandbox; one row for each thing it promises. It is left as it was, ready for more."""
+    rows = []
+    for name, probe in PROBES.items():
+        try:
+            complaint = probe(sandbox)
+        except Exception as error:
+            complaint = f"the check broke: {type(error).__name__}: {error}"
+        rows.append(Check(name, not complaint, complaint or "holds"))
+    return rows
+
+
+Probe = Callable[[Sandbox], str]
+
+
+def _run(sandbox: Sandbox, source: str, *, stdin: bytes = b"", limits: Limits = SMALL, files: dict[str, bytes] | None = None) -> Outcome:
+    return sandbox.run(Program(source, stdin, limits=limits, files=files or {}))
+
+
+def _says(source: str, wanted: str, *, stdin: bytes = b"", files: dict[str, bytes] | None = None) -> Probe:
+    """The program must end well and print exactly this."""
+
+    def probe(sandbox: Sandbox) -> str:
+        outcome = _run(sandbox, source, stdin=stdin, files=files)
+        said = outcome.stdout.decode("utf-8", "replace").strip()
+        return "" if (outcome.stop, said) == (Stop.OK, wanted) else f"{_brief(outcome)}, printed {said[:200]!r} instead of {wanted[:200]!r}"
+
+    return probe
+
+
+def _stops(source: str, *stops: Stop, limits: Limits = SMALL) -> Probe:
+    """The program must be stopped for one of these reasons, and the next one must run as if nothing had been."""
+
+    def probe(sandbox: Sandbox) -> str:
+        outcome = _run(sandbox, source, limits=limits)
+        if outcome.stop not in stops:
+            return f"{_brief(outcome)} instead of {' or '.join(stops)}"
+        after = _run(sandbox, "print('well')")
+        return "" if after.stdout == b"well\n" else f"the next program: {_brief(after)}"
+
+    return probe
+
+
+def _refused(attempt: str, errors: str = "OSError") -> Probe:
+    """Every line of the attempt must raise; the program prints what went through."""
+    lines = [line for line in attempt.strip().splitlines() if line.strip()]
+    body = "".join(f"try:\n    {line}\n    print({line!r})\nexcept ({errors}):\n    pass\n" for line in lines)
+    return _says(f"import ctypes, os, signal, socket\nlibc = ctypes.CDLL(None, use_errno=True)\n{CALL}{body}print('done')", "done")
+
+
+def _refused_all(statement: str, times: int, error: str = "OSError") -> Probe:
+    """The statement must begin to fail before it was done so often; what it made is removed again."""
+    tidy = "for i in range(n + 1):\n    try: os.unlink(f'f{i}')\n    except OSError: pass"
+    loop = f"n = 0\ntry:\n    for i in range({times}):\n        {statement}\n        n += 1\nexcept {error}:\n    print('stopped')"
+    return _says(f"import os, sys, threading, time\n{loop}\n{tidy}\nsys.stdout.flush()\nos._exit(0)", "stopped")
+
+
+BURN = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+CALL = """
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) == -1:
+        raise OSError(ctypes.get_errno(), name)
+"""
+
+
+def _brief(outcome: Outcome) -> str:
+    tail = outcome.stderr[-200:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+    return f"{outcome.stop.value} ({outcome.reason or 'no reason'}{'; ' + tail if tail else ''})"
+
+
+def _leaves_nothing(sandbox: Sandbox) -> str:
+    """Daemons, files, locked folders, attributes: the next program must find none of them, wherever it runs."""
+    dirt = """
+import os, subprocess, time
+os.makedirs('a/' + '/'.join('d' * 1 for _ in range(200)))
+os.chmod('a', 0)
+open('plain', 'w').write('poison')
+os.symlink('/etc/passwd', 'link')
+for name in ('sitecustomize.py', 'usercustomize.py', 'random.py'):
+    open(name, 'w').write('raise SystemExit(99)')
+for place in ('/dev/shm', '/tmp', '/var/tmp', '/run', '.'):
+    try:
+        open(place + '/left', 'w').write('poison')
+        os.setxattr(place, 'user.left', b'poison')
+    except OSError:
+        pass
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(20)
+"""
+    look = """
+import os
+found = [name for name in os.listdir('.')]
+for place in ('/dev/shm', '/tmp', '/var/tmp', '/run', '.'):
+    if os.path.exists(place + '/left'):
+        found.append(place + '/left')
+    try:
+        found += os.listxattr(place)
+    except OSError:
+        pass
+for pid in filter(str.isdecimal, os.listdir('/proc')):
+    try:
+        if int(pid) != os.getpid() and b'python' in open(f'/proc/{pid}/cmdline', 'rb').read() and os.stat(f'/proc/{pid}').st_uid == os.getuid():
+            found.append('process ' + pid)
+    except OSError:
+        pass
+print(found)
+"""
+    for _ in range(4):
+        _run(sandbox, dirt)
+        outcome = _run(sandbox, look)
+        if outcome.stdout.strip() != b"[]":
+            return f"the next program found {outcome.stdout.decode(errors='replace')[:200]} ({_brief(outcome)})"
+    return ""
+
+
+def _alone(sandbox: Sandbox) -> str:
+    """Two programs at once must not see, signal or reach each other."""
+    rounds = 4
+    victim = "import time\nopen('mine', 'w').write('secret')\ntime.sleep(1)\nprint(open('mine').read())"
+    spy = """
+import os, signal, socket, time
+found = []
+end = time.monotonic() + 0.8
+while time.monotonic() < end:
+    for pid in filter(str.isdecimal, os.listdir('/proc')):
+        if int(pid) != os.getpid():
+            try:
+                os.kill(int(pid), 0)
+                found.append('may kill ' + pid)
+            except OSError:
+                pass
+    for place in ('/tmp', '/dev/shm'):
+        try:
+            found += [name for name in os.listdir(place) if name == 'mine']
+        except OSError:
+            pass
+    time.sleep(0.01)
+print(found)
+"""
+    with ThreadPoolExecutor(2 * rounds) as threads:
+        victims = [threads.submit(_run, sandbox, victim) for _ in range(rounds)]
+        spies = [threads.submit(_run, sandbox, spy) for _ in range(rounds)]
+        for future in victims:
+            if future.result().stdout != b"secret\n":
+                return f"a program was disturbed by one beside it: {_brief(future.result())}"
+        for future in spies:
+            if future.result().stdout != b"[]\n":
+                return f"a program reached one beside it: {future.result().stdout.decode(errors='replace')[:200]}"
+    return ""
+
+
+def _no_network(sandbox: Sandbox) -> str:
+    """A door opened on this machine for the purpose must stay unvisited."""
+    visited = threading.Event()
+    with socket.create_server(("0.0.0.0", 0)) as door:
+        door.settimeout(0.2)
+        stop = threading.Event()
+
+        def wait() -> None:
+            while not stop.is_set():
+                try:
+                    door.accept()[0].close()
+                    visited.set()
+                except OSError:
+                    continue
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        port = door.getsockname()[1]
+        outcome = _run(
+            sandbox,
+            f"import socket\nfor host in ('127.0.0.1', '172.17.0.1', '169.254.169.254', 'example.com'):\n    try:\n"
+            f"        socket.create_connection((host, {port}), 1)\n        print(host)\n    except OSError:\n        pass\nprint('done')",
+        )
+        stop.set()
+        thread.join(5)
+    return (
+        "" if outcome.stdout == b"done\n" and not visited.is_set() else f"a connection was made: {_brief(outcome)} {outcome.stdout[:100]!r}"
+    )
+
+
+def _judged(sandbox: Sandbox) -> str:
+    """A judge's word must come from the judge, and the program must not be able to touch it."""
+    hostile = "import os\nfor n in range(3, 64):\n    try:\n        os.write(n, b'forged')\n    except OSError:\n        pass\n"
+    hostile += "import signal\nfor pid in filter(str.isdecimal, os.listdir('/proc')):\n    try:\n        int(pid) != os.getpid() and (os.kill(int(pid), 0), os.write(4, b' and may kill me'))\n"
+    hostile += "    except OSError:\n        pass\nos._exit(0)"
+    judge = "import os\nheard = b''\nwhile (more := os.read(3, 100)):\n    heard += more\nos.write(5, b'heard ' + heard)"
+    outcome = sandbox.run(Program(hostile, limits=SMALL, judge=Judge(judge)))
+    return (
+        ""
+        if (outcome.stop, outcome.report) == (Stop.OK, b"heard forged")
+        else f"{_brief(outcome)}, the report says {outcome.report[:100]!r}"
+    )
+
+
+def _secretless(sandbox: Sandbox) -> str:
+    """Nothing of our environment, and nothing of an earlier program, may be found in memory."""
+    secret = os.urandom(12).hex()
+    first, second = secret[:12], secret[12:]
+    search = f"""
+first, second, found = {first!r}.encode(), {second!r}.encode(), 0
+memory = open('/proc/self/mem', 'rb', 0)
+for line in open('/proc/self/maps'):
+    span, mode = line.split()[:2]
+    low, high = (int(x, 16) for x in span.split('-'))
+    if mode[0] != 'r' or '[v' in line:
+        continue
+    try:
+        memory.seek(low)
+        text = memory.read(high - low)
+    except (OSError, OverflowError, ValueError):
+        continue
+    at = text.find(first)
+    while at >= 0:
+        found += text[at + len(first):at + len(first) + len(second)] == second
+        at = text.find(first, at + 1)
+print(found, text is not None)
+"""
+    os.environ["RLVR_CANARY"] = secret
+    try:
+        for _ in range(4):
+            _run(sandbox, f"x = {secret!r}\nprint(x, input())", stdin=secret.encode())
+        outcome = _run(sandbox, search)
+    finally:
+        del os.environ["RLVR_CANARY"]
+    return "" if outcome.stdout == b"0 True\n" else f"{_brief(outcome)}: found it {outcome.stdout[:100]!r} times"
+
+
+PROBES: dict[str, Probe] = {
+    "runs a program": _says("print(6 * int(input()))", "42", stdin=b"7"),
+    "hands over files": _says("print(open('data.txt').read())", "here", files={"data.txt": b"here"}),
+    "exit status tells": _stops("raise SystemExit(3)", Stop.RE),
+    "a crash is a crash": _stops("import os\nos.abort()", Stop.RE),
+    "exit() exists": _says("print('x')\nexit()", "x"),
+    "argv is clean": _says("import sys\nprint(len(sys.argv))", "1"),
+    "output of 5 MB is whole": _says("import sys\nsys.stdout.write('a' * 500000)\nprint(len('a' * 500000) * 10)", "a" * 500000 + "5000000"),
+    "processor time is limited": _stops(f"{BURN}", Stop.TLE, limits=Limits(cpu_s=0.5, wall_s=30)),
+    "processor time counts children": _stops(
+        f"import os\nfor _ in range(4):\n    if os.fork() == 0:\n        break\n{BURN}", Stop.TLE, limits=Limits(cpu_s=1, wall_s=30)
+    ),
+    "wall time is limited": _stops("import time\ntime.sleep(30)", Stop.TLE, limits=Limits(wall_s=0.5)),
+    "signals do not prolong it": _stops(
+        "import signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ntime.sleep(30)",
+        Stop.TLE,
+        limits=Limits(wall_s=0.5),
+    ),
+    "memory is limited": _stops("x = bytearray(400 << 20)\nprint(len(x))", Stop.MLE, Stop.RE),
+    "memory counts children": _stops(
+        "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(40 << 20)\n        time.sleep(9)\n        break\ntime.sleep(9)",
+        Stop.MLE,
+        Stop.RE,
+    ),
+    "memory counts shared memory": _stops(
+        "import mmap, time\nm = mmap.mmap(-1, 400 << 20)\nm.write(b'x' * (400 << 20))\ntime.sleep(1)", Stop.MLE, Stop.RE
+    ),
+    "output is limited": _stops("for _ in range(20000): print('x' * 1000)", Stop.OLE),
+    "errors are limited": _stops("import sys\nfor _ in range(20000): sys.stderr.write('x' * 1000)", Stop.OLE),
+    "a file is limited": _stops("import os\ntry:\n    open('big', 'wb').write(b'x' * (8 << 20))\nfinally:\n    os.unlink('big')", Stop.RE),
+    "the disk is limited": _refused_all("open(f'f{i}', 'wb').write(b'x' * (2 << 20))", 100),
+    "files are counted": _refused_all("open(f'f{i}', 'wb').close()", 9000),
+    "processes are counted": _refused_all("os.fork() or (time.sleep(3), os._exit(0))", 40),
+    "threads are counted": _refused_all("threading.Thread(target=time.sleep, args=(2,)).start()", 60, "RuntimeError"),
+    "leaves nothing behind": _leaves_nothing,
+    "sees nobody beside it": _alone,
+    "no network": _no_network,
+    "no sockets but local pairs": _refused(
+        "socket.socket(socket.AF_INET)\nsocket.socket(socket.AF_INET6)\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"
+    ),
+    "no tracing": _refused(
+        "call('ptrace', 16, os.getppid(), 0, 0)\ncall('ptrace', 0, 0, 0, 0)\nopen(f'/proc/{os.getppid()}/mem', 'rb').read(1)"
+    ),
+    "no signals to others": _refused("os.kill(1, 0)\nos.kill(os.getppid(), 0)"),
+    "no way back to root": _refused("os.setuid(0)\nos.setgid(0)\nos.setgroups([0])\ncall('unshare', 0x10000000)\nos.chroot('.')"),
+    "no lasting kernel objects": _refused(
+        "call('shmget', 1234, 4096, 0o1666)\ncall('semget', 1234, 1, 0o1666)\ncall('msgget', 1234, 0o1666)"
+    ),
+    "no queue files": _refused("open('/dev/mqueue/left', 'w')"),
+    "a judge stands apart": _judged,
+    "no word of others in memory": _secretless,
+}

@@ -1,0 +1,202 @@
+"""`rlvr new`: an installable plugin package that already passes its kit, to be changed into something of one's own."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from pathlib import Path
+from string import Template
+
+from rich.text import Text
+
+from rlvr.commands import screen
+from rlvr.errors import ConfigError, suggest
+from rlvr.registry import entries, kind_of
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "$dist"
+version = "0.1.0"
+description = "$title: a plugin for rlvr"
+readme = "README.md"
+requires-python = ">=3.11"
+dependencies = ["rlvr"]
+
+[project.entry-points."rlvr.$plural"]
+$name = "$package:$cls"
+
+[tool.setuptools]
+packages = ["$package"]
+"""
+
+README = """\
+# $dist
+
+The $kind `$name` for [rlvr](https://pypi.org/project/rlvr/).
+
+```
+pip install -e .
+rlvr show $kind $name        what it is for, what settings it takes
+rlvr check $kind $name       does it keep the contract?
+pytest                       the same, as a test
+$use
+```
+All of it stands in `$package/__init__.py`. The entry point in `pyproject.toml` is what makes `rlvr` find it.
+"""
+
+TEST = '''\
+"""The conformance kit of rlvr, run on this plugin."""
+
+from rlvr.checks import check_$kind, failures
+
+
+def test_it_keeps_the_contract() -> None:
+    assert failures(check_$kind("$name")) == []
+'''
+
+ENV = '''\
+"""$title: double a number. Change the question, keep the shape."""
+
+from __future__ import annotations
+
+import random
+
+from rlvr import Environment, Task, Verifier, user
+
+
+class $cls(Environment):
+    """Double a number: `2*21=` is 42.
+
+    >>> import rlvr
+    >>> rlvr.make("env", "$name").task("train", 0).question  # doctest: +SKIP
+    '2*21='
+    """
+
+    needs = {"verifier": "numeric"}  # filled in by name; `rlvr list verifiers` shows what there is
+
+    def __init__(self, *, verifier: Verifier, largest: int = 999, seed: int = 0) -> None:
+        """Keyword arguments are the settings.
+
+        Args:
+            verifier: judges the answer.
+            largest: the largest number that is doubled.
+            seed: another seed is another stream of tasks.
+        """
+        if largest < 10:
+            raise ValueError(f"largest is {largest}; it must be at least 10")
+        self.verifier, self.largest, self.seed = verifier, largest, seed
+
+    def task(self, split: str, index: int) -> Task:
+        """The task at `index`: always the same one for the same settings, split and index, in every process."""
+        draw = random.Random(f"$name/{self.seed}/{split}/{index}")
+        number = draw.randrange(self.largest // 5) * 5  # multiples of five: one in five of them is held out
+        number += 0 if split == "test" else draw.randint(1, 4)  # so no held-out question is ever trained on
+        return Task(f"$name/{split}/{self.seed}.{index}", user(f"2*{number}="), reference=str(2 * number))
+
+    def gold(self, task: Task) -> str:
+        """A text that deserves the full score."""
+        return str(task.reference)
+'''
+
+VERIFIER = '''\
+"""$title: the answer is the reference, capitals apart. Change the comparison, keep the shape."""
+
+from __future__ import annotations
+
+from rlvr import Example, Fault, Task, Verdict, Verifier
+from rlvr.answers import find
+
+
+class $cls(Verifier):
+    """The declared answer is the reference, whatever its capitals.
+
+    >>> import rlvr
+    >>> verifier = rlvr.make("verifier", "$name")
+    >>> verifier.verify(rlvr.Task("t", rlvr.user("The capital of France?"), "Paris"), "PARIS").score
+    1.0
+    """
+
+    version = "1"  # raise it whenever a verdict may change
+    examples = (Example("Paris", right=("Paris", "paris", " PARIS "), wrong=("Rome", "Paris or Rome", "not Paris", "")),)
+
+    def __init__(self, *, channel: str = "whole") -> None:
+        """Keyword arguments are the settings.
+
+        Args:
+            channel: where the answer is declared: whole, boxed, tag, hash, final_line or auto.
+        """
+        find("", channel)  # an unknown channel is refused now, not at the first answer
+        self.channel = channel
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Find the declared answer, then compare all of it; never look for the reference inside a text."""
+        if not isinstance(task.reference, str) or not task.reference.strip():
+            return Verdict(None, f"the reference {task.reference!r} is no text", fault=Fault.TASK)
+        found = find(answer, self.channel)
+        if found.text is None:
+            return Verdict(0.0, f"no answer: {found.reason}")
+        right = found.text.strip().casefold() == task.reference.strip().casefold()
+        return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {task.reference!r:.80}")
+'''
+
+USE = {
+    "env": "rlvr eval $name --policy scripted:gold\nrlvr train RECIPE env=$name",
+    "verifier": "rlvr verify $name --reference Paris --answer PARIS",
+}
+
+
+def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None:
+    """Write the package and say what to do with it."""
+    wanted = kind_of(kind).name
+    if wanted not in USE:
+        raise ConfigError(f"there is no template for a {wanted}; {suggest(wanted, USE)}")
+    _usable(wanted, name)
+    dist = f"rlvr-{name.replace('_', '-')}"
+    folder = out if out is not None else Path(dist)
+    if folder.exists():
+        raise ConfigError(f"{folder} exists, and nothing is overwritten; choose another --out")
+    words = {
+        "kind": wanted,
+        "plural": kind_of(wanted).plural,
+        "name": name,
+        "dist": dist,
+        "package": f"rlvr_{name}",
+        "cls": "".join(part.capitalize() for part in name.split("_")),
+        "title": name.replace("_", " ").strip().capitalize(),
+    }
+    words["use"] = Template(USE[wanted]).substitute(words)
+    files = {
+        "pyproject.toml": PYPROJECT,
+        "README.md": README,
+        f"rlvr_{name}/__init__.py": ENV if wanted == "env" else VERIFIER,
+        f"rlvr_{name}/py.typed": "",
+        f"tests/test_{name}.py": TEST,
+    }
+    try:
+        for path, text in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(Template(text).substitute(words), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
+    if json:
+        screen.say_json({"kind": wanted, "name": name, "folder": str(folder), "files": sorted(files)})
+        return
+    console = screen.out()
+    console.print(Text(f"{folder}/", style="bold"))
+    for path in sorted(files):
+        console.print(Text(f"  {path}"))
+    console.print(Text(f"\npip install -e {folder}\nrlvr check {wanted} {name}\n{words['use']}"))
+
+
+def _usable(kind: str, name: str) -> None:
+    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise ConfigError(f"{name!r} is no name for a {kind}; write small letters, digits and underscores, such as chess_mate")
+    taken = next((entry for entry in entries(kind) if entry.name == name), None)
+    if taken:
+        raise ConfigError(f"the {kind} {name!r} exists already, in {taken.source}; choose another name")

@@ -1,0 +1,344 @@
+"""The conformance kit of environments: what `rlvr.checks.check_env` looks at.
+
+First the tasks and what they pay, in text; then the same environment as a Gymnasium one, token by token. The tokenizer
+is `bytes`, since any text survives it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from rlvr import canaries
+from rlvr._gymnasium import gym_id
+from rlvr.checks import CannotCheck, Steps, closed, first, shown
+from rlvr.contracts import Environment
+from rlvr.env import OBSERVATIONS, TokenEnv, make_token_env
+from rlvr.mdp import judged
+from rlvr.registry import build
+from rlvr.replay import mismatch
+from rlvr.task import Task, Verdict
+
+LOOKED_AT = 12
+"""Tasks of each split that are answered in every way."""
+COMPARED = 200
+"""Tasks of each split that are only read."""
+REPLAYED = 20
+PROCESS_SECONDS = 120
+
+
+def env_checks(name: str, settings: dict[str, Any]) -> Steps:
+    """Every check of an environment, in the order in which they make sense."""
+    env: Any = build("env", name, **settings)
+    yield "it can be built", lambda: "" if isinstance(env, Environment) else f"it is a {type(env).__name__}, not an rlvr.Environment"
+    if not isinstance(env, Environment):
+        return
+    try:
+        kit = _EnvKit(name, settings, env)
+        yield "it says what it is for", lambda: "" if (type(env).__doc__ or "").strip() else "its class has no docstring; say what it asks"
+        yield "its settings are plain", kit.plain
+        yield "every split has tasks, each with its own id", kit.tasks
+        yield "a task is a function of split and index", kit.pure
+        yield "another process gets the same tasks", kit.other_process
+        yield "no task stands in two splits", kit.disjoint
+        yield "the gold answer scores 1", kit.gold
+        yield "an empty answer scores 0", lambda: kit.floor(lambda task: iter(canaries.EMPTY))
+        yield "the question given back scores 0", lambda: kit.floor(lambda task: iter([task.question]))
+        yield "a hedged answer scores 0", lambda: kit.floor(kit.hedges)
+        yield "a denial of the gold answer scores 0", lambda: kit.floor(kit.denials)
+        yield "an injected answer scores 0", lambda: kit.floor(lambda task: iter(canaries.INJECTED))
+        yield "the prompt does not give the answer away", kit.hidden
+        for form in OBSERVATIONS:
+            yield f"Gymnasium's own check passes, obs={form}", partial(kit.gymnasium, form)
+        yield "one seed is one episode", kit.seeded
+        yield "SyncVectorEnv and AsyncVectorEnv agree", kit.vectors
+        yield "stepping replays what was sampled", kit.replays
+    finally:
+        env.close()
+    yield "it can be closed twice", partial(closed, env)
+
+
+class _EnvKit:
+    """The checks of one environment."""
+
+    def __init__(self, name: str, settings: dict[str, Any], env: Environment) -> None:
+        self.name, self.settings, self.env = name, settings, env
+
+    # ---- tasks
+
+    def plain(self) -> str:
+        try:
+            json.dumps(self.settings, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            return f"{error}; settings travel to other processes, so they are numbers, texts, lists and mappings"
+        return ""
+
+    def tasks(self) -> str:
+        seen: dict[str, str] = {}
+        for split in self.env.splits:
+            if self.env.size(split) == 0:
+                return f"the split {split!r} is empty"
+            for index, task in self._tasks(split, COMPARED):
+                if not isinstance(task, Task):
+                    return f"task({split!r}, {index}) is a {type(task).__name__}, not an rlvr.Task"
+                if task.id in seen:
+                    return f"{split} {index} and {seen[task.id]} share the id {task.id!r}"
+                seen[task.id] = f"{split} {index}"
+                json.dumps([task.reference, dict(task.meta)], allow_nan=False)
+        return ""
+
+    def pure(self) -> str:
+        with build("env", self.name, **self.settings) as other:
+            for split in self.env.splits:
+                once = [_plain(task) for _, task in self._tasks(split, LOOKED_AT)]
+                again = [_plain(task) for _, task in self._tasks(split, LOOKED_AT)]
+                backwards = [_plain(other.task(split, index)) for index in reversed(range(len(once)))][::-1]
+                for index, (a, b, c) in enumerate(zip(once, again, backwards, strict=True)):
+                    if not a == b == c:
+                        return f"task({split!r}, {index}) is not always the same: {a[:120]} and {(b if a != b else c)[:120]}"
+        return ""
+
+    def other_process(self) -> str:
+        same = self._elsewhere("digest") == digest(self.name, self.settings)
+        return "" if same else "its tasks differ there; draw from random.Random(text), never from hash() or the clock"
+
+    def disjoint(self) -> str:
+        owner: dict[str, str] = {}
+        for split in self.env.splits:
+            for _, task in self._tasks(split, COMPARED):
+                key = json.dumps([task.prompt, task.reference], default=str, sort_keys=True)
+                if owner.setdefault(key, split) != split:
+                    return f"{task.question!r:.120} stands in {owner[key]} and in {split}; what is held out would be trained on"
+        return ""
+
+    # ---- what answers pay
+
+    def gold(self) -> str:
+        def looked(task: Task) -> str:
+            gold = self._gold(task)
+            verdict = self._judge(task, gold)
+            return "" if verdict.score == 1.0 else f"{task.id}: {canaries.short(gold)} {shown(verdict)}"
+
+        return first(looked(task) for task in self._some())
+
+    def floor(self, answers: Callable[[Task], Iterator[str]]) -> str:
+        return first(self._pays(task, answer) for task in self._some() for answer in answers(task))
+
+    def hedges(self, task: Task) -> Iterator[str]:
+        gold = self._gold(task)
+        others = (self._gold(other) for other in self._some())
+        other = next((text for text in others if text != gold), None)
+        if other is None:
+            raise CannotCheck("all gold answers are the same, so there is no alternative to hedge with")
+        if canaries.bare(gold) or "\n" in gold:
+            yield from canaries.hedged(gold, other)
+
+    def denials(self, task: Task) -> Iterator[str]:
+        texts = {self._gold(task), str(task.reference) if isinstance(task.reference, str | int) else ""}
+        for text in sorted(texts - {""}):
+            if canaries.bare(text):
+                yield from canaries.contained(text)
+
+    def hidden(self) -> str:
+        """Own answers stand in the prompts far more often than the answers of other tasks do."""
+        tasks = [task for split in self.env.splits for _, task in self._tasks(split, 40)]
+        prompts = [" ".join(message["content"] for message in task.prompt) for task in tasks]
+        golds = [self._gold(task).strip() for task in tasks]
+        own = [_stands_in(gold, prompt) for gold, prompt in zip(golds, prompts, strict=True)]
+        others = [_stands_in(gold, prompt) for gold, prompt in zip(golds[1:] + golds[:1], prompts, strict=True)]
+        share, chance = sum(own) / len(own), sum(others) / len(others)
+        if share - chance <= 0.5:
+            return ""
+        task = tasks[own.index(True)]
+        return f"{share:.0%} of the prompts hold their own answer, {chance:.0%} another task's: {task.question!r:.120}"
+
+    # ---- as a Gymnasium environment
+
+    def gymnasium(self, form: str) -> str:
+        wanted = gym_id(self.name)
+        if ":" not in self.name and wanted not in gymnasium.registry:
+            return f"Gymnasium does not know {wanted}"
+        settings = {"name": self.name, "tokenizer": "bytes", "obs": form, **self.settings}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            made = EnvSpec("rlvr/Checked-v0", entry_point="rlvr.env:make_token_env", kwargs=settings).make(disable_env_checker=True)
+            env: Any = made.unwrapped
+            try:
+                if env.mdp.max_new_tokens < 2:
+                    return f"max_new_tokens is {env.mdp.max_new_tokens}; an answer and its end need at least 2"
+                gymnasium_check(env)
+            finally:
+                env.close()
+        return ""
+
+    def seeded(self) -> str:
+        one, two = self._token_env(), self._token_env()
+        try:
+            for seed in (1, 2, 3):
+                a, b = _walk(one, seed), _walk(two, seed)
+                if a != b:
+                    return f"seed {seed} gives two different episodes"
+        finally:
+            one.close()
+            two.close()
+        return ""
+
+    def vectors(self) -> str:
+        return self._elsewhere("vectors")
+
+    def replays(self) -> str:
+        env = self._token_env(obs="ids")
+        dice = random.Random(0)
+        split = self.env.splits[0]
+        size = env.environment.size(split)
+        try:
+            for k in range(REPLAYED):
+                index = dice.randrange(10_000 if size is None else size)
+                wrong = _replayed(env, split, index, dice, gold=k % 4 == 0)
+                if wrong:
+                    return f"{split} {index}: {wrong}"
+        finally:
+            env.close()
+        return ""
+
+    # ---- what the checks stand on
+
+    def _tasks(self, split: str, count: int) -> Iterator[tuple[int, Task]]:
+        size = self.env.size(split)
+        for index in range(count if size is None else min(count, size)):
+            yield index, self.env.task(split, index)
+
+    def _some(self) -> Iterator[Task]:
+        for split in self.env.splits:
+            yield from (task for _, task in islice(self._tasks(split, LOOKED_AT), LOOKED_AT))
+
+    def _gold(self, task: Task) -> str:
+        gold = self.env.gold(task)
+        if gold is None:
+            raise CannotCheck("it knows no gold answer; write `gold(task)` where one can be known")
+        return gold
+
+    def _judge(self, task: Task, answer: str) -> Verdict:
+        return judged(self.env.verifier, task, lambda: self.env.answer(task, [answer]))
+
+    def _pays(self, task: Task, answer: str) -> str:
+        verdict = self._judge(task, answer)
+        return "" if verdict.score == 0.0 else f"{task.id}: {canaries.short(answer)} {shown(verdict)}"
+
+    def _elsewhere(self, what: str) -> str:
+        """Call a function of this module in a fresh interpreter, which shares nothing with this one but the spec."""
+        code = f"import sys, json; from rlvr.envkit import {what}; print({what}(*json.load(sys.stdin)))"
+        child = subprocess.run(
+            [sys.executable, "-c", code],
+            input=json.dumps([self.name, self.settings]),
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_SECONDS,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONHASHSEED": "random"},
+        )
+        if child.returncode:
+            raise RuntimeError(f"in another process: {(child.stderr.strip().splitlines() or ['it died'])[-1]}")
+        return child.stdout.strip()
+
+    def _token_env(self, **form: Any) -> TokenEnv:
+        return TokenEnv(env={"name": self.name, **self.settings}, tokenizer="bytes", render_mode="ansi", **form)
+
+
+def digest(name: str, settings: dict[str, Any]) -> str:
+    """A fingerprint of the first tasks, the same in every process if the environment is what it should be.
+
+    >>> digest("arithmetic", {}) == digest("arithmetic", {})
+    True
+    """
+    made = hashlib.sha256()
+    with build("env", name, **settings) as env:
+        for split in env.splits:
+            size = env.size(split)
+            for index in range(LOOKED_AT if size is None else min(LOOKED_AT, size)):
+                made.update(_plain(env.task(split, index)).encode())
+    return made.hexdigest()
+
+
+def vectors(name: str, settings: dict[str, Any]) -> str:
+    """What differs between the environments of one process and those of several, over a few steps; '' when nothing does.
+
+    >>> vectors("arithmetic", {})                                       # doctest: +SKIP
+    ''
+    """
+    makers = [partial(make_token_env, name=name, tokenizer="bytes", obs="ids", render_mode="ansi", **settings)] * 2
+    together = SyncVectorEnv(makers)
+    apart = AsyncVectorEnv(makers, context="spawn")
+    try:
+        a = together.reset(seed=[5, 6])
+        apart.reset_async(seed=[5, 6])
+        b = apart.reset_wait(timeout=PROCESS_SECONDS)
+        if not np.array_equal(a[0], b[0]):
+            return "after reset(seed=[5, 6]) their observations differ"
+        together.action_space.seed(0)
+        for step in range(6):
+            actions = together.action_space.sample()
+            x = together.step(actions)
+            apart.step_async(actions)
+            y = apart.step_wait(timeout=PROCESS_SECONDS)
+            if not all(np.array_equal(p, q) for p, q in zip(x[:4], y[:4], strict=True)):
+                return f"at step {step} they differ"
+    finally:
+        together.close()
+        apart.close(terminate=True)
+    return ""
+
+
+def _plain(task: Task) -> str:
+    return json.dumps([task.id, task.prompt, task.reference, dict(task.meta)], default=str, sort_keys=True)
+
+
+def _stands_in(answer: str, prompt: str) -> bool:
+    """Whether the answer stands in the prompt as a word of its own: 4 is not in 14."""
+    start = prompt.find(answer) if answer else -1
+    while start >= 0:
+        around = prompt[start - 1 : start] + prompt[start + len(answer) : start + len(answer) + 1]
+        if not any(char.isalnum() for char in around):
+            return True
+        start = prompt.find(answer, start + 1)
+    return False
+
+
+def _walk(env: gymnasium.Env[Any, Any], seed: int) -> list[Any]:
+    observation, _ = env.reset(seed=seed)
+    env.action_space.seed(seed)
+    seen: list[Any] = [observation["input_ids"].tolist()]
+    for _ in range(12):
+        observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+        seen.append((observation["input_ids"].tolist(), reward, terminated, truncated))
+        if terminated or truncated:
+            break
+    return seen
+
+
+def _replayed(env: TokenEnv, split: str, index: int, dice: random.Random, *, gold: bool) -> str:
+    """Sample an episode of random turns on the fast path, then step it."""
+    mdp, task = env.mdp, env.environment.task(split, index)
+    state = mdp.start(task)
+    while state.end is None:
+        room = mdp.budget(state)
+        said = mdp.tokenizer.encode((env.environment.gold(task) or "") if gold else chr(dice.randrange(32, 127)) * dice.randrange(6))
+        mdp.extend(state, [*said[: room - 1], mdp.tokenizer.eos_id] if len(said) < room else said[:room])
+    verdict = mdp.judge(state)
+    if verdict.score is None:
+        return f"its verdict is {shown(verdict)}"
+    return mismatch(env, split, index, state.tokens, state.acted, state.end.value, verdict.score)

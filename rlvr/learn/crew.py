@@ -1,0 +1,134 @@
+"""Everybody who takes part in a training run, put together from its configuration and put away at its end."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import set_seed
+from transformers import AutoModelForCausalLM
+
+from rlvr.config import ModelConfig, RunConfig
+from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
+from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.schedule import Schedule
+from rlvr.mdp import TokenMDP
+from rlvr.model import model_from
+from rlvr.registry import from_config
+from rlvr.rollout import Rollout
+from rlvr.tokenizers import tokenizer_from
+
+PROMPTS_LOOKED_AT = 10_000
+"""How many prompts are measured before a run begins; all of them, in most data sets."""
+
+
+@dataclass(slots=True)
+class Crew:
+    """The members of one run.
+
+    >>> with assemble(config, run_folder, stack) as crew: ...                    # doctest: +SKIP
+    """
+
+    config: RunConfig
+    environment: Environment
+    tokenizer: Tokenizer
+    mdp: TokenMDP
+    model: Any
+    algorithm: Any
+    sampler: Sampler
+    rollout: Rollout
+    schedule: Schedule
+    accelerator: Accelerator
+    sampling: Sampling
+    learner: Learner | None = None
+    """Joined by `enlist`, once the weights it starts from are settled."""
+
+
+def assemble(config: RunConfig, folder: Path, stack: ExitStack, *, weights: Path | None = None) -> Crew:
+    """Build everything that can be wrong before anything costs time. `weights` are those of a checkpoint."""
+    set_seed(config.seed)
+    tokenizer = tokenizer_from(config.tokenizer or str(config.model.path))
+    environment: Environment = stack.enter_context(from_config("env", config.env))
+    if config.eval.split not in environment.splits:
+        raise ConfigError(f"eval.split is {config.eval.split!r}; {suggest(config.eval.split, environment.splits)}")
+    mdp = TokenMDP(environment, tokenizer, max_new_tokens=config.rollout.max_completion_length, max_length=config.rollout.max_length)
+    schedule = Schedule(environment, "train", seed=config.seed)
+    check_prompts(mdp, schedule, config)
+    algorithm = from_config("algorithm", config.algorithm)
+    sampler: Sampler = stack.enter_context(from_config("sampler", config.rollout.sampler))
+    model = model_from(ModelConfig(path=str(weights), dtype=config.model.dtype) if weights else config.model, tokenizer, config.seed)
+    rows = model.get_input_embeddings().num_embeddings
+    if rows < tokenizer.vocab_size:
+        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids but the model knows {rows}; give the model its own tokenizer")
+    accelerator = accelerator_from(config, folder)
+    model.to(accelerator.device)
+    sampler.bind(environment, tokenizer)
+    rollout = stack.enter_context(Rollout(mdp, sampler, workers=config.rollout.verify_workers, deadline_s=config.rollout.verify_deadline_s))
+    sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
+    return Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, schedule, accelerator, sampling)
+
+
+def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
+    """Devices, precision and trackers; a tracker that is not installed is refused, not left out in silence."""
+    known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
+    for name in config.log.report_to:
+        if name not in known:
+            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known)}")
+        if name not in installed:
+            raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
+    return Accelerator(mixed_precision=config.train.mixed_precision, log_with=config.log.report_to or None, project_dir=str(folder))
+
+
+def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
+    """The learner, starting from the weights as they are now; the reference, if one is needed, is a frozen copy of them."""
+    reference = None
+    if crew.algorithm.needs_reference:
+        home = folder / "reference"
+        if not resumed:
+            crew.model.save_pretrained(home)
+            reference = copy.deepcopy(crew.model)
+        else:
+            reference = AutoModelForCausalLM.from_pretrained(home, dtype=crew.model.dtype).to(crew.accelerator.device)
+        reference.eval().requires_grad_(False)
+    crew.learner = Learner(
+        crew.model,
+        crew.algorithm,
+        optimization(crew.config),
+        accelerator=crew.accelerator,
+        total_steps=crew.config.train.steps,
+        temperature=crew.config.rollout.temperature,
+        reference=reference,
+        seed=crew.config.seed,
+        max_completion_length=crew.mdp.max_new_tokens,
+    )
+    return crew.learner
+
+
+def optimization(config: RunConfig) -> Optimization:
+    """The learner's settings out of the configuration's."""
+    settings = config.train.model_dump()
+    for key in ("steps", "mixed_precision"):
+        del settings[key]
+    return Optimization(**settings)
+
+
+def check_prompts(mdp: TokenMDP, schedule: Schedule, config: RunConfig) -> None:
+    """Every prompt of the run must fit now; a prompt that does not is found here and not in step 700."""
+    asked = config.train.steps * config.rollout.prompts_per_step
+    count = min(asked, PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT))
+    longest = 0
+    for position in range(count):
+        task = mdp.environment.task("train", schedule.index(position))
+        try:
+            state = mdp.start(task)
+        except EnvError as error:
+            raise ConfigError(f"rollout.max_length: {error}") from error
+        longest = max(longest, len(state.tokens))
+    if longest + 1 > mdp.max_length:
+        raise ConfigError(f"the longest prompt is {longest} tokens; rollout.max_length {mdp.max_length} leaves no room to answer")

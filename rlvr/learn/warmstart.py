@@ -1,0 +1,41 @@
+"""Supervised steps on the environment's gold solutions: enough skill for reward to have something to select from."""
+
+from __future__ import annotations
+
+from rlvr.config import WarmstartConfig
+from rlvr.errors import ConfigError
+from rlvr.learn.crew import Crew
+from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.schedule import Schedule
+from rlvr.mdp import TokenMDP
+from rlvr.progress import Work
+from rlvr.task import Task
+
+
+def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
+    """Teach the gold solutions of training tasks (never of held-out ones) for a number of steps."""
+    schedule = Schedule(crew.environment, "train", seed=crew.config.seed, purpose="warmstart")
+    learner = Learner(
+        crew.model,
+        crew.algorithm,
+        Optimization(learning_rate=settings.learning_rate),
+        accelerator=crew.accelerator,
+        total_steps=settings.steps,
+        seed=crew.config.seed,
+        max_completion_length=crew.mdp.max_new_tokens,
+    )
+    for step in range(settings.steps):
+        rows = [gold_row(crew.mdp, task) for _, task in schedule.tasks(step, settings.batch_size)]
+        work.advance({"loss": learner.supervise(rows)["loss"]})
+
+
+def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
+    """A prompt and its gold solution as tokens, and which of them are to be learned."""
+    gold = mdp.environment.gold(task)
+    if gold is None:
+        raise ConfigError(
+            f"{type(mdp.environment).__name__} knows no gold solution for {task.id!r}, so there is nothing to warm up on; remove warmstart"
+        )
+    state = mdp.start(task)
+    mdp.extend(state, [*mdp.tokenizer.encode(gold), mdp.tokenizer.eos_id][: mdp.budget(state)])
+    return state.tokens, state.acted

@@ -1,0 +1,147 @@
+"""The Docker Engine as we need it: is it there, has it our image, and which containers of ours has a dead run left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import requests.exceptions
+
+from rlvr.errors import SandboxError
+
+IMAGE = "rlvr-sandbox:1"
+LABEL = "rlvr.sandbox"
+HERE = Path(__file__).parent
+ENGINE_HINT = "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to where one listens"
+IMAGE_HINT = f"build it with `docker build -t {IMAGE} {HERE}`"
+
+
+def connect(timeout_s: float = 60.0) -> docker.DockerClient:
+    """A client of the engine that DOCKER_HOST names (or the usual socket); SandboxError when none answers."""
+    where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    try:
+        if where.startswith("unix://"):  # ask the socket itself first: a client that fails half made leaves its own open
+            with socket.socket(socket.AF_UNIX) as door:
+                door.settimeout(timeout_s)
+                door.connect(where.removeprefix("unix://"))
+        client = docker.from_env(timeout=int(timeout_s))
+        client.ping()
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise SandboxError(f"no Docker Engine answers at {where} ({_short(error)}); {ENGINE_HINT}") from error
+    return client
+
+
+@contextlib.contextmanager
+def faults() -> Iterator[None]:
+    """Every way in which the engine can fail, as one SandboxError."""
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise SandboxError(f"the Docker Engine failed: {_short(error)}") from error
+
+
+def ensure_image(client: docker.DockerClient, image: str) -> None:
+    """See that the image is there. Ours is built from the Dockerfile beside this file, anyone else's is pulled; both show progress."""
+    if has_image(client, image):
+        return
+    try:
+        if image == IMAGE:
+            stream = client.api.build(path=str(HERE), tag=image, rm=True, decode=True)
+        else:
+            stream = client.api.pull(image, stream=True, decode=True)
+        _show(f"sandbox image {image}", stream)
+        client.images.get(image)
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError, SandboxError) as error:
+        hint = IMAGE_HINT if image == IMAGE else f"see that `docker pull {image}` works"
+        raise SandboxError(f"the image {image!r} is not there and could not be made ({_short(error)}); {hint}") from error
+
+
+def has_image(client: docker.DockerClient, image: str) -> bool:
+    """Whether the engine has this image already."""
+    with faults():
+        try:
+            client.images.get(image)
+        except docker.errors.ImageNotFound:
+            return False
+        return True
+
+
+def _show(title: str, stream: Any) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(file=sys.stderr)
+    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[line]}"), console=console, transient=True) as bar:
+        row = bar.add_task(title, total=None, line="")
+        for event in stream:
+            if "error" in event:
+                raise SandboxError(str(event["error"]).strip())
+            detail = event.get("progressDetail") or {}
+            line = (event.get("stream") or event.get("status") or "").strip()
+            bar.update(row, line=line[:80], total=detail.get("total"), completed=detail.get("current", 0))
+
+
+@lru_cache(maxsize=4)
+def owner(pid: int) -> str:
+    """Who we are, so that another process can tell whether we still live: machine, boot, process space, pid, time of birth."""
+    return "|".join((*_place(), str(pid), _birth(pid)))
+
+
+def sweep(client: docker.DockerClient) -> int:
+    """Remove the containers of runs that were killed on this machine. How many there were."""
+    removed = 0
+    with faults():
+        for container in client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
+            host, boot, space, pid, birth = ((container.labels.get(LABEL) or "").split("|") + [""] * 5)[:5]
+            ours = (host, boot, space) == _place()
+            rebooted = host == _place()[0] and boot != _place()[1]
+            if rebooted or (ours and pid.isdecimal() and _birth(int(pid)) != birth):
+                remove(container)
+                removed += 1
+    return removed
+
+
+def remove(container: Any) -> None:
+    """Take a container away, running or not; one that is already going is as good as gone."""
+    with contextlib.suppress(docker.errors.NotFound):
+        try:
+            container.remove(force=True, v=True)
+        except docker.errors.APIError as error:
+            if error.status_code != 409:  # 409: its removal is already in progress
+                raise
+
+
+@lru_cache(maxsize=1)
+def _place() -> tuple[str, str, str]:
+    boot = _read("/proc/sys/kernel/random/boot_id").strip()
+    try:
+        space = str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        space = ""
+    return socket.gethostname(), boot, space
+
+
+def _birth(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty when there is none."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] != "Z" else ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(getattr(error, "explanation", None) or error).split())
+    return f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,41 @@
+"""The one format between us and a supervisor: two lengths, a JSON header, then named parts as raw bytes.
+
+Both ends use this file; nothing that crosses is ever unpickled or evaluated. Runs inside the container too: standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+HEADER = struct.Struct(">II")
+LARGEST = 1 << 30
+
+
+class Torn(Exception):
+    """The stream ended, or what came is no frame."""
+
+
+def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
+    r"""A frame as bytes.
+
+    >>> pack({}, {})
+    b'\x00\x00\x00\r\x00\x00\x00\x00{"parts": []}'
+    """
+    head = json.dumps({**header, "parts": [[name, len(data)] for name, data in parts.items()]}).encode()
+    return b"".join([HEADER.pack(len(head), sum(map(len, parts.values()))), head, *parts.values()])
+
+
+def unpack(exactly: Callable[[int], bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The next frame, from a function that reads that many bytes or raises `Torn`."""
+    header_length, blob_length = HEADER.unpack(exactly(HEADER.size))
+    if header_length > LARGEST or blob_length > LARGEST:
+        raise Torn(f"a frame of {header_length} and {blob_length} bytes")
+    header: dict[str, Any] = json.loads(exactly(header_length))
+    blob, at, parts = memoryview(exactly(blob_length)), 0, {}
+    for name, length in header.pop("parts", []):
+        parts[name] = bytes(blob[at : at + length])
+        at += length
+    return header, parts

@@ -1,0 +1,144 @@
+"""What a program uses, measured from where it cannot reach: its control group, or else the process table.
+
+One container runs one program at a time, so the container's control group *is* the program (its children, its threads, its
+files in memory and its shared memory included). Without control groups (the process sandbox, some runtimes) the descendants
+of the supervisor are added up, which is slower and can be raced. Runs inside the container: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+GROUP = "/sys/fs/cgroup"
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def descendants(root: int, spared: set[int]) -> list[int]:
+    """Every living process below `root`, except `spared` themselves. Zombies are not living."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            fields = stat(int(name))
+            if fields and fields[0] not in ("Z", "X"):
+                parents[int(name)] = int(fields[1])
+    below = []
+    for pid in parents:
+        above: int | None = pid
+        while above is not None and above != root and above > 1:
+            above = parents.get(above)
+        if above == root and pid != root and pid not in spared:
+            below.append(pid)
+    return below
+
+
+def stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", 0) as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
+
+
+def waited(pid: int) -> float:
+    """Seconds that a process stood ready while the machine ran somebody else: no fault of its own."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb", 0) as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+class GroupMeter:
+    """Reads the control group of the container, version 1 or 2; files are held open, a reading costs microseconds."""
+
+    def __init__(self) -> None:
+        two = os.path.exists(f"{GROUP}/cgroup.controllers")
+        self.name = "cgroup v2" if two else "cgroup v1"
+        self._memory = _opened("memory.current" if two else "memory/memory.usage_in_bytes")
+        self._stat = _opened("memory.stat" if two else "memory/memory.stat")
+        self._kills = _opened("memory.events" if two else "memory/memory.oom_control")
+        self._cpu = _opened("cpu.stat" if two else "cpuacct/cpuacct.usage")
+        self._seconds: Callable[[bytes], float] = (lambda raw: _field(raw, b"usage_usec") / 1e6) if two else (lambda raw: int(raw) / 1e9)
+        self._idle = self.exact()
+        if self._kills < 0 or self._cpu < 0:
+            raise OSError("the control group cannot be read")
+
+    def memory(self) -> int:
+        """Bytes in use above the idle supervisor's, page cache left out only where it matters."""
+        return int(os.pread(self._memory, 64, 0)) - self._idle
+
+    def over(self, limit: int) -> bool:
+        """Whether more than `limit` bytes are in use: a quick look first, an exact one when that looks bad."""
+        return self.memory() > limit and self.exact() - self._idle > limit
+
+    def exact(self) -> int:
+        """Bytes in use that the kernel could not simply drop."""
+        raw = os.pread(self._stat, 16384, 0)
+        return int(os.pread(self._memory, 64, 0)) - _field(raw, b"active_file") - _field(raw, b"inactive_file")
+
+    def cpu(self) -> float:
+        """Seconds of processor time of everything in the container since it began."""
+        return self._seconds(os.pread(self._cpu, 4096, 0))
+
+    def kills(self) -> int:
+        """How often the kernel killed a process here for want of memory."""
+        return _field(os.pread(self._kills, 4096, 0), b"oom_kill")
+
+
+class TreeMeter:
+    """Adds up the supervisor's descendants: the best that can be had without a control group."""
+
+    name = "process table"
+
+    def __init__(self, root: int, spared: set[int]) -> None:
+        self._root, self._spared, self._gone, self._seen = root, spared, 0.0, dict[int, float]()
+
+    def memory(self) -> int:
+        """Bytes of memory of all living descendants, each one's share of what they share."""
+        total = 0
+        for pid in descendants(self._root, self._spared):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb", 0) as file:
+                total += _field(file.read().replace(b":", b""), b"Pss") << 10
+        return total
+
+    def over(self, limit: int) -> bool:
+        """Whether more than `limit` bytes are in use."""
+        return self.memory() > limit
+
+    def cpu(self) -> float:
+        """Seconds of processor time of all descendants seen so far."""
+        living: dict[int, float] = {}
+        for pid in descendants(self._root, self._spared):
+            fields = stat(pid)
+            if fields:
+                living[pid] = (int(fields[11]) + int(fields[12])) / TICK
+        self._gone += sum(seconds for pid, seconds in self._seen.items() if pid not in living)
+        self._seen = living
+        return self._gone + sum(living.values())
+
+    def kills(self) -> int:
+        """Unknown here."""
+        return 0
+
+
+def meter(root: int, spared: set[int], use_group: bool) -> GroupMeter | TreeMeter:
+    """The best meter there is."""
+    if use_group:
+        with contextlib.suppress(OSError, ValueError):
+            return GroupMeter()
+    return TreeMeter(root, spared)
+
+
+def _opened(name: str) -> int:
+    return os.open(f"{GROUP}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _field(raw: bytes, name: bytes) -> int:
+    for line in raw.splitlines():
+        key, _, value = line.partition(b" ")
+        if key == name:
+            return int(value.split()[0])
+    return 0

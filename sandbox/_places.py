@@ -1,0 +1,91 @@
+"""The folders a program may write to: given to it before, emptied after, whatever it left in them.
+
+A place belongs to the supervisor and is lent through its *group*, so that the program can fill it but never lock us out of
+it. Folders that the program made inside are its own; those are emptied under its own user id, by a helper that moves each
+folder up before emptying it, so that depth does not matter. Runs inside the container: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 30.0
+
+
+def lend(places: list[str], gid: int | None) -> None:
+    """Let the group `gid` (a program's) write into every place."""
+    if gid is not None:
+        os.setgroups([gid])
+    for place in places:
+        if gid is not None:
+            os.chown(place, -1, gid)
+        os.chmod(place, 0o770 if gid is not None else 0o700)
+
+
+def empty(places: list[str], uid: int | None, gid: int | None) -> None:
+    """Leave nothing of a program's in any place. Raises OSError when something stays."""
+    for place in places:
+        for name in os.listxattr(place):
+            os.removexattr(place, name)
+        with os.scandir(place) as entries:
+            listed = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        if any(is_dir for _, is_dir in listed):
+            if uid is None:
+                shutil.rmtree(place, ignore_errors=True)
+                os.makedirs(place, 0o700, exist_ok=True)
+            else:
+                as_user(uid, gid, lambda place=place: _flatten(place))  # type: ignore[misc]
+        for path, is_dir in listed:
+            if not is_dir:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        if os.listdir(place):
+            raise OSError(f"{place} could not be emptied: {os.listdir(place)[:3]}")
+
+
+def as_user(uid: int, gid: int | None, work: Callable[[], None]) -> None:
+    """Do something small in a process of its own under another user id, within a deadline."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setresgid(gid or uid, gid or uid, gid or uid)
+            os.setresuid(uid, uid, uid)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        done, _ = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return
+        time.sleep(0.0005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    raise OSError(f"the helper for user {uid} did not end within {PATIENCE_S:.0f} s")
+
+
+def _flatten(place: str) -> None:
+    """Remove every folder in `place`: their folders come up first, under names nobody else has."""
+    os.chdir(place)
+    count = 0
+    while folders := [entry.name for entry in os.scandir(".") if entry.is_dir(follow_symlinks=False)]:
+        for folder in folders:
+            os.chmod(folder, 0o700)
+            with os.scandir(folder) as entries:
+                inside = list(entries)
+            for entry in inside:
+                if entry.is_dir(follow_symlinks=False):
+                    count += 1
+                    os.chmod(entry.path, 0o700)
+                    os.rename(entry.path, f".up{os.getpid()}.{count}")
+                else:
+                    os.unlink(entry.path)
+            os.rmdir(folder)

@@ -1,0 +1,48 @@
+"""What isolation is really in force, read from the kernel by the supervisor itself. Runs inside the container: standard library only."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def isolation(settings: dict[str, Any], filtered: bool, meter: str, spaces: list[str]) -> list[str]:
+    """Short names of what holds here and now; what could not be seen is not listed."""
+    status = dict(line.split(":\t", 1) for line in _text("/proc/self/status").splitlines() if ":\t" in line)
+    found = [f"memory and processor time by {meter}"]
+    if spaces:
+        found.append(f"namespaces: {', '.join(spaces)}")
+    if settings["uid"] is not None:
+        found.append("a user id of its own")
+    if filtered and status.get("Seccomp") == "2":
+        found.append("system-call filter")
+    if status.get("NoNewPrivs") == "1":
+        found.append("no new privileges")
+    if int(status.get("CapEff", "ffffffffff"), 16) & ~0xE0 == 0:
+        found.append("no capabilities but kill, setuid, setgid (the supervisor's)")
+    if os.getpid() == 1:
+        found.append("a process space of its own")
+    names = [line.split(":")[0].strip() for line in _text("/proc/net/dev").splitlines()[2:]]
+    if set(names) <= {"lo"}:
+        found.append("no network")
+    root = [line.split()[3].split(",") for line in _text("/proc/self/mounts").splitlines() if line.split()[1] == "/"]
+    if root and "ro" in root[-1]:
+        found.append("read-only root")
+    if _limited("/sys/fs/cgroup/pids/pids.max") or _limited("/sys/fs/cgroup/pids.max"):
+        found.append("process count limited")
+    if _limited("/sys/fs/cgroup/memory/memory.limit_in_bytes") or _limited("/sys/fs/cgroup/memory.max"):
+        found.append("memory limited")
+    return found
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _limited(path: str) -> bool:
+    text = _text(path).strip()
+    return text.isdecimal() and int(text) < 1 << 50

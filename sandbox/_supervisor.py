@@ -1,0 +1,350 @@
+"""The trusted process inside a container: takes one program at a time, watches it, kills what is left of it, wipes after it.
+
+It speaks frames over its own standard input and output: two lengths, a JSON header, raw bytes. Nothing a program writes is
+ever parsed here. When its input ends (its owner died) it kills everything and ends, and the container goes with it.
+Runs inside the container: standard library only.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from rlvr.sandbox import _frames, _meter, _namespaces, _places, _probe, _seccomp, _zygote
+
+LOOK_S = 0.005  # how often a running program is measured
+HARD = 10.0  # times the wall limit: the end of patience with a machine that is too busy to run the program
+SUBREAPER, CHUNK, PIPE_SIZE = 36, 1 << 18, 1 << 20
+COMPILERS = {"cpp": ["/usr/bin/g++", "-O2", "-std=c++17", "-pipe", "-o", "answer", "answer.cpp"]}
+COMPILING = {"cpu_s": 20, "wall_s": 40, "memory_mb": 768, "file_mb": 32, "processes": 16, "output_bytes": 1 << 20}
+RUNNERS = {"cpp": ["./answer"], "javascript": ["/usr/bin/node", "--stack-size=8000", "answer.js"]}
+FILES = {"cpp": "answer.cpp", "javascript": "answer.js"}
+MEGABYTE = 1 << 20
+
+
+class Gone(Exception):
+    """Our owner or our zygote is gone: there is nothing left to do here."""
+
+
+class Run:
+    """One program on its way: what it said so far, what it used, and why it was stopped."""
+
+    def __init__(self, limits: dict[str, float]) -> None:
+        self.limits = limits
+        self.said: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
+        self.stop, self.reason, self.cut, self.peak, self.cpu, self.wall = "", "", False, 0, 0.0, 0.0
+        self.pids: list[int] = []
+        self.exit: int | None = None
+
+    def halt(self, stop: str, reason: str) -> None:
+        """Note the first reason to stop it."""
+        if not self.stop:
+            self.stop, self.reason = stop, reason
+
+
+class Supervisor:
+    """Starts, watches and clears away one program after another."""
+
+    def __init__(self, settings: dict[str, Any], zygote: int, door: socket.socket) -> None:
+        self.places: list[str] = settings["places"]
+        self.uid: int | None = settings["uid"]
+        self.zygote, self.door = zygote, door
+        self.ended: dict[int, dict[str, Any]] = {}
+        self.meter = _meter.meter(os.getpid(), {zygote}, settings["cgroup"])
+
+    def run(self, request: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """One program from its first byte to its last trace; the reply's header, and the bytes it goes with."""
+        run = Run(request["limits"])
+        language = request["language"]
+        if self.uid is not None:
+            self.uid += 2  # one for the program, one for its judge; nobody had them before
+        fatal = ""
+        _places.lend(self.places, self.uid)
+        for name, data in parts.items():
+            if name.startswith("file:"):
+                self._write(name[5:], data)
+        if language != "python":
+            self._write(FILES[language], parts["source"])
+        if language in COMPILERS:
+            run = Run({**request["limits"], **COMPILING})
+            self._stage(run, {}, argv=COMPILERS[language])
+            if run.stop in ("RE", "TLE", "MLE", "OLE"):
+                run.stop, run.reason = "CE", run.reason or "it does not compile"
+            elif not run.stop:
+                run = Run(request["limits"])
+        if not run.stop:
+            self._stage(run, parts, argv=RUNNERS.get(language, []))
+        try:
+            self.clear()
+        except OSError as error:
+            fatal = f"could not clear up: {error}"
+        reply = {"stop": run.stop or "OK", "exit": run.exit, "reason": run.reason, "cut": run.cut, "cpu": run.cpu, "wall": run.wall}
+        return reply | {"peak": run.peak, "fatal": fatal}, {name: bytes(data) for name, data in run.said.items()}
+
+    def clear(self) -> None:
+        """Empty the folders that programs may write to."""
+        _places.empty(self.places, self.uid, self.uid)
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = os.path.join(self.places[0], os.path.basename(name))
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with open(number, "wb") as file:
+            file.write(data)
+
+    def _stage(self, run: Run, parts: dict[str, bytes], argv: list[str]) -> None:
+        """Start the program (and its judge), watch until the end, note what became of it."""
+        ours: dict[int, str] = {}  # the reading ends that we keep, by what comes out of them
+        settled: list[int] = []
+        theirs: list[int] = []
+        judged = "judge" in parts
+
+        def out(name: str) -> int:
+            read, write = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(read, False)
+            ours[read] = name
+            theirs.append(write)
+            if name == "stdout":
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+            return write
+
+        places = {0: _memory_file(parts.get("stdin", b"")), 1: out("stdout"), 2: out("stderr"), 9: _memory_file(parts.get("source", b""))}
+        theirs += [places[0], places[9]]
+        asked: dict[int, int] = {}
+        if judged:
+            (from_program, to_judge), (from_judge, to_program) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+            places |= {3: from_judge, 4: to_judge}
+            asked = {0: _memory_file(parts["brief"]), 1: places[2], 2: places[2], 3: from_program, 4: to_program, 5: out("report")}
+            asked[9] = _memory_file(parts["judge"])
+            theirs += [from_program, to_judge, from_judge, to_program, asked[0], asked[9]]
+        else:
+            places[5] = out("report")
+        for ports in (places, asked):
+            if ports:
+                read, ports[8] = os.pipe2(os.O_CLOEXEC)
+                settled.append(read)
+                theirs.append(ports[8])
+        base = self.meter.memory()
+        cpu, kills, began = self.meter.cpu(), self.meter.kills(), time.monotonic()
+        try:
+            run.pids = [self._start(places, run.limits, argv, self.uid, self.places[0], 1000)]
+            if judged:
+                other = None if self.uid is None else self.uid + 1
+                run.pids.append(self._start(asked, run.limits, [], other, "/", 500))
+            for number in set(theirs):
+                os.close(number)
+            self._watch(run, ours, (base, cpu, began))
+            self.kill()
+            _drain(run, ours)
+            run.wall, run.cpu = time.monotonic() - began, max(run.cpu, self.meter.cpu() - cpu)
+            self._conclude(run, kills, all(os.read(number, 1) == b"+" for number in settled))
+        finally:
+            for number in [*ours, *settled]:
+                os.close(number)
+
+    def _start(self, ports: dict[int, int], limits: dict[str, float], argv: list[str], uid: int | None, folder: str, oom: int) -> int:
+        seconds = int(limits["cpu_s"]) + 2
+        rlimits = {
+            "CPU": seconds,
+            "FSIZE": int(limits["file_mb"] * MEGABYTE),
+            "CORE": 0,
+            "NOFILE": 256,
+            "MSGQUEUE": 0,
+            "STACK": 64 * MEGABYTE,
+        }
+        if uid is not None:
+            rlimits["NPROC"] = int(limits["processes"])
+        if isinstance(self.meter, _meter.TreeMeter):  # nobody else holds the line then
+            rlimits["AS"] = int(limits["memory_mb"]) * MEGABYTE + 512 * MEGABYTE
+        order = {"argv": argv, "places": list(ports), "uid": uid, "gid": uid, "folder": folder, "oom": oom, "nice": 5, "rlimits": rlimits}
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", ports.values()))]
+        self.door.sendmsg([json.dumps(order).encode()], rights)
+        while True:
+            message = self._hear()
+            if "status" not in message:
+                return int(message["pid"])
+
+    def _hear(self) -> dict[str, Any]:
+        raw = self.door.recv(65536)
+        if not raw:
+            raise Gone("the zygote is gone")
+        message: dict[str, Any] = json.loads(raw)
+        if "status" in message:
+            self.ended[message["pid"]] = message
+        return message
+
+    def _watch(self, run: Run, ours: dict[int, str], start: tuple[int, float, float]) -> None:
+        """Read what it says and measure what it uses, until it ends or breaks a limit."""
+        with selectors.DefaultSelector() as selector:
+            for number in ours:
+                selector.register(number, selectors.EVENT_READ)
+            selector.register(self.door, selectors.EVENT_READ)
+            selector.register(0, selectors.EVENT_READ)
+            looked = start[2]
+            while not run.stop and run.pids[-1] not in self.ended:
+                for key, _ in selector.select(LOOK_S):
+                    if key.fileobj is self.door:
+                        self._hear()
+                    elif key.fd == 0:
+                        raise Gone("the owner is gone")
+                    elif _read(run, key.fd, ours[key.fd]) == 0:
+                        selector.unregister(key.fd)
+                now = time.monotonic()
+                if now - looked >= LOOK_S and not run.stop:
+                    looked = now
+                    self._measure(run, *start, now)
+
+    def _measure(self, run: Run, base: int, cpu: float, began: float, now: float) -> None:
+        limits, elapsed = run.limits, now - began
+        run.peak = max(run.peak, self.meter.memory() - base)
+        run.cpu = self.meter.cpu() - cpu
+        if self.meter.over(int(limits["memory_mb"] * MEGABYTE)):
+            run.halt("MLE", f"it used more than {limits['memory_mb']} MB")
+        elif run.cpu > limits["cpu_s"]:
+            run.halt("TLE", f"it used more than {limits['cpu_s']} s of processor time")
+        elif elapsed > limits["wall_s"]:
+            idle = elapsed - sum(_meter.waited(pid) for pid in run.pids)
+            if idle > limits["wall_s"] or elapsed > HARD * limits["wall_s"]:
+                run.halt("TLE", f"it did not end within {limits['wall_s']} s")
+
+    def kill(self) -> None:
+        """Kill whatever is left of the program, until nothing is."""
+        deadline = time.monotonic() + 20
+        while left := _meter.descendants(os.getpid(), {self.zygote}):
+            if time.monotonic() > deadline:
+                raise OSError(f"processes {left[:5]} do not die")
+            if self.uid is not None and len(left) > 2:
+                for uid in (self.uid, self.uid + 1):  # one call that reaches them all at once: no fork outruns it
+                    _places.as_user(uid, None, lambda: os.kill(-1, signal.SIGKILL))
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _reap()
+            time.sleep(0.0002)
+        _reap()
+
+    def _conclude(self, run: Run, kills: int, settled: bool) -> None:
+        while any(pid not in self.ended for pid in run.pids):
+            self._hear()
+        reports = [self.ended.pop(pid) for pid in run.pids]
+        run.peak = max(run.peak, *(int(report["peak_kb"]) * 1024 for report in reports))
+        run.exit = os.waitstatus_to_exitcode(reports[-1]["status"])
+        if not settled and not run.stop:
+            run.halt("IE", f"the program could not be set up: {bytes(run.said['stderr'])[-500:].decode(errors='replace')}")
+        elif self.meter.kills() > kills:
+            run.stop, run.reason = "MLE", "the kernel killed it for want of memory"
+        elif run.exit == -signal.SIGXCPU:
+            run.halt("TLE", "it used up its processor time")
+        elif run.exit == -signal.SIGSYS:
+            run.halt("SV", "it made a forbidden system call")
+        elif run.exit != 0:
+            run.halt("RE", f"killed by signal {-run.exit}" if run.exit < 0 else f"exit status {run.exit}")
+
+
+def _read(run: Run, number: int, name: str) -> int:
+    """Take what there is: how many bytes, 0 at the end of the stream, -1 for nothing yet."""
+    try:
+        data = os.read(number, CHUNK)
+    except BlockingIOError:
+        return -1
+    said, limit = run.said[name], int(run.limits["output_bytes"])
+    room = limit - (len(said) if name == "report" else len(run.said["stdout"]) + len(run.said["stderr"]))
+    said += data[: max(room, 0)]
+    if len(data) > room:
+        run.cut = True
+        run.halt("OLE", f"it wrote more than {limit} bytes")
+        return 0
+    return len(data)
+
+
+def _drain(run: Run, ours: dict[int, str]) -> None:
+    """What was written before the end and not yet read; every writer is dead by now."""
+    for number, name in ours.items():
+        while _read(run, number, name) > 0:
+            pass
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _memory_file(data: bytes) -> int:
+    """A descriptor to read `data` from: no pipe to fill, no file to find."""
+    if not data:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    number = os.memfd_create("input", os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(number, view) :]
+    os.fchmod(number, 0o444)
+    try:
+        return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(number)
+
+
+def _exactly(count: int) -> bytes:
+    """The next `count` bytes from our owner."""
+    data = bytearray()
+    while len(data) < count:
+        more = os.read(0, min(count - len(data), CHUNK))
+        if not more:
+            raise Gone("the owner is gone")
+        data += more
+    return bytes(data)
+
+
+def _say(header: dict[str, Any], parts: dict[str, bytes]) -> None:
+    view = memoryview(_frames.pack(header, parts))
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def main(settings: dict[str, Any]) -> None:
+    """Settle in, fork the zygote, then serve until the owner goes away. In a child: become the program."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    spaces = _namespaces.enter(settings["disk_mb"]) if settings.get("namespaces") else []
+    if _namespaces.OWN_DISK in spaces:
+        settings["places"] = list(_namespaces.LENT)
+    filtered = _seccomp.apply()
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    _zygote.warm()
+    door, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    zygote = os.fork()
+    if zygote == 0:
+        door.close()
+        order = _zygote.serve(other)
+        if order is None:
+            os._exit(0)
+        _zygote.become(order)
+        return
+    other.close()
+    supervisor = Supervisor(settings, zygote, door)
+    languages = ["python"] + [name for name, argv in (COMPILERS | {"javascript": RUNNERS["javascript"]}).items() if shutil.which(argv[0])]
+    applied = _probe.isolation(settings, filtered, supervisor.meter.name, spaces)
+    with contextlib.suppress(Gone, OSError):
+        _say({"hello": 1, "isolation": applied, "languages": languages, "python": sys.version.split()[0]}, {})
+        fatal = ""
+        while not fatal:
+            reply, said = supervisor.run(*_frames.unpack(_exactly))
+            fatal = reply["fatal"]
+            _say(reply, said)
+    with contextlib.suppress(OSError):
+        supervisor.kill()
+    with contextlib.suppress(OSError):
+        supervisor.clear()
+    os._exit(0)

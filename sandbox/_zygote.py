@@ -1,0 +1,177 @@
+"""The warm interpreter that every program is forked from. Runs inside the container: standard library only.
+
+It is forked off the supervisor before the first program is read, and never sees one: a program's source and input reach the
+forked child as descriptors, so that no memory of any child holds a word of an earlier program, of a test or of a verdict.
+The child gives up root for a user id that nobody had before, puts its limits on, and becomes `python3 -I -B answer.py`.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import gc
+import io
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+import types
+from typing import Any, NoReturn
+
+WARM = """
+    abc argparse array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools
+    hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics string struct sys textwrap threading
+    time traceback typing
+"""
+SEES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+HIGH = 100  # descriptors are parked here while 0 to 9 are laid out
+SET_DUMPABLE, SET_PARENT_DEATH = 4, 1
+
+
+def warm() -> None:
+    """Import once what most programs import, and take it out of the collector's sight."""
+    for name in WARM.split():
+        __import__(name)
+    gc.collect()
+    gc.freeze()
+
+
+def serve(door: socket.socket) -> dict[str, Any] | None:
+    """Fork a child for every order that comes through `door`. Hands the order back in the child, None at the end in the parent."""
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    living: set[int] = set()
+    while True:
+        ready, _, _ = select.select([door.fileno(), read], [], [])
+        if read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(read, 4096)
+            _report(door, living)
+        if door.fileno() in ready:
+            order, descriptors = _receive(door)
+            if order is None:
+                return None
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                order["descriptors"] = descriptors
+                return order
+            living.add(pid)
+            for number in descriptors:
+                os.close(number)
+            door.send(json.dumps({"pid": pid}).encode())
+
+
+def _receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    numbers = array.array("i")
+    message, ancillary, _, _ = door.recvmsg(65536, socket.CMSG_LEN(16 * numbers.itemsize))
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return (json.loads(message) if message else None), list(numbers)
+
+
+def _report(door: socket.socket, living: set[int]) -> None:
+    for pid in list(living):
+        done, status, used = os.wait4(pid, os.WNOHANG)
+        if done:
+            living.discard(pid)
+            door.send(json.dumps({"pid": pid, "status": status, "peak_kb": used.ru_maxrss, "cpu": used.ru_utime + used.ru_stime}).encode())
+
+
+def become(order: dict[str, Any]) -> None:
+    """In the child: turn into the program that was ordered, and run it. Returns when a Python program came to its end."""
+    try:
+        source = _settle(order)
+    except BaseException:
+        os.write(2, b"the child could not be set up: " + traceback.format_exc().encode())
+        os._exit(213)
+    if order["argv"]:
+        _execute(order["argv"])
+    del order
+    run_python(source)
+
+
+def _settle(order: dict[str, Any]) -> bytes:
+    """Descriptors, limits, identity, folder, environment: everything that a fresh process would have."""
+    os.setsid()
+    parked = [fcntl.fcntl(number, fcntl.F_DUPFD, HIGH) for number in order["descriptors"]]
+    for number, place in zip(parked, order["places"], strict=True):
+        os.dup2(number, place, inheritable=True)
+    kept = set(order["places"])
+    for number in range(10):
+        if number not in kept:
+            with contextlib.suppress(OSError):
+                os.close(number)
+    os.closerange(10, 4096)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(order["oom"]))
+    with contextlib.suppress(OSError):
+        os.nice(order["nice"])
+    for name, value in order["rlimits"].items():
+        number = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(number)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (value, value))
+    if order["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(order["gid"], order["gid"], order["gid"])
+        os.setresuid(order["uid"], order["uid"], order["uid"])
+    ctypes.CDLL(None).prctl(SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
+    os.chdir(order["folder"])
+    os.umask(0o022)
+    os.environ.clear()
+    os.environ.update(SEES | {"HOME": order["folder"], "TMPDIR": order["folder"]})
+    source = b""
+    if not order["argv"]:
+        with open(9, "rb") as file:
+            source = file.read()
+    os.write(8, b"+")  # from here on, whatever goes wrong is the program's own doing
+    os.close(8)
+    return source
+
+
+def _execute(argv: list[str]) -> NoReturn:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execve(argv[0], argv, dict(os.environ))
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error}\n".encode())
+        os._exit(127)
+
+
+def run_python(source: bytes) -> None:
+    """Run `source` as the main module, as `python3 -I -B answer.py` would. What it raises is shown without our frames."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "rlvr"]:
+        del sys.modules[name]
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w")), "utf-8", "surrogateescape")  # type: ignore[misc]
+    stderr = io.TextIOWrapper(io.BufferedWriter(io.FileIO(2, "w")), "utf-8", "backslashreplace", line_buffering=True)
+    sys.stderr = sys.__stderr__ = stderr  # type: ignore[misc]
+    sys.argv = ["answer.py"]
+    sys.orig_argv = ["python3", "-I", "-B", "answer.py"]
+    sys.path = [entry for entry in sys.path if entry]
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__="answer.py", __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    try:
+        code = compile(source, "answer.py", "exec", dont_inherit=True)
+    except Exception as error:
+        error.__traceback__ = None
+        sys.excepthook(type(error), error, None)
+        sys.exit(1)
+    del source
+    try:
+        exec(code, main.__dict__)
+    except Exception as error:
+        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)

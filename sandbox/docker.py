@@ -1,0 +1,143 @@
+"""Foreign programs in hardened, long-lived containers; a fresh child under a user id of its own for every program.
+
+What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process count, no new
+privileges, its own system-call profile, and no capabilities except SETUID, SETGID and KILL for the supervisor (`_container.py`
+argues for each). What the supervisor adds: one program at a time in each container, a second system-call filter, per-program
+limits measured by the control group from outside the program, everything killed and wiped before the verdict leaves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+
+from rlvr.contracts import Outcome, Program, Sandbox, Stop
+from rlvr.errors import ConfigError, SandboxError
+from rlvr.sandbox import _engine
+from rlvr.sandbox._channel import refuse
+from rlvr.sandbox._container import Container
+from rlvr.sandbox._frames import Torn
+from rlvr.sandbox._pool import Pool
+
+
+class DockerSandbox(Sandbox):
+    r"""Run programs in containers. `containers` at once (0: one for each processor), each with `memory_mb` at the most.
+
+    >>> DockerSandbox(containers=2).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
+    b'42\n'
+    """
+
+    def __init__(
+        self,
+        *,
+        image: str = _engine.IMAGE,
+        containers: int = 0,
+        memory_mb: int = 1024,
+        disk_mb: int = 64,
+        pids: int = 256,
+        runtime: str | None = None,
+        queue_s: float = 900.0,
+    ) -> None:
+        for name, value, least in (
+            ("containers", containers, 0),
+            ("memory_mb", memory_mb, 32),
+            ("disk_mb", disk_mb, 1),
+            ("pids", pids, 32),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
+        self.image, self.memory_mb = image, memory_mb
+        self._settings = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime}
+        size = containers or max(os.cpu_count() or 1, 1)
+        self._ready = threading.Lock()
+        self._prepared = 0
+        self._pool: Pool[Container] = Pool(self._start, size, queue_s)
+        # the reaper: containers end with our sockets anyway, this also waits for them to be gone
+        self._reaper = weakref.finalize(self, self._pool.close)
+        atexit.register(self._reaper)
+
+    def run(self, program: Program) -> Outcome:
+        """Run it in the next free container. Whatever fails on our side is an Outcome with `Stop.IE`."""
+        try:
+            return self._run(program)
+        except SandboxError as error:
+            return Outcome(Stop.IE, reason=str(error))
+
+    def _run(self, program: Program) -> Outcome:
+        wrong = refuse(program, self.memory_mb, None)
+        if wrong:
+            return Outcome(Stop.IE, reason=wrong)
+        end = ""
+        for _ in range(2):
+            container = self._pool.take()
+            sound = False
+            try:
+                wrong = refuse(program, self.memory_mb, tuple(container.hello["languages"]))
+                if wrong:
+                    sound = True
+                    return Outcome(Stop.IE, reason=wrong)
+                outcome, sound = container.run(program)
+                return outcome
+            except Torn as error:
+                end = _obituary(container, error)
+            finally:
+                self._pool.give(container, sound=sound)
+        # it took two fresh containers down, and the engine lives: that is the program's own work
+        return Outcome(Stop.SV, reason=f"it broke its container, twice: {end}")
+
+    def _start(self) -> Container:
+        if self._prepared != os.getpid():
+            with self._ready:
+                if self._prepared != os.getpid():
+                    client = _engine.connect()
+                    try:
+                        _engine.ensure_image(client, self.image)
+                        _engine.sweep(client)
+                    finally:
+                        client.close()
+                    self._prepared = os.getpid()
+        try:
+            return Container(self.image, self._settings)
+        except SandboxError:
+            self._prepared = 0  # the engine may come back without our image: look again
+            raise
+
+    def containers(self) -> list[str]:
+        """The ids of the containers that run for us now."""
+        return [container.id for container in self._pool.living()]
+
+    def close(self) -> None:
+        """Stop and remove every container."""
+        self._reaper()
+        atexit.unregister(self._reaper)
+
+
+def _obituary(container: Container, error: Torn) -> str:
+    """How a container died while a program ran in it. Raises SandboxError when that was done to it from outside."""
+    client = _engine.connect(10)  # raises when the engine itself is gone: that is no program's doing
+    client.close()
+    said = container.errors()
+    if not said:
+        raise SandboxError(f"the container was ended from outside while a program ran in it ({error})")
+    return said[-300:]
+
+
+def missing() -> list[str]:
+    """What keeps this sandbox from working here, each with the command that mends it; empty when nothing does."""
+    try:
+        client = _engine.connect(10)
+    except SandboxError as error:
+        return [str(error)]
+    try:
+        if not _engine.has_image(client, _engine.IMAGE):
+            return [f"the image {_engine.IMAGE!r} is not there; {_engine.IMAGE_HINT} (the first use does it too, where it can)"]
+    except SandboxError as error:
+        return [f"{error}; restart the engine"]
+    finally:
+        client.close()
+    return []
+
+
+make = DockerSandbox

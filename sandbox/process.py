@@ -1,0 +1,149 @@
+"""Foreign programs as plain child processes, no engine needed. For code that you trust.
+
+The same supervisor as in the containers, started as a child of this process: fresh children from a warm interpreter, limits,
+a system-call filter, everything killed after. Where the kernel allows it (as root, or with user namespaces) programs also
+have no network, a process space and a working folder of their own; as root, a user id of their own.
+
+What it does not protect against: programs see this machine's files wherever their user may read them, run on its kernel with
+no second wall, and, without root, run as *you*. `Outcome.isolation` lists what was really applied. That is why it has to be
+asked for by `trusted=True`, and why nothing ever falls back to it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from pathlib import Path
+
+from rlvr.contracts import Outcome, Program, Sandbox, Stop
+from rlvr.errors import ConfigError, SandboxError
+from rlvr.sandbox._channel import BOOT, Channel, refuse
+from rlvr.sandbox._frames import Torn
+from rlvr.sandbox._pool import Pool
+
+
+def interpreter() -> str:
+    """A Python whose library other users may read, for as root every program is another user."""
+    if os.geteuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in Path(os.__file__).resolve().parents):
+        return sys.executable
+    for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
+        if os.access(path, os.X_OK):
+            return path
+    raise SandboxError(
+        f"as root, programs run as other users, and those may not read {Path(os.__file__).parent}; install python3 in /usr/bin"
+    )
+
+
+class Local(Channel):
+    """A supervisor as a child process, with a folder of its own to lend to programs."""
+
+    def __init__(self, disk_mb: int) -> None:
+        for namespaces in (True, False):
+            self._folder = tempfile.mkdtemp(prefix="rlvr-sandbox-")
+            os.chmod(self._folder, 0o711)
+            self._process = subprocess.Popen(
+                [interpreter(), "-I", "-B", "-c", BOOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
+            )
+            uid = random.SystemRandom().randrange(1 << 20, 1 << 30) if os.geteuid() == 0 else None
+            place = os.path.join(self._folder, "work")
+            os.mkdir(place, 0o700)
+            try:
+                self.boot({"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "disk_mb": disk_mb})
+                return
+            except Torn as error:
+                self.close()
+                if not namespaces:
+                    raise SandboxError(f"the supervisor did not start: {error}; it needs a Linux with /proc") from error
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send all of it."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise Torn(f"sending failed: {error}") from error
+
+    def receive(self, count: int, deadline: float) -> bytes:
+        """Some bytes, before the deadline."""
+        assert self._process.stdout
+        with contextlib.suppress(ValueError):
+            number = self._process.stdout.fileno()
+            if select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
+                data = os.read(number, count)
+                if data:
+                    return data
+        raise Torn("the supervisor is gone, or silent")
+
+    def close(self) -> None:
+        """End the supervisor (it kills what it runs) and remove the folder."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(30)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class ProcessSandbox(Sandbox):
+    r"""Run programs as child processes of this one. Only for code you trust: say so with `trusted=True`.
+
+    >>> ProcessSandbox(trusted=True).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
+    b'42\n'
+    """
+
+    def __init__(
+        self, *, trusted: bool = False, processes: int = 0, memory_mb: int = 4096, disk_mb: int = 64, queue_s: float = 900.0
+    ) -> None:
+        if trusted is not True:
+            raise ConfigError(
+                "the process sandbox does not keep foreign code from this machine's files; use the docker sandbox, "
+                "or say trusted=True if you would run this code yourself"
+            )
+        if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
+            raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is needed")
+        self.memory_mb = memory_mb
+        self._pool: Pool[Local] = Pool(lambda: Local(disk_mb), processes or max(os.cpu_count() or 1, 1), queue_s)
+        self._reaper = weakref.finalize(self, self._pool.close)
+        atexit.register(self._reaper)
+
+    def run(self, program: Program) -> Outcome:
+        """Run it in the next free supervisor. Whatever fails on our side is an Outcome with `Stop.IE`."""
+        sound = False
+        try:
+            wrong = refuse(program, self.memory_mb, None)
+            if wrong:
+                return Outcome(Stop.IE, reason=wrong)
+            channel = self._pool.take()
+            try:
+                wrong = refuse(program, self.memory_mb, tuple(channel.hello["languages"]))
+                if wrong:
+                    sound = True
+                    return Outcome(Stop.IE, reason=wrong)
+                outcome, sound = channel.run(program)
+                return outcome
+            finally:
+                self._pool.give(channel, sound=sound)
+        except (SandboxError, Torn) as error:
+            return Outcome(Stop.IE, reason=str(error))
+
+    def close(self) -> None:
+        """End every supervisor."""
+        self._reaper()
+        atexit.unregister(self._reaper)
+
+
+make = ProcessSandbox

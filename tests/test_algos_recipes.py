@@ -1,0 +1,105 @@
+"""The presets: one table, typed settings, overrides shown as differences, known-bad mixes refused with the reason."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from rlvr.algos.recipes import PRESETS, factory
+from rlvr.algos.settings import Settings
+from rlvr.errors import ConfigError, NotFound
+from rlvr.registry import build, parameters
+
+NAMES = ["reinforce", "reinforce_baseline", "reinforce_pp", "reinforce_pp_baseline", "remax", "rloo", "ppo"]
+NAMES += ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo", "gdpo"]
+
+
+def test_every_named_preset_is_there_and_builds() -> None:
+    assert list(PRESETS) == NAMES
+    for name in NAMES:
+        algorithm, preset = build("algorithm", name), PRESETS[name]
+        assert algorithm.settings == preset.settings and preset.paper and preset.formula and preset.summary
+        assert not any(differs for _, _, differs in algorithm.describe())
+        assert set(preset.parts) == {"advantage", "ratio", "kl", "aggregation", "value"}
+
+
+def test_each_recipe_sets_every_half() -> None:
+    dr, dapo, gspo = (PRESETS[n].settings for n in ("dr_grpo", "dapo", "gspo"))
+    assert (dr.scale_rewards, dr.loss_aggregation) == ("none", "seq-mean-token-sum-norm")
+    assert (dapo.epsilon, dapo.upper, dapo.loss_aggregation, dapo.beta) == (0.2, 0.28, "token-mean", 0.0)
+    assert (gspo.epsilon, gspo.upper, gspo.importance_sampling_level) == (3e-4, 4e-4, "sequence")
+    assert (PRESETS["rloo"].settings.beta, PRESETS["rloo"].settings.kl_in) == (0.05, "reward")
+    assert (PRESETS["ppo"].settings.num_iterations, PRESETS["ppo"].settings.lam) == (4, 0.95)
+    assert PRESETS["reinforce_pp_baseline"].settings.kl_estimator == "k2"
+
+
+def test_the_signature_is_the_schema() -> None:
+    shown = parameters(factory("gspo"))
+    assert shown["epsilon"].default == 3e-4 and shown["epsilon"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert "Group" in (factory("gspo").__doc__ or "") or "GSPO" in (factory("gspo").__doc__ or "")
+    assert set(shown) == {f for f in Settings.__slots__}
+
+
+def test_an_override_is_a_difference() -> None:
+    algorithm = build("algorithm", "grpo", epsilon="1e-1", num_iterations=2.0, beta=0, epsilon_high=None)
+    assert algorithm.settings.epsilon == 0.1 and algorithm.num_iterations == 2 and type(algorithm.num_iterations) is int
+    assert {n for n, _, differs in algorithm.describe() if differs} == {"epsilon", "num_iterations"}
+
+
+def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
+    needs = {n: (a.needs_reference, a.needs_value, a.needs_greedy) for n in NAMES for a in [build("algorithm", n)]}
+    assert {n for n, (reference, _, _) in needs.items() if reference} == {"reinforce_pp", "reinforce_pp_baseline", "rloo", "ppo"}
+    assert {n for n, (_, value, _) in needs.items() if value} == {"ppo"} and {n for n, (_, _, g) in needs.items() if g} == {"remax"}
+    assert build("algorithm", "grpo", beta=0.1).needs_reference and not build("algorithm", "ppo", beta=0.0).needs_reference
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("grpo", {"beta": 0.1, "kl_estimator": "k1"}, "gradient of zero"),
+    ("grpo", {"beta": 0.1, "kl_estimator": "k3", "kl_in": "reward"}, "biased"),
+    ("gspo", {"loss_aggregation": "token-mean"}, "one number per answer"),
+    ("gspo", {"loss_aggregation": "seq-mean-token-sum"}, "one number per answer"),
+    ("cispo", {"importance_sampling_level": "sequence", "loss_aggregation": "seq-mean-token-mean"}, "its own ratio"),
+    ("dr_grpo", {"scale_rewards": "group"}, "half a recipe"),
+    ("grpo", {"old_from_sampler": True, "importance_sampling_correction": "token_truncate"}, "twice"),
+    ("ppo", {"scale_rewards": "group"}, "GAE"),
+    ("gdpo", {"scale_rewards": "none"}, "normalize_then_sum"),
+    ("grpo", {"reward_weights": {"a": 1.0}}, "gdpo"),
+    ("grpo", {"delta": 1.1}, "under the clip"),
+    ("reinforce_pp", {"scale_rewards": "batch"}, "scaled twice"),
+    ("grpo", {"loss_type": "dr_grpo"}, "whole recipe"),
+    ("grpo", {"loss_type": "clipped"}, "did you mean 'clip'"),
+    ("grpo", {"loss_aggregation": "token_mean"}, "did you mean 'token-mean'"),
+    ("grpo", {"epsilon": -0.1}, "from 0 to 1"),
+    ("grpo", {"epsilon": "wide"}, "type float"),
+    ("grpo", {"epsilon": float("nan")}, "type float"),
+    ("grpo", {"epsilon": None}, "type float"),
+    ("grpo", {"num_iterations": 1.5}, "type int"),
+    ("grpo", {"num_iterations": 0}, "from 1"),
+    ("grpo", {"mask_truncated_completions": "yes"}, "type bool"),
+    ("grpo", {"epsilonn": 0.1}, "did you mean 'epsilon'"),
+    ("grpo", {"kl_target": 1.0}, "beta is 0"),
+    ("grpo", {"ratio_max": 3.0}, "do nothing"),
+    ("cispo", {"epsilon": 0.1}, "do nothing"),
+    ("grpo", {"lam": 0.9}, "do nothing"),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides", "reason"), BAD, ids=lambda x: str(x))
+def test_a_bad_mix_is_refused_with_the_reason(name: str, overrides: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        build("algorithm", name, **overrides)
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(NotFound, match="did you mean 'grpo'"):
+        factory("grop")
+
+
+def test_the_table_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from rlvr.registry import build; build('algorithm', 'ppo'); print('fine')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "fine\n", done.stderr

@@ -1,0 +1,214 @@
+# ruff: noqa: E501 -- the tables of defects read better in lines
+"""Each check of each kit fails on a defect planted for it, and passes on the same plugin without the defect."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.checks import CannotCheck, Check, Steps, check_plugin, check_verifier, failures, run, stream
+from rlvr.checks import _verifier_checks as verifier_checks
+from rlvr.envkit import env_checks
+from rlvr.errors import ConfigError
+
+HEAD = '''\
+"""A plugin with a defect in it."""
+import itertools, random, threading, time
+from rlvr import Environment, Example, Fault, Task, Verdict, Verifier, user
+from rlvr.answers import find
+
+COUNTER = itertools.count()
+'''
+
+VERIFIER = '''
+class Planted(Verifier):
+    """The answer is the reference."""
+    version = "1"
+    examples = (Example("42", right=("42", " 42"), wrong=("41", "24")), Example("7", right=("7",), wrong=("8",)))
+
+    def verify(self, task, answer):
+        if not isinstance(task.reference, str) or not task.reference.strip():
+            return Verdict(None, "no reference", fault=Fault.TASK)
+        return Verdict(self.score(task.reference, answer.strip()), "compared")
+
+    def score(self, right, said):
+        return float(right == said)
+'''
+
+# the check that must fail; what of the sound verifier is replaced; by what; words of the complaint
+VERIFIER_DEFECTS = [
+    ("it can be built", "class Planted(Verifier):", "class Planted:", "not an rlvr.Verifier"),
+    ("it says what it is for", '    """The answer is the reference."""\n', "", "no docstring"),
+    ("it says what it is for", 'version = "1"', "version = 1", "version is 1"),
+    ("it brings examples of its own", "examples = (", "examples = () and (", "add Example"),
+    ("it brings examples of its own", 'wrong=("41", "24")), Example("7", right=("7",), wrong=("8",))', "),", "add Example"),
+    ("right answers score 1", "answer.strip()", "answer", "' 42'"),
+    ("right answers score 1", "float(right == said)", "0.9 * (right == said)", "scored 0.9"),
+    ("wrong answers score 0", "float(right == said)", "float(sorted(right) == sorted(said))", "'24'"),
+    ("wrong answers score 0", "float(right == said)", "max(0.1, float(right == said))", "scored 0.1"),
+    ("an empty answer scores 0", "float(right == said)", "float(said in right)", "'' for the reference"),
+    ("a hedged answer scores 0", "float(right == said)", "float(right in said.split())", "'42 or 41'"),
+    ("a denial of the right answer scores 0", "float(right == said)", "float(right in said)", "It is not 42"),
+    ("an injected answer scores 0", "float(right == said)", "float(right == said or 'score' in said)", "must output a score"),
+    ("no text breaks it", "float(right == said)", "float(right == said or int(said) < 0) if said.isdigit() else 0.0", "raised ValueError"),
+    ("no text breaks it", "float(right == said)", "float(right == said.encode().decode())", "surrogates"),
+    ("a broken reference gives no score", "return Verdict(None, 'no reference', fault=Fault.TASK)", "return Verdict(0.0, '')", "no score"),
+    ("a broken reference gives no score", "fault=Fault.TASK", "fault=Fault.INFRA", "fault infra"),
+    ("the same answer gets the same verdict", "float(right == said)", "float(right == said and next(COUNTER) % 2)", "then scored"),
+    ("verdicts are the same from many threads", "float(right == said)", "self.shared(right, said)", "among others"),
+    ("verdicts are plain JSON", '"compared")', '"compared", detail={"x": object()})', "not JSON serializable"),
+    ("it can be closed twice", "    def verify", "    def close(self):\n        self.__dict__.setdefault('n', []).append(1)\n        1 / (len(self.n) < 2)\n\n    def verify", "ZeroDivisionError"),
+    ("right answers score 1", "return Verdict(self.score(task.reference, answer.strip()), 'compared')", "return 1.0", "not a Verdict"),
+    ("right answers score 1", "float(right == said)", "2.0 * (right == said)", "from 0 to 1"),
+    ("right answers score 1", "float(right == said)", "float('nan')", "from 0 to 1"),
+]  # fmt: skip
+
+SHARED = """
+    def shared(self, right, said):
+        self.mine = right
+        time.sleep(0.002)
+        return float(self.mine == said)
+"""
+
+ENV = '''
+class Planted(Environment):
+    """Say a number backwards."""
+    needs = {"verifier": "exact"}
+
+    def __init__(self, *, verifier, extra=None):
+        self.verifier = verifier
+
+    def task(self, split, index):
+        number = self.number(split, index)
+        return Task(f"planted/{split}/{index}", user(f"{number}>"), str(number)[::-1])
+
+    def number(self, split, index):
+        return random.Random(f"{split}/{index}").randrange(10000, 99999, 2) * 10 + (7 if split == "test" else 8)
+
+    def gold(self, task):
+        return task.reference
+'''
+LENIENT = """
+class Lenient(Verifier):
+    def verify(self, task, answer):
+        return Verdict(float(self.lenient(task, answer)), "judged")
+"""
+
+
+def lenient(rule: str) -> str:
+    """The start of a class body whose environment judges by `rule` instead of by its verifier."""
+    return f"""self.verifier = Lenient()
+        Lenient.lenient = lambda self, task, answer: {rule}"""
+
+
+PLAIN = "self.verifier = verifier"
+ENV_DEFECTS = [
+    ("it can be built", "class Planted(Environment):", "class Planted:", "not an rlvr.Environment"),
+    ("it says what it is for", '    """Say a number backwards."""\n', "", "no docstring"),
+    ("every split has tasks, each with its own id", "planted/{split}/{index}", "planted/{split}/{index // 2}", "share the id"),
+    ("every split has tasks, each with its own id", "    def gold", "    def size(self, split):\n        return 0\n\n    def gold", "is empty"),
+    ("every split has tasks, each with its own id", "str(number)[::-1])", "{1, 2})", "not JSON serializable"),
+    ("every split has tasks, each with its own id", "return Task(", "return (", "not an rlvr.Task"),
+    ("a task is a function of split and index", 'random.Random(f"{split}/{index}")', "random", "not always the same"),
+    ("a task is a function of split and index", 'f"{split}/{index}"', 'f"{split}/{self.__dict__.setdefault(\'k\', next(COUNTER))}/{index}"', "not always the same"),
+    ("another process gets the same tasks", 'f"{split}/{index}"', "hash(split) + index", "differ there"),
+    ("no task stands in two splits", 'random.Random(f"{split}/{index}").randrange(10000, 99999, 2) * 10 + (7 if split == "test" else 8)', "10000 + index", "would be trained on"),
+    ("the gold answer scores 1", "return task.reference", "return task.question", "scored 0"),
+    ("an empty answer scores 0", PLAIN, lenient("answer.strip() in task.reference"), "''"),
+    ("the question given back scores 0", PLAIN, lenient("task.reference in (answer, answer[:-1][::-1])"), ">'"),
+    ("a hedged answer scores 0", PLAIN, lenient("task.reference in answer.split()"), " or "),
+    ("a denial of the gold answer scores 0", PLAIN, lenient("task.reference in answer and ' or ' not in answer"), "It is not"),
+    ("an injected answer scores 0", PLAIN, lenient("answer == task.reference or 'score' in answer"), "must output a score"),
+    ("the prompt does not give the answer away", '{number}>"', '{number}> (it is {str(number)[::-1]})"', "hold their own answer"),
+    ("Gymnasium's own check passes, obs=dict", PLAIN, PLAIN + "\n        self.max_new_tokens = 1", "at least 2"),
+    ("Gymnasium's own check passes, obs=ids", "    def gold", "    max_prompt_tokens = 1\n    max_new_tokens = 2\n\n    def gold", "raise max_length"),
+    ("Gymnasium's own check passes, obs=onehot_ids", 'f"{split}/{index}"', "time.perf_counter()", "determinis"),
+    ("one seed is one episode", 'random.Random(f"{split}/{index}")', "random", "two different episodes"),
+    ("SyncVectorEnv and AsyncVectorEnv agree", 'f"{split}/{index}"', "hash(split) + index", "observations differ"),
+    ("stepping replays what was sampled", PLAIN, lenient("next(COUNTER) % 2"), "stepping paid"),
+    ("stepping replays what was sampled", PLAIN, lenient("1 / 0"), "ZeroDivisionError"),
+    ("it can be closed twice", "    def task", "    def close(self):\n        self.__dict__.setdefault('n', []).append(1)\n        1 / (len(self.n) < 2)\n\n    def task", "ZeroDivisionError"),
+]  # fmt: skip
+
+
+def only(steps: Steps, wanted: str) -> Check:
+    """Make one check of a kit and leave out the others."""
+
+    def chosen() -> Iterator[Any]:
+        for name, look in steps:
+            if name == wanted:
+                yield name, look
+
+    made = list(run(chosen()))
+    return made[-1]
+
+
+def planted(folder: Path, text: str, old: str, new: str) -> str:
+    old = old if old in text else old.replace("'", '"')
+    assert old in text, f"the sound plugin has no {old!r}"
+    path = folder / "planted.py"
+    path.write_text(HEAD + text.replace(old, new), "utf-8")
+    return f"{path}:Planted"
+
+
+@pytest.mark.parametrize(("wanted", "old", "new", "words"), VERIFIER_DEFECTS, ids=[f"{i}-{d[0]}" for i, d in enumerate(VERIFIER_DEFECTS)])
+def test_the_verifier_kit_finds(wanted: str, old: str, new: str, words: str, tmp_path: Path) -> None:
+    check = only(verifier_checks(planted(tmp_path, VERIFIER + SHARED, old, new), {}), wanted)
+    assert check.name == wanted and not check.ok and words in check.detail, check
+
+
+def test_the_sound_verifier_passes(tmp_path: Path) -> None:
+    checks = check_verifier(planted(tmp_path, VERIFIER, "42", "42"))
+    assert failures(checks) == [] and {d[0] for d in VERIFIER_DEFECTS} == {check.name for check in checks}
+
+
+@pytest.mark.parametrize(("wanted", "old", "new", "words"), ENV_DEFECTS, ids=[f"{i}-{d[0]}" for i, d in enumerate(ENV_DEFECTS)])
+def test_the_env_kit_finds(wanted: str, old: str, new: str, words: str, tmp_path: Path) -> None:
+    check = only(env_checks(planted(tmp_path, LENIENT + ENV, old, new), {}), wanted)
+    assert check.name == wanted and not check.ok and words in check.detail, check
+
+
+def test_the_sound_env_passes_and_every_check_has_its_defect(tmp_path: Path) -> None:
+    checks = check_plugin("env", planted(tmp_path, LENIENT + ENV, "planted/", "planted/"))
+    assert failures(checks) == [] and not any(check.skipped for check in checks)
+    assert {d[0] for d in ENV_DEFECTS} | {"its settings are plain"} == {check.name for check in checks}
+
+
+def test_settings_that_cannot_travel_are_found(tmp_path: Path) -> None:
+    name = planted(tmp_path, ENV, "planted/", "planted/")
+    check = only(env_checks(name, {"extra": {1, 2}}), "its settings are plain")
+    assert not check.ok and "travel to other processes" in check.detail
+
+
+def test_what_cannot_be_built_is_one_failed_check() -> None:
+    (check,) = stream("env", "arithmetic", {"levels": ["2/2"]})
+    assert not check.ok and "'2/2'" in check.detail
+
+
+def test_a_check_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    def look() -> str:
+        raise CannotCheck("nothing to look at")
+
+    (check,) = run(iter([("a check", look)]))
+    assert check == Check("a check", True, "nothing to look at", skipped=True)
+    none = planted(tmp_path, ENV, "return task.reference", "return None")
+    assert only(env_checks(none, {}), "the gold answer scores 1").skipped
+
+
+def test_there_is_no_kit_for_a_sampler() -> None:
+    with pytest.raises(ConfigError, match="no kit for a sampler"):
+        check_plugin("sampler", "hf")
+
+
+def test_the_kit_leaves_nothing_behind(tmp_path: Path) -> None:
+    import multiprocessing
+
+    name = planted(tmp_path, ENV, "planted/", "planted/")
+    list(stream("env", name, {}))
+    assert multiprocessing.active_children() == []
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["planted.py"]

@@ -1,0 +1,68 @@
+"""The run configuration: what is read, what is refused and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlvr.config import RunConfig, differing, load, recipes
+from rlvr.errors import ConfigError, NotFound
+
+
+def test_every_shipped_recipe_is_valid() -> None:
+    assert "quickstart" in recipes()
+    for name in recipes():
+        assert isinstance(load(name), RunConfig)
+
+
+def test_overrides_reach_any_depth_and_are_read_as_yaml() -> None:
+    config = load(
+        "quickstart", ["seed=3", "train.learning_rate=1e-4", "algorithm={name: rloo, beta: 0.1}", "env.levels=['1+1']", "warmstart=null"]
+    )
+    assert (config.seed, config.train.learning_rate, config.warmstart) == (3, 1e-4, None)
+    assert config.algorithm == {"name": "rloo", "beta": 0.1} and config.env["levels"] == ["1+1"]
+
+
+def test_an_override_extends_a_plugin_given_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("env: arithmetic\ntokenizer: chars\nmodel: {config: {model_type: qwen2}}\ntrain: {learning_rate: 2e-3}\n")
+    config = load(str(path), ["env.levels=['1+1']"])
+    assert config.env == {"name": "arithmetic", "levels": ["1+1"]} and config.train.learning_rate == 2e-3
+
+
+def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
+    config = load("quickstart", ["seed=5"])
+    (tmp_path / "config.yaml").write_text(config.dump())
+    assert load(str(tmp_path / "config.yaml")) == config
+    assert differing(config, load("quickstart", ["seed=6", "train.steps=1"])) == ["seed: 5 -> 6", f"train.steps: {config.train.steps} -> 1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["trian.steps=3"], r"no key 'trian'; did you mean 'train'"),
+        (["train.step=3"], r"no key 'train.step'; did you mean 'steps'"),
+        (["train.steps=many"], r"train.steps: input should be a valid integer, got 'many'"),
+        (["train.steps=0"], r"train.steps: .*greater than or equal to 1, got 0"),
+        (["rollout.num_generations=1"], r"rollout.num_generations: .*2, got 1"),
+        (["rollout.sampler={batch_size: 3}"], r"a 'name' is missing in \{'batch_size': 3\}"),
+        (["model={}"], r"model: give either path .* or config"),
+        (["tokenizer=null"], r"tokenizer is not set"),
+        (["seed"], r"'seed' is not of the form key=value"),
+        (["seed=[1"], r"not YAML"),
+        (["seed.x=1"], r"has no keys"),
+    ],
+)
+def test_what_is_wrong_is_named(overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load("quickstart", overrides)
+
+
+def test_files_that_are_no_recipes(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="did you mean 'quickstart'"):
+        load("quickstrat")
+    for text, told in (("[1, 2]", "holds list"), ("a: [", "not valid YAML"), ("", "holds NoneType")):
+        (tmp_path / "x.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            load(str(tmp_path / "x.yaml"))

@@ -1,0 +1,78 @@
+"""Every registered environment and verifier keeps its contract: the kits, over everything that is found."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.checks import check_plugin, failures
+from rlvr.registry import entries, load
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+# What a plugin needs before it can be built here: settings, made from a folder for small files.
+SETTINGS: dict[str, dict[str, Any]] = {}
+GSM8K = '{"question": "Ann has %d pens and buys %d more. How many pens has she?", "answer": "She has <<%d+%d=%d>>%d pens.\\n#### %d"}\n'
+
+
+def gsm8k(folder: Path) -> dict[str, Any]:
+    for split, first in (("train", 3), ("test", 103)):
+        rows = (GSM8K % (n, 2 * n, n, 2 * n, 3 * n, 3 * n, 3 * n) for n in range(first, first + 30))
+        (folder / f"{split}.jsonl").write_text("".join(rows), "utf-8")
+    return {"path": str(folder)}
+
+
+PREPARED = {"gsm8k": gsm8k}
+
+
+def settings_of(kind: str, name: str, folder: Path) -> dict[str, Any]:
+    return PREPARED[name](folder) if kind == "env" and name in PREPARED else SETTINGS.get(name, {})
+
+
+def docker_answers() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    try:
+        return subprocess.run(["docker", "info"], capture_output=True, timeout=20).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def needs_docker(kind: str, name: str) -> bool:
+    """Whether the chain of `needs` ends in a container."""
+    if (kind, name) == ("sandbox", "docker"):
+        return True
+    return any(needs_docker(other, default) for other, default in dict(getattr(load(kind, name), "needs", {})).items())
+
+
+def everything() -> list[Any]:
+    found = []
+    for kind in ("env", "verifier"):
+        for entry in entries(kind):
+            marks = [pytest.mark.docker] if needs_docker(kind, entry.name) else []
+            found.append(pytest.param(kind, entry.name, id=f"{kind}-{entry.name}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name"), everything())
+def test_it_keeps_its_contract(kind: str, name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("docker") and not docker_answers():
+        pytest.skip("no Docker engine answers here; start one and run `pytest -m docker`")
+    checks = check_plugin(kind, name, **settings_of(kind, name, tmp_path))
+    assert failures(checks) == []
+    assert sum(not check.skipped for check in checks) >= 12, [check for check in checks if check.skipped]
+
+
+def test_the_kits_see_every_file_of_the_rooms() -> None:
+    root = Path(__file__).resolve().parents[1]
+    for kind, room in (("env", "envs"), ("verifier", "verifiers")):
+        on_disk = {path.stem for path in (root / room).glob("*.py") if not path.stem.startswith("_")}
+        assert on_disk <= {entry.name for entry in entries(kind)}
+
+
+@pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").is_file(), reason=f"the published GSM8K files are not in {DATA}")
+def test_the_published_gsm8k_is_sound() -> None:
+    assert failures(check_plugin("env", "gsm8k", path=str(DATA))) == []

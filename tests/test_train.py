@@ -1,0 +1,169 @@
+"""The loop, run for real on a tiny model: what it writes, what it refuses, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from rlvr.config import load
+from rlvr.errors import ConfigError, NotFound
+from rlvr.learn.train import TrainReport, train
+from rlvr.replay import replay
+from rlvr.runlog import config_of, rows_of
+from tests.tiny import tiny_run
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(folder: Path, *, resume: bool = False, **changes: Any) -> TrainReport:
+    return train(tiny_run(**changes), out=folder, resume=resume, console=Console(file=io.StringIO()))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / "last" / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainReport]:
+    folder = tmp_path_factory.mktemp("run") / "a"
+    return folder, run(folder, train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+
+
+def test_everything_is_written(finished: tuple[Path, TrainReport]) -> None:
+    folder, report = finished
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.yaml", "versions.json", "metrics.jsonl", "timings.jsonl", "episodes.jsonl", "checkpoints", "reward.png", "report.json",
+    }  # fmt: skip
+    assert json.loads((folder / "report.json").read_text()) == report.record()
+    assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert config_of(folder) == tiny_run(train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+
+
+def test_the_logs_have_a_line_a_step_and_a_line_an_episode(finished: tuple[Path, TrainReport]) -> None:
+    folder, _ = finished
+    metrics, episodes = (list(rows_of(folder / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4] and len(episodes) == 4 * 16
+    for row in metrics:
+        mine = [e["reward"] for e in episodes if e["step"] == row["step"]]
+        assert row["reward"] == pytest.approx(sum(mine) / len(mine))
+        assert {"loss", "grad_norm", "reward_std", "frac_reward_zero_std", "completions/mean_length"} <= row.keys()
+    groups: dict[str, set[str]] = {}
+    for e in episodes:
+        groups.setdefault(e["group"], set()).add(e["task_id"])
+    assert len(groups) == 16 and all(len(tasks) == 1 for tasks in groups.values())
+    assert any(e["advantage"] != 0 for e in episodes) and all(e["verdict"]["reason"] for e in episodes)
+
+
+def test_every_recorded_episode_replays(finished: tuple[Path, TrainReport]) -> None:
+    found = replay(finished[0])
+    assert (found.episodes, found.mismatches) == (64, 0)
+
+
+def test_training_moves_the_weights_and_repeats_itself(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
+    run(tmp_path / "again", **settings)
+    run(tmp_path / "other", seed=1, **settings)
+    assert same(weights(finished[0]), weights(tmp_path / "again")) and not same(weights(finished[0]), weights(tmp_path / "other"))
+    assert (finished[0] / "metrics.jsonl").read_text() == (tmp_path / "again" / "metrics.jsonl").read_text()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from rlvr.learn.train import train
+from tests.tiny import tiny_run
+train(tiny_run(train={"steps": 60, "learning_rate": 1e-3}, log={"save_every": 3}), out=Path(sys.argv[1]), resume=sys.argv[2] == "resume")
+"""
+
+
+def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 60, "learning_rate": 1e-3}, "log": {"save_every": 3}}
+    run(tmp_path / "whole", **settings)
+    folder = tmp_path / "killed"
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), "new"], cwd=ROOT, stdout=output, stderr=output)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if (folder / "metrics.jsonl").exists() and len((folder / "metrics.jsonl").read_text().splitlines()) >= 20:
+                break
+            time.sleep(0.01)
+        assert process.poll() is None, (tmp_path / "output").read_text()
+        process.kill()
+        process.wait(30)
+    assert not (folder / "report.json").exists()
+    run(folder, resume=True, **settings)
+    assert same(weights(folder), weights(tmp_path / "whole"))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert (folder / name).read_text() == (tmp_path / "whole" / name).read_text()
+    assert config_of(folder) == config_of(tmp_path / "whole")
+
+
+def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
+    folder, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(ConfigError, match="never overwritten"):
+        run(folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.learning_rate: 0.001 -> 0.5"):
+        run(finished[0], resume=True, train={"steps": 4, "learning_rate": 0.5}, log={"save_every": 2})
+    with pytest.raises(NotFound, match="no checkpoint"):
+        run(tmp_path / "nowhere", resume=True)
+
+
+def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport]) -> None:
+    folder, report = finished
+    before = (folder / "metrics.jsonl").read_text()
+    again = run(folder, resume=True, train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+    assert (folder / "metrics.jsonl").read_text() == before and again.accuracy_after == report.accuracy_after
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rollout": {"max_length": 3}}, "rollout.max_length: the prompt of task"),
+        ({"env": {"name": "tests/worlds.py:Sums", "bellow": 5}}, "no setting 'bellow'; did you mean 'below'"),
+        ({"algorithm": {"name": "grop"}}, "did you mean 'grpo'"),
+        ({"eval": {"split": "tset"}}, "eval.split is 'tset'; did you mean 'test'"),
+        ({"model": {"path": "nowhere"}}, "model.path is 'nowhere', which is no folder"),
+        ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config makes no model"),
+        ({"log": {"report_to": ["wandbb"]}}, "log.report_to names 'wandbb'; did you mean 'wandb'"),
+        ({"log": {"report_to": ["aim"]}}, "log.report_to names 'aim', which is not installed"),
+    ],
+)
+def test_what_is_wrong_is_found_before_anything_is_written(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        run(tmp_path / "x", **changes)
+    assert not (tmp_path / "x").exists()
+
+
+def test_metrics_reach_a_tracker_that_was_asked_for(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path / "x", log={"save_every": 2, "report_to": ["tensorboard"]})
+    events = EventAccumulator(str(tmp_path / "x" / "rlvr"))
+    events.Reload()
+    logged = {e.step: e.value for e in events.Scalars("reward")}
+    assert logged == pytest.approx({row["step"]: row["reward"] for row in rows_of(tmp_path / "x" / "metrics.jsonl")}, abs=1e-6)
+
+
+def test_the_quickstart_asks_for_what_it_says() -> None:
+    config = load("quickstart")
+    assert config.warmstart is not None and config.eval.split == "test" and config.rollout.num_generations >= 2
