@@ -68,7 +68,7 @@ class Atoms(Reader):
             return ("sym", name)
         token = self.take()
         if token.text == "{" and token.kind == "op":
-            inner = []
+            inner: list[str] = []
             while self.peek().text != "}" or self.peek().kind == "text":
                 if self.peek().kind == "eof" or len(inner) > 8:
                     raise Unreadable("a subscript does not close")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from rlvr.verifiers._tree import MAX_BITS, TooBig, Tree
@@ -35,7 +36,7 @@ def exact(tree: Tree) -> Fraction | None:
         if value is None:
             return None
         args.append(value)
-    result = _RULES[op](*args) if op != "fun" else None
+    result = _RULES[op](*args)
     if result is not None and result.numerator.bit_length() + result.denominator.bit_length() > MAX_BITS:
         raise TooBig("a number in it grows too long")
     return result
@@ -114,7 +115,7 @@ def binomial(top: Fraction, low: Fraction) -> Fraction | None:
     return Fraction(math.comb(int(top), int(low))) if low >= 0 else Fraction(0)
 
 
-_RULES = {
+_RULES: dict[str, Callable[..., Fraction | None]] = {
     "add": _add,
     "mul": _mul,
     "neg": lambda a: -a,

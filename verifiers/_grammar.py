@@ -12,93 +12,17 @@ from rlvr.verifiers._tree import TooBig, Tree, Unreadable
 from rlvr.verifiers._units import MULTIPLES, is_unit
 
 ONE: Tree = ("num", 1, 1)
-FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "arccot",
-        "arcsec",
-        "arccsc",
-        "sinh",
-        "cosh",
-        "tanh",
-        "coth",
-        "sech",
-        "csch",
-        "ln",
-        "log",
-        "lg",
-        "exp",
-        "gcd",
-        "lcm",
-        "max",
-        "min",
-        "det",
-        "asin",
-        "acos",
-        "atan",
-        "asinh",
-        "acosh",
-        "atanh",
-        "Re",
-        "Im",
-        "arg",
-        "sgn",
-        "floor",
-        "ceil",
-        "abs",
-        "erf",
-        "Gamma",
-    ]
+_FUNCTIONS = (
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch ln log lg exp gcd lcm "
+    "max min det asin acos atan asinh acosh atanh Re Im arg sgn floor ceil abs erf Gamma"
 )
+FUNCTIONS = frozenset(_FUNCTIONS.split())
 ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "operatorname": ""}
-GREEK = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "varepsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "vartheta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "upsilon",
-        "phi",
-        "varphi",
-        "chi",
-        "psi",
-        "omega",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Sigma",
-        "Phi",
-        "Psi",
-        "Omega",
-        "Pi",
-        "ell",
-        "hbar",
-    ]
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
+    "varphi chi psi omega Delta Theta Lambda Xi Sigma Phi Psi Omega Pi ell hbar"
 )
+GREEK = frozenset(_GREEK.split())
 CONSTANTS = {
     r"\pi": "pi",
     r"\infty": "oo",

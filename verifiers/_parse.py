@@ -12,7 +12,7 @@ from rlvr.verifiers._atoms import Atoms
 from rlvr.verifiers._grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
 from rlvr.verifiers._tokens import Token, plain, tokens
 from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, walk
-from rlvr.verifiers._units import MULTIPLES, is_letter_unit, is_unit, measure
+from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, is_letter_unit, is_unit, measure
 from rlvr.verifiers._words import choice, unwrap, words
 
 RELATIONS = {"=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<="}
@@ -126,10 +126,13 @@ class Parser(Atoms):
 
     def label(self) -> Tree | None:
         """Words before an equals sign are a name: `Area = 5`."""
-        at, name = self.at, []
+        at = self.at
+        name: list[str] = []
         while self.peek().kind in ("word", "text") and len(name) < 6:
             name.append(self.take().text)
         if name and self.peek().text == "=" and (len(name) > 1 or len(name[0]) > 3) and re.fullmatch(r"[a-zA-Z ]+", " ".join(name)):
+            if set(" ".join(name).lower().split()) & (NOT_THINGS - {"a", "the", "of", "in", "for", "is"}):
+                raise Unreadable(f"the words {' '.join(name)[:40]!r} are no name")
             return ("sym", " ".join(name).strip())
         self.at = at
         return None

@@ -27,7 +27,7 @@ class Undecided(Exception):
 
 
 def context() -> Any:
-    """This thread's own arithmetic."""
+    """The thread's own arithmetic."""
     if not hasattr(_LOCAL, "mp"):
         _LOCAL.mp = MPContext()
     return _LOCAL.mp

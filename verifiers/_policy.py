@@ -69,7 +69,7 @@ class Policy:
                 raise ConfigError(f"policy {name} is {value!r}; it is a whole number from 1 to 100")
 
     def over(self, given: Any) -> Policy:
-        """This policy with some fields replaced."""
+        """The policy with some fields replaced."""
         if not given:
             return self
         if not isinstance(given, Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from rlvr.verifiers._exact import NotFinite, exact
 from rlvr.verifiers._points import real
@@ -152,8 +153,9 @@ def _inequality(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if answer[0] != "rel" or len(answer) != len(gold) or any(sign not in FLIP for sign in answer[2::2]):
         return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")
     if len(gold) > 4:
-        for parts in (answer[1:], tuple(reversed([FLIP.get(p, p) if isinstance(p, str) else p for p in answer[1:]]))):
-            if parts[1::2] == gold[2::2] and all(bench.same(x, y) for x, y in zip(gold[1::2], parts[0::2], strict=True)):
+        turned: list[Any] = [FLIP.get(p, p) if isinstance(p, str) else p for p in reversed(answer[1:])]
+        for parts in (list(answer[1:]), turned):
+            if parts[1::2] == list(gold[2::2]) and all(bench.same(x, y) for x, y in zip(gold[1::2], parts[0::2], strict=True)):
                 return Judged(True, f"{show(answer)} is the gold")
         return Judged(False, f"{say(answer)} is not {say(gold)}")
     factor = _multiple(_moved(gold), _moved(answer), bench)

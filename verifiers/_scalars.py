@@ -13,7 +13,7 @@ from rlvr.verifiers._normal import compare
 from rlvr.verifiers._points import context, differ, real
 from rlvr.verifiers._policy import Policy
 from rlvr.verifiers._tree import Tree, has, say, show, symbols, walk
-from rlvr.verifiers._units import is_angle, is_degree, measure
+from rlvr.verifiers._units import is_angle, is_degree, is_unit, measure
 
 Algebra = Callable[[Tree, Tree], bool | None]
 
@@ -156,9 +156,10 @@ def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> 
 
 def _same_thing(one: str, other: str) -> bool:
     """Whether two counted things may be the same: the words of one are among the words of the other."""
-    a, b = ({w.rstrip("s") for w in label.lower().split()} for label in (one, other))
-    known = any(measure(w) != ((), 1) and measure(w) and measure(w)[0][0][0] != w for w in a ^ b if measure(w) and measure(w)[0])  # type: ignore[index]
-    return not known and (a <= b or b <= a) and "per" not in a ^ b and "/" not in one + other
+    a, b = ({word.rstrip("s") for word in label.lower().split()} for label in (one, other))
+    if "per" in a ^ b or "/" in one + other or any(is_unit(word) for word in a ^ b):
+        return False
+    return a <= b or b <= a
 
 
 def _percent(gold: Tree, answer: Tree, bench: Bench) -> Judged:

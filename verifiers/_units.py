@@ -16,16 +16,19 @@ MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "
 
 _TABLE = """
 m 1: m meter metre | cm 1/100: cm centimeter centimetre | mm 1/1000: mm millimeter millimetre | km 1000: km kilometer kilometre
-in 254/10000: in inch inche | ft 3048/10000: ft foot feet | yd 9144/10000: yd yard | mi 1609344/1000: mi mile | nm 1/1000000000: nm nanometer
-g@ 1: g gram | g@ 1000: kg kilogram kilo | g@ 1/1000: mg milligram | g@ 45359237/100000: lb lbs pound | g@ 45359237/1600000: oz ounce
+in 254/10000: in inch inche | ft 3048/10000: ft foot feet | yd 9144/10000: yd yard | mi 1609344/1000: mi mile
+g@ 1: g gram | g@ 1000: kg kilogram kilo | g@ 1/1000: mg milligram
+g@ 45359237/100000: lb lbs pound | g@ 45359237/1600000: oz ounce
 g@ 1000000: ton tonne
 s@ 1: s sec second | s@ 60: min minute | s@ 3600: h hr hour | s@ 86400: day | s@ 604800: week | s@ 1/1000: ms millisecond
 month@ 1: month | month@ 12: year yr
 money@ 1: dollar usd buck | money@ 1/100: cent penny pennies c | euro@ 1: euro eur | gbp@ 1: gbp quid
 angle@ 1: radian rad | angle@ pi: degree deg degrees
-volume@ 1: l liter litre | volume@ 1/1000: ml milliliter millilitre | volume@ 3785411784/1000000000: gallon gal | volume@ 946352946/1000000000: quart
+volume@ 1: l liter litre | volume@ 1/1000: ml milliliter millilitre | volume@ 3785411784/1000000000: gallon gal
+volume@ 946352946/1000000000: quart
 volume@ 473176473/1000000000: pint | volume@ 2365882365/10000000000: cup
-n@ 1: n newton | j@ 1: j joule | j@ 1000: kj kilojoule | w@ 1: w watt | w@ 1000: kw kilowatt | hz@ 1: hz hertz | v@ 1: v volt | pa@ 1: pa pascal
+n@ 1: n newton | j@ 1: j joule | j@ 1000: kj kilojoule | w@ 1: w watt | w@ 1000: kw kilowatt
+hz@ 1: hz hertz | v@ 1: v volt | pa@ 1: pa pascal
 kelvin@ 1: k kelvin | celsius@ 1: celsius | fahrenheit@ 1: fahrenheit | mol@ 1: mol mole | bit@ 1: bit | bit@ 8: byte
 m/s 1: mps | mph 1: mph | percent@ 1: percent percentage pct | unit@ 1: unit | unit@ 2: pair
 """
@@ -38,7 +41,7 @@ for _entry in re.split(r"[|\n]", _TABLE.strip()):
     for _word in _words.split():
         _UNITS[_word] = (_base, Fraction(1) if _factor == "pi" else Fraction(_factor))
 
-_NOT_THINGS = frozenset(
+NOT_THINGS = frozenset(
     [
         "or",
         "and",
@@ -123,7 +126,7 @@ def measure(label: str) -> Measure | None:
         sign = 1 if place == 0 else -1
         read = _part(part)
         if read is None:
-            return None if place or part else None
+            return None
         for base, power in read[0]:
             powers[base] = powers.get(base, 0) + sign * power
         factor *= read[1] ** sign
@@ -143,7 +146,7 @@ def _part(text: str) -> Measure | None:
         if name in ("squared", "cubed"):
             raised = 2 if name == "squared" else 3
             continue
-        if name in _NOT_THINGS or (power and not re.fullmatch(r"-?\d", power)):
+        if name in NOT_THINGS or (power and not re.fullmatch(r"-?\d", power)):
             return None
         if name in MULTIPLES:
             factor *= MULTIPLES[name]

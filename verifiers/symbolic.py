@@ -10,13 +10,14 @@ A gold that cannot be read, or does not accept itself, gets no verdict at all (s
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 from rlvr.answers import CHANNELS, Found, find
-from rlvr.contracts import Verifier
+from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._exact import NotFinite
@@ -39,6 +40,17 @@ class Symbolic(Verifier):
     """
 
     version = "1"
+    examples = (
+        Example(
+            r"\frac{1}{2}",
+            right=(r"\boxed{0.5}", "1/2", r"$\dfrac12$"),
+            wrong=(r"\boxed{2}", r"\boxed{1}\boxed{0.5}", r"0.5 \text{ or } 2", ""),
+        ),
+        Example("(1, 2]", right=(r"1 < x \le 2", r"\left(1,2\right]"), wrong=("[1, 2]", "(1, 2)", "1, 2")),
+        Example("1,-2", right=(r"\{-2, 1\}", r"x = 1 \text{ or } x = -2"), wrong=("1", "1, 2", "-2, 1, 1")),
+        Example(r"\text{(C)}", right=("C", "(c)"), wrong=("(B)", "(B) or (C)")),
+        Example(r"\$18", right=("18 dollars", "18.00"), wrong=("18 cents", "81")),
+    )
 
     def __init__(
         self,
@@ -50,6 +62,16 @@ class Symbolic(Verifier):
         memory_mb: int = 1024,
         cache: int = 65_536,
     ) -> None:
+        """Say where answers are declared and how they are compared.
+
+        Args:
+            channel: where the answer is declared, one of `rlvr.answers`; a task's `meta["channel"]` overrides it.
+            policy: fields of the policy that differ from the default; a task's `meta["policy"]` overrides them.
+            workers: how many algebra processes are kept.
+            cpu_s: processor seconds that one answer may use for algebra.
+            memory_mb: memory of one algebra process.
+            cache: how many verdicts are remembered.
+        """
         for value, name in ((workers, "workers"), (memory_mb, "memory_mb"), (cache, "cache")):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
@@ -72,6 +94,8 @@ class Symbolic(Verifier):
         if not isinstance(answer, str):
             return Verdict(0.0, f"the answer is {type(answer).__name__}, not text")
         gold = _reference(task.reference)
+        if gold is None:
+            return _broken(repr(task.reference), "a reference is text, or a finite number")
         wrong = self._kept(("gold", gold, policy), lambda: self.lint(gold, policy))
         if not wrong.scored:
             return wrong
@@ -152,8 +176,12 @@ class Symbolic(Verifier):
         return verdict
 
 
-def _reference(reference: Any) -> str:
+def _reference(reference: Any) -> str | None:
     """The gold as text; a gold that is a whole solution says it in its last box or #### line."""
+    if isinstance(reference, bool) or not isinstance(reference, str | int | float):
+        return None
+    if isinstance(reference, float) and not math.isfinite(reference):
+        return None
     text = str(reference)
     if "\\boxed" in text or "\\fbox" in text or "\n####" in text:
         found = find(text, ("boxed", "hash"), several="last")
