@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr import canaries
 from rlvr.contracts import Example, Plugin, Verifier
-from rlvr.errors import ConfigError, RlvrError, suggest
+from rlvr.errors import ConfigError, PluginError, suggest
 from rlvr.registry import build, kind_of
 from rlvr.task import Fault, Task, Verdict, user
 
@@ -84,13 +84,16 @@ Steps = Iterator[tuple[str, Callable[[], str]]]
 
 
 def run(steps: Steps) -> Iterator[Check]:
-    """Make the checks one after the other. A check is a function that returns what is wrong, or ''."""
+    """Make the checks one after the other. A check is a function that returns what is wrong, or ''.
+
+    A plugin that cannot be built has failed its first check; a wrong name or setting is the caller's, and raises.
+    """
     while True:
         try:
             step = next(steps)
         except StopIteration:
             return
-        except RlvrError as error:
+        except PluginError as error:
             yield Check("it can be built", False, str(error))
             return
         name, look = step

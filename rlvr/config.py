@@ -99,6 +99,8 @@ class WarmstartConfig(Section):
     steps: int = Field(ge=1)
     batch_size: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=1e-3, gt=0)
+    until: float = Field(default=1.0, gt=0, le=1)
+    """Stop before `steps` once this accuracy is reached on training tasks: the rest is for reward to teach."""
 
 
 class EvalConfig(Section):

@@ -6,7 +6,7 @@ RlvrError
 │   └── MissingExtra   a package that this feature needs is not installed           (exit code 2)
 ├── PluginError        a plugin exists and cannot be imported or built              (exit code 2)
 ├── CheckFailed        a conformance check found a defect                           (exit code 1)
-├── EnvError           an environment broke its contract
+├── EnvError           an environment broke its contract                        (exit code 2)
 ├── VerifierError      a verifier could not do its work
 ├── SandboxError       the sandbox, not the program in it, failed
 └── SamplerError       the sampler failed, or handed back something impossible
@@ -67,7 +67,9 @@ class CheckFailed(RlvrError):
 
 
 class EnvError(RlvrError):
-    """An environment broke its contract (an action outside the space, a step after the end)."""
+    """An environment broke its contract (an action outside the space, a step after the end, a prompt that does not fit)."""
+
+    exit_code = 2
 
 
 class VerifierError(RlvrError):

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlvr.contracts import Environment, Sampler, Sampling
 from rlvr.episode import End, Episode
-from rlvr.errors import ConfigError, NotFound, RlvrError, suggest
+from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.mdp import TokenMDP
 from rlvr.registry import build, entries, from_config, load
 from rlvr.rollout import Draw, Rollout, seed_of
@@ -52,7 +52,7 @@ class EvalReport:
 
 
 def evaluate(
-    env: str | dict[str, Any],
+    env: str | dict[str, Any] | Environment,
     policy: str,
     *,
     tasks: int = 100,
@@ -78,7 +78,7 @@ def evaluate(
             episodes = measure(
                 rollout, split=split, tasks=tasks, n=n, sampling=Sampling(temperature, stop_ids=tokenizer.stop_ids), seed=seed
             )
-    name = env if isinstance(env, str) else str(env["name"])
+    name = env if isinstance(env, str) else str(env["name"]) if isinstance(env, dict) else type(env).__name__
     report = summarise(episodes, env=name, policy=policy, split=split, seconds=time.perf_counter() - began)
     if out is not None:
         write_episodes(out, episodes, report.record())
@@ -89,20 +89,13 @@ def sampler_of(policy: str) -> Sampler:
     """The sampler that `--policy` names."""
     name, colon, rest = policy.partition(":")
     names = [entry.name for entry in entries("sampler")]
-    if not colon or not rest or name not in names or not _form(name, quiet=False):
-        forms = [form for other in names if (form := _form(other))]
-        raise NotFound(f"the policy {policy!r} is not understood; {suggest(policy, forms)}")
-    sampler: Sampler = build("sampler", name, **load("sampler", name).policy_settings(rest))  # type: ignore[attr-defined]
+    if not colon or not rest or name not in names:  # the samplers are not asked: importing them all takes longer than a typo is worth
+        raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {suggest(name, names)}")
+    factory: Any = load("sampler", name)
+    if not getattr(factory, "policy_form", ""):
+        raise ConfigError(f"the sampler {name!r} cannot be named as a policy; choose another with `rlvr list samplers`")
+    sampler: Sampler = build("sampler", name, **factory.policy_settings(rest))
     return sampler
-
-
-def _form(name: str, *, quiet: bool = True) -> str:
-    try:
-        return str(getattr(load("sampler", name), "policy_form", ""))
-    except RlvrError:  # its package is not installed: it is not on offer here
-        if quiet:
-            return ""
-        raise
 
 
 def measure(rollout: Rollout, *, split: str, tasks: int, n: int, sampling: Sampling, seed: int) -> list[Episode]:

@@ -184,9 +184,15 @@ def test_settings_that_cannot_travel_are_found(tmp_path: Path) -> None:
     assert not check.ok and "travel to other processes" in check.detail
 
 
-def test_what_cannot_be_built_is_one_failed_check() -> None:
-    (check,) = stream("env", "arithmetic", {"levels": ["2/2"]})
-    assert not check.ok and "'2/2'" in check.detail
+def test_what_cannot_be_built_is_one_failed_check(tmp_path: Path) -> None:
+    (check,) = stream("env", planted(tmp_path, ENV, "self.verifier = verifier", "1 / 0"), {})
+    assert not check.ok and "ZeroDivisionError" in check.detail
+
+
+def test_a_wrong_name_or_setting_is_the_callers() -> None:
+    for name, settings in (("arithmetik", {}), ("arithmetic", {"levels": ["2/2"]})):
+        with pytest.raises(ConfigError):
+            list(stream("env", name, settings))
 
 
 def test_a_check_that_cannot_be_made_says_so(tmp_path: Path) -> None:

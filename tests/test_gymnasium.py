@@ -82,8 +82,8 @@ def test_every_environment_has_its_id() -> None:
 
 def test_settings_reach_the_one_they_belong_to() -> None:
     env = gymnasium.make(ARITHMETIC, obs="ids", levels=["1+1"], max_new_tokens=5, tokenizer="chars:0123456789+=-")
+    assert isinstance(env.unwrapped, TokenEnv)
     token_env: Any = env.unwrapped
-    assert isinstance(token_env, TokenEnv)
     assert (token_env.obs, token_env.mdp.max_new_tokens, token_env.action_space.n) == ("ids", 5, 17)
     with pytest.raises(rlvr.RlvrError, match="did you mean 'levels'"):
         gymnasium.make(ARITHMETIC, level=["1+1"])
@@ -103,8 +103,9 @@ def test_a_gold_answer_earns_the_full_reward_token_by_token() -> None:
 
 @pytest.mark.parametrize("mode", [None, "sync", "async"])
 def test_make_vec(mode: Any) -> None:
-    envs = gymnasium.make_vec(ARITHMETIC, num_envs=4, vectorization_mode=mode)
-    assert type(envs) is {None: TokenVectorEnv, "sync": SyncVectorEnv, "async": AsyncVectorEnv}[mode]
+    made = gymnasium.make_vec(ARITHMETIC, num_envs=4, vectorization_mode=mode)
+    assert type(made) is {None: TokenVectorEnv, "sync": SyncVectorEnv, "async": AsyncVectorEnv}[mode]
+    envs: Any = made
     try:
         assert envs.num_envs == 4
         observations, infos = envs.reset(seed=[7, 7, 8, 8])

@@ -19,6 +19,8 @@ def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume
 
     config = load(recipe, overrides)
     try:
+        import torch  # noqa: F401 -- first: without it transformers only warns, and fails later
+
         from rlvr.learn.train import train
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from rlvr.config import WarmstartConfig
+from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
+from rlvr.evaluate import measure, summarise
 from rlvr.learn.crew import Crew
 from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.schedule import Schedule
 from rlvr.mdp import TokenMDP
 from rlvr.progress import Work
 from rlvr.task import Task
+
+LOOK_EVERY, LOOKED_AT = 10, 200
+"""How often the accuracy is looked at during a warm start, and on how many tasks."""
 
 
 def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
@@ -24,9 +29,23 @@ def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
         seed=crew.config.seed,
         max_completion_length=crew.mdp.max_new_tokens,
     )
+    numbers: dict[str, float | str] = {}
     for step in range(settings.steps):
         rows = [gold_row(crew.mdp, task) for _, task in schedule.tasks(step, settings.batch_size)]
-        work.advance({"loss": learner.supervise(rows)["loss"]})
+        numbers["loss"] = learner.supervise(rows)["loss"]
+        work.advance(numbers)
+        if settings.until < 1 and (step + 1) % LOOK_EVERY == 0:
+            numbers["accuracy"] = skill = trained_accuracy(crew)
+            if skill >= settings.until:
+                return
+
+
+def trained_accuracy(crew: Crew) -> float:
+    """The greedy accuracy on a fixed set of training tasks (the held-out ones are never looked at here)."""
+    crew.sampler.load(crew.accelerator.unwrap_model(crew.model), 0)
+    sampling = Sampling(temperature=0.0, stop_ids=crew.tokenizer.stop_ids)
+    episodes = measure(crew.rollout, split="train", tasks=LOOKED_AT, n=1, sampling=sampling, seed=crew.config.seed)
+    return summarise(episodes, env="", policy="", split="train").accuracy or 0.0
 
 
 def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
