@@ -150,6 +150,8 @@ class Atoms(Reader):
             return ("unit", self.signed(), "dollar")
         if text in (r"\sum", r"\prod", r"\int", r"\lim"):
             return self.big(name)
+        if text in (r"\mathbb", r"\Bbb") and self.peek().text in FIELDS:
+            return ("const", self.take().text)
         if text in (r"\vec", r"\hat", r"\bar", r"\mathbf", r"\overrightarrow", r"\overline"):
             return self.argument()
         raise Unreadable(f"the command {text[:30]} is not part of an answer")

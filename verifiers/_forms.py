@@ -36,7 +36,7 @@ def _mixed(tree: Tree) -> bool:
 
 
 def _factored(tree: Tree) -> str:
-    while tree[0] in ("neg", "pow"):
+    while tree[0] == "neg":
         tree = tree[1]
     if tree[0] == "add" and any(node[0] == "sym" for node in walk(tree)):
         return "it is a sum, and a product is asked for"

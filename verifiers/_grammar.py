@@ -170,15 +170,18 @@ class Reader:
         whole = left[0] == "num" and left[2] == 1 and before.kind == "num"
         if token.text in FRACS and whole:
             part = self.factor()
-            if part[0] == "div" and part[1][0] == part[2][0] == "num" and 0 < part[1][1] < part[2][1]:
-                return ("add", left, part)
-            return _times(left, part)
+            if part[0] in ("unit", "percent") and (mixed := _mixed(left, part[1])) is not None:
+                return (part[0], mixed, *part[2:])
+            mixed = _mixed(left, part)
+            return _times(left, part) if mixed is None else mixed
         if token.kind == "num":
             over = self.peek(1)
             if whole and token.spaced and over.kind == "op" and over.text == "/" and self.peek(2).kind == "num":
                 top, _, low = self.take(), self.take(), self.take()
                 if top.text.isdigit() and low.text.isdigit() and 0 < int(top.text) < int(low.text) and self.peek().text not in ("^", "!"):
                     return ("add", left, ("div", ("num", int(top.text), 1), ("num", int(low.text), 1)))
+            if left[0] == "const" or (left[0] == "mul" and left[-1][0] == "const"):
+                return _times(left, self.factor())
             raise Unreadable(f"the numeral {token.text[:20]} stands beside something with no sign between them")
         if token.kind == "word" and token.text.lower() in MULTIPLES:
             self.at += 1
@@ -276,6 +279,12 @@ class Reader:
     def atom(self) -> Tree:
         """Implemented in `_atoms.py`."""
         raise NotImplementedError
+
+
+def _mixed(whole: Tree, part: Tree) -> Tree | None:
+    """A whole number and a proper fraction beside it, as their sum; None when they are no mixed number."""
+    proper = part[0] == "div" and part[1][0] == part[2][0] == "num" and 0 < part[1][1] < part[2][1]
+    return ("add", whole, part) if proper else None
 
 
 def _times(left: Tree, right: Tree) -> Tree:

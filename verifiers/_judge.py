@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers._exact import exact
@@ -186,6 +185,8 @@ def _tuple(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         value = ("tuple", *(cell for row in value[1] for cell in row))
     if value[0] == "list" and not strict:
         pairs = [named(arg) for arg in value[1:]]
+        if all(name for name, _ in pairs) and len({name for name, _ in pairs}) == len(pairs):
+            pairs.sort(key=lambda pair: pair[0])
         value = ("tuple", *(part for _, part in pairs)) if len({name for name, _ in pairs}) in (1, len(pairs)) else value
     if value[0] == "tuple":
         if len(value) != len(gold):
@@ -345,5 +346,3 @@ RULES: dict[str, Any] = {
     "time": _time,
     "cases": _cases,
 }
-
-__all__ = ["Fraction", "judge", "spread"]

@@ -289,13 +289,13 @@ def parse(text: str) -> Tree:
     shown = unwrap(plain(text))
     if not shown:
         raise Unreadable("it is empty")
+    letter = choice(shown)
+    if letter is not None:
+        return ("choice", letter)
     said = words(shown, strict=True)
     if said is not None:
         return said
     try:
-        letter = choice(shown)
-        if letter is not None:
-            return ("choice", letter)
         tree = Parser(_named(tokens(shown))).top()
     except Unreadable:
         said = words(shown, strict=False)
@@ -313,9 +313,13 @@ def _named(row: list[Token]) -> list[Token]:
     for at, token in enumerate(row):
         if token.kind == "text":
             name = ALIASES.get(token.text, token.text)
+            if is_unit(name) and at and row[at - 1].text in ("}", ")", row[at - 1].text if row[at - 1].kind == "num" else ")"):
+                continue
             if name in FUNCTIONS or name in GREEK:
                 row[at] = Token("cmd", "\\" + name, token.spaced)
-            elif re.fullmatch(r"[a-zA-Z]", name) and not (at and row[at - 1].kind == "num" and is_letter_unit(name)):
+            elif re.fullmatch(r"[a-zA-Z]", name) and not (
+                at and is_letter_unit(name) and (row[at - 1].kind == "num" or row[at - 1].text == "}")
+            ):
                 row[at] = Token("cmd", "\\" + name, token.spaced) if name in "RZNQ" else Token("word", name, token.spaced)
             elif re.fullmatch(r"[\d.,]*\d", name):
                 row[at] = tokens(name)[0]

@@ -19,7 +19,11 @@ _LOCAL = threading.local()
 MAX_WORDS = 400
 DIGITS = 60
 MAX_DIGITS = 1_200
-POINTS = 4
+POINTS = 6
+
+
+SCALES = (1, 3, 20, Fraction(1, 9), 7, 300)
+"""How far from zero the sample points lie."""
 
 
 class Undecided(Exception):
@@ -217,7 +221,7 @@ def sample(names: frozenset[str], turn: int) -> dict[str, Fraction]:
     for place, name in enumerate(sorted(names)):
         seed = (place * 7919 + turn * 104_729 + 31_337) * 48_271 % 2_147_483_647
         sign = -1 if turn % 2 and (place + turn) % 3 != 0 else 1
-        point[name] = sign * (Fraction(seed % 9973, 9973) * 2 + Fraction(1, 7) + turn)
+        point[name] = sign * (Fraction(seed % 9973, 9973) + Fraction(1, 7)) * SCALES[turn]
     return point
 
 

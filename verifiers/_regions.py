@@ -139,14 +139,19 @@ def _listed(args: tuple[Tree, ...]) -> Spans:
 def _relation(args: tuple[Any, ...]) -> Spans:
     signs = [sign for sign in args[1::2]]
     values = list(args[0::2])
-    if signs == ["in"]:
+    if signs == ["in"] and values[0][0] == "sym":
         return _region(values[1])
+    if len(values) == 2 and values[0][0] == "fun" and values[0][1] == "abs" and signs[0] in ("<", "<=", ">", ">="):
+        return _absolute(values[0][2], signs[0], values[1])
     letters = [place for place, value in enumerate(values) if value[0] == "sym"]
     if len(letters) != 1 or any(symbols(value) for place, value in enumerate(values) if place != letters[0]):
         raise Unreadable("it is not solved for one letter")
     place = letters[0]
     out = ALL
     for k, sign in enumerate(signs):
+        if sign == "=" and len(signs) == 1:
+            end = End.of(values[1 - place], True)
+            return [(end, end)]
         if sign not in FLIP or k not in (place - 1, place):
             raise Unreadable("it is no inequality about the letter")
         direction, bound = (sign, values[k + 1]) if k == place else (FLIP[sign], values[k])
@@ -157,6 +162,19 @@ def _relation(args: tuple[Any, ...]) -> Spans:
             part = [(End.of(MINUS, False), end)] if direction[0] == "<" else [(end, End.of(PLUS, False))]
         out = both(out, part)
     return out
+
+
+def _absolute(inner: Tree, sign: str, bound: Tree) -> Spans:
+    """|x| < 3, |x - 1| >= 2."""
+    shift: Tree = ("num", 0, 1)
+    if inner[0] == "add" and len(inner) == 3 and inner[1][0] == "sym" and not symbols(inner[2]):
+        inner, shift = inner[1], ("neg", inner[2])
+    if inner[0] != "sym" or symbols(bound):
+        raise Unreadable("it is not solved for one letter")
+    low, high = ("add", shift, ("neg", bound)), ("add", shift, bound)
+    inside = merged([(End.of(low, "=" in sign), End.of(high, "=" in sign))])
+    outside = merged([(End.of(MINUS, False), End.of(low, "=" in sign)), (End.of(high, "=" in sign), End.of(PLUS, False))])
+    return inside if sign[0] == "<" else outside
 
 
 def judge_region(gold: Spans, answer: Spans, bench: Bench) -> Judged:

@@ -23,6 +23,8 @@ def name_of(tree: Tree) -> str:
         return tree[1][1] if tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
     if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
         return tree[1][1][1] + "^-1"
+    if tree[0] == "mul" and all(arg[0] == "sym" and arg[1].isupper() for arg in tree[1:]):
+        return "".join(arg[1] for arg in tree[1:])
     if tree[0] == "tuple" and all(arg[0] == "sym" for arg in tree[1:]):
         return "(" + ",".join(arg[1] for arg in tree[1:]) + ")"
     return ""
@@ -45,7 +47,7 @@ def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
         return answer, ""
     signs, parts = answer[2::2], list(answer[1::2])
     if list(signs) == ["in"]:
-        return parts[1], ""
+        return (parts[1], "") if name_of(parts[0]) else (None, f"{show(parts[0])} is no letter")
     if any(sign not in ("=", "~") for sign in signs):
         return None, f"parsed as {say(answer)}; the gold {show(gold)} is no relation"
     values = parts
@@ -109,6 +111,9 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
     if len(answer) == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
         if name and mine and mine == name and judge(value, mine_value, bench).right:
+            return Judged(True, f"{show(answer)} is the gold")
+        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
+        if name and mine and applied and symbols(value) and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
         if name and mine and mine != name and not symbols(value) and not symbols(mine_value):
             return Judged(False, f"it names {mine}; the gold names {name}")

@@ -15,6 +15,8 @@ from rlvr.verifiers._policy import Policy
 from rlvr.verifiers._tree import Tree, has, say, show, symbols, walk
 from rlvr.verifiers._units import is_angle, is_degree, is_unit, measure
 
+PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
+"""Functions for which agreement at sample points says little: there only a proof counts."""
 Algebra = Callable[[Tree, Tree], bool | None]
 
 
@@ -60,7 +62,9 @@ class Bench:
         if apart is True:
             return False
         decided = self.algebra(a, b)
-        return decided if decided is not None else apart is False
+        if decided is not None:
+            return decided
+        return apart is False and not any(node[0] == "fun" and node[1] in PIECEWISE for tree in (a, b) for node in walk(tree))
 
 
 def infinite(tree: Tree) -> int:
@@ -128,7 +132,7 @@ def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, f"{unit!r} is no unit")
     if unit.lower() in ("percent", "percentage", "pct"):
         return _percent(gold, ("percent", value), bench)
-    if is_degree(unit) and has(gold, "const"):
+    if is_degree(unit) and has(gold, "const", "fun"):
         return number(gold, ("div", ("mul", value, ("const", "pi")), ("num", 180, 1)), bench)
     return number(gold, value, bench)
 
@@ -239,7 +243,7 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     gap = abs(x - y)
     if of_gold is not None and of_gold[0] >= policy.places and (of_answer is None or of_answer[1] > of_gold[1]):
         half = _place(of_gold[1]) / 2
-        if gap <= half and gap <= policy.tolerance * abs(y):
+        if gap <= half and gap <= policy.tolerance / (1 if of_answer is None else 5) * abs(y):
             return f"{show(answer)} rounds to {show(gold)}"
     whole = exact_or_none(gold)
     if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):

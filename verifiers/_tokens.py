@@ -80,7 +80,7 @@ _TEXT = r"text|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit
 _SCAN = re.compile(
     r"""
     (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it
-        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
+        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|angle|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
   | (?P<text>\\(?:TEXT)\*?\s*\{)
   | (?P<begin>\\begin\s*\{(?P<env>[a-zA-Z]+)\*?\}(?:\{[lcr|\s]*\})?)
   | (?P<end>\\end\s*\{(?P<eenv>[a-zA-Z]+)\*?\})

@@ -152,6 +152,8 @@ def words(text: str, *, strict: bool) -> Tree | None:
     shown = re.sub(r"\s+", " ", shown.replace("\\&", "&").replace('"', "").replace("\\ ", " ")).strip(" .,!")
     if not re.fullmatch(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]*[a-zA-ZÀ-ɏ]{2}[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]*", shown):
         return None
+    if shown.startswith(("-", "/", ":", ")", "&")):
+        return None
     runs = re.findall(r"[a-zA-ZÀ-ɏ]+", shown)
     low = shown.lower()
     if low in _NUMBERS:
