@@ -124,6 +124,18 @@ def test_packed_rows_that_share_their_prompt_equal_each_row_alone(family: str) -
             assert float((a - b).norm()) <= 2e-5 * float(b.norm()) + 1e-6
 
 
+def test_generation_and_saving_are_untouched_by_packing(tmp_path: Any) -> None:
+    model = model_of("llama")
+    ids = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
+    how = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1] * 5]), "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    before = model.generate(ids, **how)
+    assert packing.fits(model, Policy(model)) == "" and model.config._attn_implementation == packing.NAME
+    assert torch.equal(model.generate(ids, **how), before)
+    model.save_pretrained(tmp_path)
+    assert packing.NAME not in (tmp_path / "config.json").read_text()
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).generate(ids, **how), before)
+
+
 def families_of_rows() -> Rows:
     """Three prompts with several answers each (one token and two turns among them), and one that stands alone."""
     g = torch.Generator().manual_seed(2)
