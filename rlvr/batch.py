@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class Batch:
     """[entries], which row each entry belongs to."""
     take: Tensor
     """[entries], each entry's place in the step's flat vectors."""
+    layout: Any = None
+    """How a line of packed tokens attends (see `rlvr.learn.packing`); None for padded rows."""
 
     @property
     def count(self) -> int:
@@ -43,7 +46,7 @@ class Batch:
         return len(self.lengths)
 
     @property
-    def padded(self) -> int:
+    def computed(self) -> int:
         """How many tokens the model really computes."""
         return self.input_ids.numel()
 
@@ -92,7 +95,7 @@ class Rows:
     def batches(self, chosen: Sequence[int], *, budget: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
         """The chosen rows as micro-batches of at most `budget` computed tokens (a longer row stands alone)."""
         for rows in self.plan(chosen, budget):
-            yield self._batch(rows, device)
+            yield self.padded(rows, device)
 
     def plan(self, chosen: Sequence[int], budget: int) -> list[list[int]]:
         """Which rows go together: neighbours in length, so that little is padding."""
@@ -110,7 +113,8 @@ class Rows:
         """How many tokens the model computes for these rows as one micro-batch."""
         return len(rows) * max(1, int(self.inputs[list(rows)].max()))
 
-    def _batch(self, rows: list[int], device: torch.device | str) -> Batch:
+    def padded(self, rows: list[int], device: torch.device | str = "cpu") -> Batch:
+        """These rows as one micro-batch, padded on the right to the longest."""
         lengths = self.inputs[rows]
         width = int(lengths.max())
         ids = np.zeros((len(rows), width), dtype=np.int64)

@@ -167,8 +167,7 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return _fail("stopped", 130)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:  # Typer's way to end when the reader of a pipe has seen enough; nobody else exits in here
         return 0
     except Exception as error:
         if os.environ.get("RLVR_TRACEBACK"):
@@ -183,7 +182,7 @@ def _explain(error: Exception) -> int:
         return _fail("stopped", 130)
     if callable(said := getattr(error, "format_message", None)):  # Typer's own complaints about the arguments
         context = getattr(error, "ctx", None)
-        return _fail(f"error: {said().rstrip('.')}; `{context.command_path if context else 'rlvr'} --help` explains", 2)
+        return _fail(f"error: {str(said()).rstrip('.')}; `{context.command_path if context else 'rlvr'} --help` explains", 2)
     return _fail(f"internal error: {type(error).__name__}: {error}\nThis is a fault of rlvr; RLVR_TRACEBACK=1 shows where it happened.", 3)
 
 

@@ -49,7 +49,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         env: str | dict[str, Any] | Environment,
         tokenizer: str | Tokenizer = "chars",
         obs: str = "dict",
-        split: str = "train",
+        split: str = "",
         max_new_tokens: int | None = None,
         max_length: int | None = None,
         on_length: str = "truncate",
@@ -65,6 +65,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self.environment: Environment = from_config("env", env)
         try:
             self.mdp = TokenMDP(self.environment, self.tokenizer, max_new_tokens=max_new_tokens, max_length=max_length)
+            split = split or self.environment.splits[0]  # an environment that is for evaluation has no "train"
             if split not in self.environment.splits:
                 raise ConfigError(f"split is {split!r}; {suggest(str(split), self.environment.splits)}")
         except ConfigError:

@@ -15,7 +15,7 @@ import struct
 import time
 from typing import Any
 
-import docker
+from docker.types import Ulimit
 
 from rlvr.errors import SandboxError
 from rlvr.sandbox._channel import COMMAND, Channel
@@ -42,7 +42,7 @@ def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> d
         "ipc_mode": "none",
         "auto_remove": True,
         "log_config": {"type": "none", "config": {}},
-        "ulimits": [docker.types.Ulimit(name="core", soft=0, hard=0), docker.types.Ulimit(name="nofile", soft=1024, hard=1024)],
+        "ulimits": [Ulimit(name="core", soft=0, hard=0), Ulimit(name="nofile", soft=1024, hard=1024)],
         "runtime": runtime,
     }
 

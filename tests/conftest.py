@@ -29,6 +29,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no Docker Engine"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") and lacking():
+        pytest.fail(f"this test needs the docker sandbox, and RLVR_REQUIRE_DOCKER=1 is set: {lacking()}", pytrace=False)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if NOT_RUN:
         terminalreporter.section("NOT RUN: no Docker Engine", red=True, bold=True)
@@ -38,9 +43,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def docker_sandbox() -> Iterator[Sandbox]:
-    """The docker sandbox, one for all tests; a failure where the engine is required and missing."""
-    if lacking():
-        pytest.fail(f"these tests need the docker sandbox (RLVR_REQUIRE_DOCKER=1): {lacking()}", pytrace=False)
+    """The docker sandbox, one for all tests."""
     from rlvr.registry import build
 
     with build("sandbox", "docker") as sandbox:

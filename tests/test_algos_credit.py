@@ -146,6 +146,16 @@ def test_overlong_filtering_masks_the_tokens_and_keeps_the_reward() -> None:
     assert scalars("dapo", group)[0] == pytest.approx(scalars("grpo", group)[0])
 
 
+def test_answers_near_the_cap_are_punished_softly() -> None:
+    group = [said(1.0, length=n) for n in (2, 6, 8, 10)]
+    got = scalars("dapo", group, overlong_buffer=4, max_completion_length=10, scale_rewards="none")[0]
+    assert got == pytest.approx([a - 0.625 for a in (1.0, 1.0, 0.5, 0.0)])
+    with pytest.raises(ConfigError, match="longer than"):
+        factory("dapo")(overlong_buffer=11, max_completion_length=10)
+    with pytest.raises(ConfigError, match="need the cap"):
+        factory("dapo")(overlong_buffer=4).row_weights([1], ["0"])
+
+
 def test_whitening_over_tokens_counts_long_answers_by_their_length() -> None:
     [[a, b]] = factory("reinforce_pp_baseline")().credit([[said(1.0, length=3), said(0.0, length=1)]])
     assert sum(a) + sum(b) == pytest.approx(0.0) and sum(x * x for x in a + b) == pytest.approx(4.0)

@@ -262,6 +262,18 @@ def test_the_adaptive_coefficient_moves_toward_its_target() -> None:
     assert fixed.beta == 0.1
 
 
+def test_value_pretraining_trains_the_critic_alone_and_then_stops() -> None:
+    w, algorithm = World(1), factory("ppo")(value_pretraining_steps=2)
+    for step in range(3):
+        losses, _ = algorithm.losses(w.inputs(critic=True))
+        policy, critic = torch.autograd.grad(losses.sum(), (w.new, w.values), allow_unused=True)
+        assert (policy is None) == (step < 2) and float(critic.abs().sum()) > 0
+        algorithm.observe([1.0], None)
+        resumed = factory("ppo")(value_pretraining_steps=2)
+        resumed.load_state_dict(algorithm.state_dict())
+        algorithm = resumed
+
+
 def test_value_loss_takes_the_worse_side() -> None:
     v, old, returns = (torch.tensor([x], dtype=torch.float64) for x in (1.0, 0.0, 1.0))
     assert float(values.value_loss(v, old, returns, None)) == 0.0

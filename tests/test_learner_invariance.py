@@ -46,6 +46,17 @@ def test_the_token_budget_is_a_pure_speed_knob(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_packed_and_padded_rows_have_one_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for below in (0.0, 9.0):
+        monkeypatch.setattr("rlvr.learn.learner.PACK_BELOW", below)
+        subject = learner_for(name, Accelerator(cpu=True), budget=40)
+        assert not subject.unpackable
+        found.append(gradient(subject, fixed_groups()))
+    assert apart(*found) < 1e-6
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_the_order_of_groups_and_members_does_not_matter(name: str) -> None:
     turned = [group[::-1] for group in fixed_groups()[::-1]]
     assert apart(gradient(learner_for(name, Accelerator(cpu=True)), turned), whole(name)) < 1e-6

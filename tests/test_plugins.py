@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +31,43 @@ def competition_math(folder: Path) -> dict[str, Any]:
     return {"path": str(folder)}
 
 
-PREPARED = {"gsm8k": gsm8k, "competition_math": competition_math}
+def mbpp(folder: Path) -> dict[str, Any]:
+    """Thirty problems in the published form: add n."""
+    problems = [
+        {
+            "task_id": n,
+            "prompt": f"Write a function that adds {n} to a number.",
+            "code": f"def add_{n}(x):\n    return x + {n}",
+            "test_imports": [],
+            "test_list": [f"assert add_{n}(1) == {n + 1}", f"assert add_{n}(-5) == {n - 5}"],
+        }
+        for n in range(30)
+    ]
+    (folder / "mbpp.json").write_text(json.dumps(problems), "utf-8")
+    return {"path": str(folder / "mbpp.json")}
+
+
+def humaneval(folder: Path) -> dict[str, Any]:
+    """Thirty problems in the published form: add n."""
+    problems = [
+        {
+            "task_id": f"HumanEval/{n}",
+            "prompt": f'from typing import List\n\ndef add_{n}(x: int) -> int:\n    """Add {n}."""\n',
+            "entry_point": f"add_{n}",
+            "canonical_solution": f"    return x + {n}\n",
+            "test": f"def check(candidate):\n    assert candidate(1) == {n + 1}\n    assert candidate(-5) == {n - 5}\n",
+        }
+        for n in range(30)
+    ]
+    (folder / "HumanEval.jsonl").write_text("\n".join(map(json.dumps, problems)), "utf-8")
+    return {"path": str(folder)}
+
+
+PREPARED = {"gsm8k": gsm8k, "competition_math": competition_math, "mbpp": mbpp, "humaneval": humaneval}
 
 
 def settings_of(kind: str, name: str, folder: Path) -> dict[str, Any]:
     return PREPARED[name](folder) if kind == "env" and name in PREPARED else SETTINGS.get(name, {})
-
-
-def docker_answers() -> bool:
-    if shutil.which("docker") is None:
-        return False
-    try:
-        return subprocess.run(["docker", "info"], capture_output=True, timeout=20).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
 
 
 def needs_docker(kind: str, name: str) -> bool:
@@ -65,9 +87,7 @@ def everything() -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "name"), everything())
-def test_it_keeps_its_contract(kind: str, name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("docker") and not docker_answers():
-        pytest.skip("no Docker engine answers here; start one and run `pytest -m docker`")
+def test_it_keeps_its_contract(kind: str, name: str, tmp_path: Path) -> None:
     checks = check_plugin(kind, name, **settings_of(kind, name, tmp_path))
     assert failures(checks) == []
     assert sum(not check.skipped for check in checks) >= 12, [check for check in checks if check.skipped]

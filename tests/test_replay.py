@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import yaml
 
-from rlvr.contracts import Environment
+from rlvr.config import check
+from rlvr.contracts import Environment, Sampling
 from rlvr.env import TokenEnv
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp import TokenMDP
+from rlvr.registry import from_config
 from rlvr.replay import mismatch, replay, replay_rows
+from rlvr.rollout import Draw, Rollout
+from rlvr.runlog import RunLog
 from rlvr.tokenizers import CharTokenizer
 from tests import worlds
 from tests.worlds import DIGITS, TOKENS, Sums, Talk, Unable
@@ -204,3 +208,42 @@ def test_a_torn_last_line_is_no_error_and_a_row_without_a_key_is(run: Path) -> N
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"has no config\.yaml"):
         replay(tmp_path)
+
+
+REAL = [
+    ("arithmetic", "chars:0123456789+-*=", {"levels": ["1+1"]}, "random"),
+    ("arithmetic", "chars", {"worked": True, "verifier": {"name": "numeric", "channel": "hash"}}, "gold"),
+    ("countdown", "chars", {}, "random"),
+    ("copy_reverse", "chars:abcd>", {}, "random"),
+    ("digit_sum", "chars:0123456789=", {}, "random"),
+    ("guess_number", "chars:0123456789", {}, "random"),
+    ("guess_number", "bytes", {}, "gold"),
+]
+
+
+@pytest.mark.parametrize("name, tokenizer, settings, answer", REAL)
+def test_what_a_rollout_collects_and_a_run_records_is_replayed(
+    name: str, tokenizer: str, settings: dict[str, Any], answer: str, tmp_path: Path
+) -> None:
+    """The whole way: sampler, rollout, run folder, replay."""
+    config = check(
+        {
+            "env": {"name": name, **settings},
+            "tokenizer": tokenizer,
+            "model": {"config": {"model_type": "qwen2"}},
+            "rollout": {"sampler": {"name": "scripted", "answer": answer}},
+        },
+        "a test",
+    )
+    count = 150
+    env = TokenEnv(env=config.env, tokenizer=tokenizer)
+    sampler = from_config("sampler", config.rollout.sampler)
+    sampler.bind(env.environment, env.tokenizer)
+    run = RunLog.create(tmp_path / "run", config)
+    with Rollout(env.mdp, sampler) as rollout:
+        draws = [Draw(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
+        episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
+    run.episodes(1, [episodes], [[[0.0] * len(episode.tokens) for episode in episodes]])
+    run.close()
+    env.close()
+    assert replay(run.folder).record() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}

@@ -128,7 +128,7 @@ def test_finished_answers_are_verified_at_the_same_time() -> None:
 
 
 def test_the_pool_is_bounded() -> None:
-    judge = Together(2)
+    judge = Together(2, hold_s=0.05)
     envs = TokenVectorEnv(8, env=Sums(verifier=judge), tokenizer=TOKENS, obs="ids", workers=2)
     envs.reset(seed=0)
     envs.step(np.zeros(8, dtype=int))

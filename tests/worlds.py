@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +101,8 @@ class Unable(Verifier):
 class Together(Verifier):
     """Counts how many verifications go on at the same time; each waits for `party` others, so that only concurrency passes."""
 
-    def __init__(self, party: int = 1, *, patience_s: float = 20.0) -> None:
+    def __init__(self, party: int = 1, *, patience_s: float = 20.0, hold_s: float = 0.0) -> None:
+        self.hold_s = hold_s
         self.most = self.now = self.calls = 0
         self._lock = threading.Lock()
         self._gate = threading.Barrier(party, timeout=patience_s)
@@ -112,6 +114,7 @@ class Together(Verifier):
             self.most = max(self.most, self.now)
         try:
             self._gate.wait()
+            time.sleep(self.hold_s)
         finally:
             with self._lock:
                 self.now -= 1

@@ -76,7 +76,7 @@ def exact_value(tree: Tree) -> bool:
 
 
 def _equal(a: Tree, b: Tree, bench: Bench) -> bool:
-    from rlvr.verifiers._judge import judge  # the two know each other: a chain's members are judged like answers
+    from rlvr.verifiers._kinds import judge  # the two know each other: a chain's members are judged like answers
 
     return judge(a, b, bench).right
 

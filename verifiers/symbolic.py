@@ -21,7 +21,7 @@ from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._exact import NotFinite
-from rlvr.verifiers._judge import judge
+from rlvr.verifiers._kinds import judge
 from rlvr.verifiers._parse import parse
 from rlvr.verifiers._policy import Policy
 from rlvr.verifiers._scalars import Bench, Judged, finite

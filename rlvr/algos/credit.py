@@ -141,6 +141,15 @@ def net_rewards(episode: Episode, penalty: Sequence[float] | None = None) -> lis
     return [reward - p for reward, p in zip(episode.rewards, penalty, strict=True)]
 
 
+def overlong(length: int, cap: int, buffer: int) -> float:
+    """DAPO's soft punishment of an answer that comes near the cap: 0 until the buffer, -1 at the cap and beyond.
+
+    >>> [overlong(n, 10, 4) for n in (6, 8, 10, 12)]
+    [0.0, -0.5, -1.0, -1.0]
+    """
+    return max(-1.0, min(0.0, (cap - buffer - length) / buffer))
+
+
 def to_go(episode: Episode, rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
     """At each acted token, the rewards from there on; tokens of the environment pass the sum on and take no step of discount.
 

@@ -49,7 +49,9 @@ class PolicyGradient(Algorithm):
         self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
         self.bypass = s.old_from_sampler
         self.controller = kl.Controller(s.beta, target=s.kl_target, horizon=s.kl_horizon)
-        self._running, self._seen = 0.0, 0.0
+        self.cap = 0
+        """The run's own cap on an answer, told by the first `row_weights`."""
+        self._running, self._seen, self._steps = 0.0, 0.0, 0
 
     @property
     def beta(self) -> float:
@@ -68,9 +70,7 @@ class PolicyGradient(Algorithm):
         self, groups: Sequence[Sequence[Episode]], *, penalties: Nested | None = None, values: Nested | None = None, total: Total = alone
     ) -> list[list[list[float]]]:
         """Advantages for every token; 0.0 where the policy did not act and for whatever has no score."""
-        net = [
-            [credit.net_rewards(e, penalties[g][i] if penalties else None) for i, e in enumerate(group)] for g, group in enumerate(groups)
-        ]
+        net = self._net(groups, penalties)
         if self.needs_value:
             if values is None:
                 raise ConfigError("an algorithm with baseline=value needs the critic's values")
@@ -84,14 +84,23 @@ class PolicyGradient(Algorithm):
 
     def value_targets(self, groups: Sequence[Sequence[Episode]], *, penalties: Nested | None, values: Nested) -> list[list[list[float]]]:
         """What the critic should have said: advantage + value, before any whitening."""
-        net = [
-            [credit.net_rewards(e, penalties[g][i] if penalties else None) for i, e in enumerate(group)] for g, group in enumerate(groups)
-        ]
+        net = self._net(groups, penalties)
         raw = self._gae(groups, net, values)
         return [
             [[a + v for a, v in zip(row, seen, strict=True)] for row, seen in zip(group, known, strict=True)]
             for group, known in zip(raw, values, strict=True)
         ]
+
+    def _net(self, groups: Sequence[Sequence[Episode]], penalties: Nested | None) -> list[list[list[float]]]:
+        """Rewards per token, less the KL, with the punishment of answers near the cap on their last token."""
+        net = [
+            [credit.net_rewards(e, penalties[g][i] if penalties else None) for i, e in enumerate(group)] for g, group in enumerate(groups)
+        ]
+        buffer, cap = self.settings.overlong_buffer, self.settings.max_completion_length or self.cap
+        for e, row in ((e, row) for group, rows in zip(groups, net, strict=True) for e, row in zip(group, rows, strict=True)):
+            if buffer and e.length:
+                row[len(row) - 1 - e.acted[::-1].index(True)] += credit.overlong(e.length, cap, buffer)
+        return net
 
     def _outcomes(self, groups: Sequence[Sequence[Episode]], net: Nested, total: Total) -> list[list[float]]:
         """One advantage per episode."""
@@ -200,8 +209,9 @@ class PolicyGradient(Algorithm):
         """The weight of each row's tokens over one optimizer step."""
         s = self.settings
         divisor = s.max_completion_length or max_length
-        if s.loss_aggregation == "seq-mean-token-sum-norm" and not divisor:
-            raise ConfigError("loss_aggregation seq-mean-token-sum-norm divides by a constant; set max_completion_length")
+        self.cap = divisor
+        if not divisor and (s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer):
+            raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need the cap on an answer; set max_completion_length")
         return aggregate.row_weights(lengths, prompts, s.loss_aggregation, max_length=divisor, total=total)
 
     def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
@@ -232,7 +242,8 @@ class PolicyGradient(Algorithm):
         if x.values is not None and x.returns is not None and x.old_values is not None:
             error = values.value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
             figures["value_loss"] = error.detach()
-            loss = loss + s.vf_coef * error
+            alone = self._steps < s.value_pretraining_steps
+            loss = error if alone else loss + s.vf_coef * error
         return loss, figures
 
     def _surrogate(self, ratio: Tensor, x: LossInputs) -> surrogate.Surrogate:
@@ -249,6 +260,7 @@ class PolicyGradient(Algorithm):
 
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
         """After a step: move the running baseline and the adaptive beta."""
+        self._steps += 1
         added, count = total([sum(rewards), float(len(rewards))])
         if self.settings.baseline == "running" and count:
             self._seen = 0.9 * self._seen + 0.1
@@ -257,12 +269,13 @@ class PolicyGradient(Algorithm):
             self.controller.observe(kl_value, round(count))
 
     def state_dict(self) -> dict[str, Any]:
-        """The running baseline and the beta in force."""
-        return {"beta": self.controller.beta, "running": self._running, "seen": self._seen}
+        """The running baseline, the beta in force, and how many steps there were."""
+        return {"beta": self.controller.beta, "running": self._running, "seen": self._seen, "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.controller.beta, self._running, self._seen = float(state["beta"]), float(state["running"]), float(state["seen"])
+        self._steps = int(state["steps"])
 
 
 def greedy_reward(group: Sequence[Episode]) -> float | None:

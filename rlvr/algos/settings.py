@@ -64,8 +64,10 @@ class Settings:
     # aggregation
     loss_aggregation: str = "seq-mean-token-mean"
     max_completion_length: int = 0
-    """The constant divisor of `seq-mean-token-sum-norm`. 0: the run's own cap."""
+    """The cap on an answer, for `seq-mean-token-sum-norm` and `overlong_buffer`. 0: the run's own."""
     mask_truncated_completions: bool = False
+    overlong_buffer: int = 0
+    """DAPO's soft punishment: within so many tokens of the cap the reward falls linearly, by 1 at the cap. 0 switches it off."""
     # KL and entropy
     beta: float = 0.0
     kl_estimator: str = "k3"
@@ -80,6 +82,7 @@ class Settings:
     vf_coef: float = 0.1
     epsilon_value: float | None = 0.2
     value_pretraining_steps: int = 0
+    """So many first steps train the critic alone, on its full loss, before it advises anybody."""
     # reuse and mismatch
     num_iterations: int = 1
     old_from_sampler: bool = False
@@ -121,6 +124,7 @@ BOUNDS = (
     ("sapo_temperature_pos", 1e-6, INFINITY),
     ("sapo_temperature_neg", 1e-6, INFINITY),
     ("max_completion_length", 0, INFINITY),
+    ("overlong_buffer", 0, INFINITY),
     ("beta", 0.0, INFINITY),
     ("kl_target", 1e-12, INFINITY),
     ("kl_horizon", 1, INFINITY),
@@ -179,6 +183,10 @@ def known_bad(s: Settings) -> list[tuple[bool, str]]:
             s.scale_rewards != "none" and s.baseline in ("none", "running") and s.whiten != "none",
             "rewards scaled twice; set scale_rewards=none",
         ),
+        (
+            0 < s.max_completion_length < s.overlong_buffer,
+            f"overlong_buffer {s.overlong_buffer} is longer than max_completion_length {s.max_completion_length}; make it a part of it",
+        ),
         (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
         (
             s.delta is not None and s.delta <= 1 + s.upper,
@@ -199,7 +207,7 @@ def active(s: Settings) -> dict[str, bool]:
         "gamma": critic or s.returns == "to_go",
         "advantage_epsilon": s.scale_rewards != "none",
         "reward_weights": s.normalize_then_sum,
-        "max_completion_length": s.loss_aggregation == "seq-mean-token-sum-norm",
+        "max_completion_length": s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer > 0,
         "importance_sampling_cap": s.importance_sampling_correction != "none",
         "importance_sampling_floor": s.importance_sampling_correction.endswith("mask"),
     }

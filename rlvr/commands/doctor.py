@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import platform
 import shutil
+import warnings
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -21,6 +23,7 @@ PACKAGES = {
     "torch": "train", "transformers": "train", "accelerate": "train", "datasets": "train", "peft": "lora", "vllm": "vllm",
 }  # fmt: skip
 ENGINE_SECONDS = 5
+ENGINE_API = "1.40"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +86,29 @@ def _accelerator() -> Finding:
 
 
 def _engine() -> Finding:
-    advice = "start it (`dockerd`, Docker Desktop), or do without code tasks"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the SDK leaves the socket of a refused connection to the garbage collector
+        found, error = _engine_version()
+        gc.collect()
+    if found:
+        return Finding("docker engine", "ok", found)
     program = shutil.which("docker")
+    there = f"the command is at {program}, but " if program else ""
+    advice = "start it (`dockerd`, Docker Desktop), or do without code tasks"
+    return Finding("docker engine", "missing", f"{there}no engine answers ({error})", advice)
+
+
+def _engine_version() -> tuple[str, str]:
     try:
         import docker
 
-        client = docker.from_env(timeout=ENGINE_SECONDS)
+        client = docker.from_env(timeout=ENGINE_SECONDS, version=ENGINE_API)  # a fixed version: no talk before there is a client to close
         try:
-            return Finding("docker engine", "ok", f"{client.version()['Version']}")
+            return str(client.version()["Version"]), ""
         finally:
             client.close()
     except Exception as error:  # the SDK raises what the socket, the proxy and requests raise
-        there = f"the command is at {program}, but " if program else ""
-        return Finding("docker engine", "missing", f"{there}no engine answers ({type(error).__name__})", advice)
+        return "", type(error).__name__
 
 
 def _plugins() -> list[Finding]:

@@ -14,7 +14,6 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,39 +25,16 @@ from rlvr.algos import mismatch
 from rlvr.batch import Batch, Rows
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
+from rlvr.learn import packing
+from rlvr.learn.optimization import Optimization
 from rlvr.learn.policy import Policy, without_dropout
 from rlvr.learn.reference import Reference
 from rlvr.learn.step import Step, Tally
 
+__all__ = ["Learner", "Optimization"]
 
-@dataclass(frozen=True, slots=True)
-class Optimization:
-    """How steps are taken. Batch sizes carry their unit in their name.
-
-    >>> Optimization(learning_rate=1e-3).minibatches_per_step
-    1
-    """
-
-    learning_rate: float = 1e-6
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    max_grad_norm: float = 1.0
-    """0 leaves the gradient as it is."""
-    lr_scheduler: str = "constant"
-    warmup_steps: int = 0
-    minibatches_per_step: int = 1
-    """Into how many optimizer steps each pass over the episodes is cut."""
-    max_tokens_per_microbatch: int = 8192
-    """Speed and memory only; it cannot change the gradient."""
-    gradient_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        for name, low in (("learning_rate", 0), ("weight_decay", 0), ("max_grad_norm", 0), ("warmup_steps", 0)):
-            if not getattr(self, name) >= low:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be {low} or more")
-        for name in ("minibatches_per_step", "max_tokens_per_microbatch"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+PACK_BELOW = 0.7
+"""Rows are packed where that computes less than this share of the tokens that padded rows would."""
 
 
 class Learner:
@@ -97,6 +73,8 @@ class Learner:
         self.scheduler = get_scheduler(
             optimization.lr_scheduler, optimizer, num_warmup_steps=optimization.warmup_steps, num_training_steps=max(1, total_steps)
         )
+        self.unpackable = packing.fits(model, policy) or (self.reference.unpackable() if self.reference else "")
+        """Why rows are padded; empty where they may be packed."""
         self.policy, self.optimizer = accelerator.prepare(policy, optimizer)
         if self.reference is not None and self.reference.adapter is None:
             self.reference.policy.to(accelerator.device)
@@ -206,7 +184,7 @@ class Learner:
         def loss_of(batch: Batch, real: bool) -> Tensor:
             losses, figures = self._losses(step, batch, real)
             tally.add(figures, real=real)
-            tally.padded += batch.padded if real else 0
+            tally.computed += batch.computed if real else 0
             return (losses * column[batch.take.cpu()].to(losses)).sum() if real else losses.sum() * 0.0
 
         return self._descend(step.rows, live, loss_of)
@@ -253,15 +231,16 @@ class Learner:
     def _batches(self, rows: Rows, chosen: Sequence[int]) -> Iterator[tuple[Batch, bool]]:
         """Micro-batches, with fillers (marked False) so that all processes run equally many."""
         budget, device = self.optimization.max_tokens_per_microbatch, self.accelerator.device
-        plan = rows.plan(chosen, budget)
+        packs = not self.unpackable and packing.saving(rows, chosen, budget) < PACK_BELOW
+        plan = packing.plan(rows, chosen, budget) if packs else rows.plan(chosen, budget)
         count = len(plan)
         if self.accelerator.num_processes > 1:
             count = int(self.accelerator.gather(torch.tensor([count], device=device)).max())
         for k in range(count):
             if k < len(plan):
-                yield next(rows.batches(plan[k], budget=rows.width(plan[k]), device=device)), True
+                yield (packing.pack(rows, plan[k], device) if packs else rows.padded(plan[k], device)), True
             else:
-                yield next(Rows([[0, 0]], [[False, True]]).batches([0], budget=1, device=device)), False
+                yield Rows([[0, 0]], [[False, True]]).padded([0], device), False
 
     # ---- supervised -----------------------------------------------------------------------------------------------
 
@@ -302,7 +281,7 @@ class Learner:
             raise RlvrError(f"{trained:g} tokens were trained where {account['tokens/to_train']:g} should have been: a row was lost")
         account["tokens/trained"] = account.pop("tokens/to_train")
         spread = step.advantage_figures()
-        numbers = account | step.group_figures() | {f"advantage/{k}": v for k, v in spread.items()} | {"padded": tally.padded}
+        numbers = account | step.group_figures() | {f"advantage/{k}": v for k, v in spread.items()} | {"tokens/computed": tally.computed}
         sums = dict(zip(numbers, self.total(list(numbers.values())), strict=True))
         if sums["tokens/sampled"] != sums["tokens/trained"] + sums["tokens/masked"] + sums["tokens/dropped"]:
             raise RlvrError(f"tokens are not conserved: {sums}")
@@ -311,7 +290,6 @@ class Learner:
         groups = sums.pop("groups")
         row = sums | {"frac_reward_zero_std": sums["groups/zero_std"] / groups if groups else 0.0}
         row |= {"advantage/mean": mean, "advantage/std": math.sqrt(max(0.0, squares / count - mean**2)) if count else 0.0}
-        row["tokens/computed"] = row.pop("padded")
         moved = step.rows.repeat([float(m) for m in step.moves]) > 0
         if not self.algorithm.bypass:
             row |= mismatch.measurements(step.columns["old"][moved], step.columns["sampler"][moved])

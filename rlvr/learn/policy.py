@@ -134,16 +134,19 @@ class Policy(nn.Module):
 
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
         """Score the acted tokens of a micro-batch."""
-        need_hidden = self.plain_head or values
+        extra: dict[str, Any] = {"use_cache": False}
+        if batch.layout is not None:  # a mask of four dimensions is handed on as it is; the layout says what attends to what
+            nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=batch.input_ids.device)
+            extra |= {"position_ids": batch.layout.positions, "attention_mask": nothing, "rlvr_layout": batch.layout}
         if self.plain_head:
-            states = trunk(self.model)(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+            states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
             hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
             head = self.model.get_output_embeddings()
             logprobs, entropies = token_logprobs(
                 hidden, head.weight, getattr(head, "bias", None), batch.target, temperature=self.temperature, entropy=entropy
             )
         else:
-            out = self.model(input_ids=batch.input_ids, use_cache=False, output_hidden_states=need_hidden)
+            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **extra)
             logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
             logits = logits.to(_wide(logits.dtype)) / self.temperature
             logprobs, entropies = full_logprobs(logits, batch.target, entropy=entropy)

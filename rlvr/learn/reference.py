@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlvr.batch import Batch
+from rlvr.learn import packing
 from rlvr.learn.policy import Policy, without_dropout
 
 
@@ -31,6 +32,10 @@ class Reference:
         copied.eval()
         without_dropout(copied)
         return cls(Policy(copied, temperature=temperature))
+
+    def unpackable(self) -> str:
+        """Why its rows must be padded; empty where they may be packed."""
+        return "" if self.adapter is not None else packing.fits(self.policy.model, self.policy)
 
     @torch.no_grad()
     def logprobs(self, batch: Batch) -> Tensor:

@@ -111,7 +111,7 @@ class Tally:
     def __init__(self) -> None:
         self.sums: defaultdict[str, float] = defaultdict(float)
         self.tokens = 0.0
-        self.padded = 0.0
+        self.computed = 0.0
 
     def add(self, figures: Mapping[str, Tensor], *, real: bool = True) -> None:
         """Add one micro-batch; a filler (`real` false) only makes the names known."""

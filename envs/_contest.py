@@ -1,0 +1,179 @@
+"""The families of generated programming tasks: each draws a statement, a solution in Python, and as many tests as are wanted.
+
+Expected outputs are computed here by `answer`, a plain function; the solution is text and is only ever run in a sandbox, so
+that a generator whose two halves disagree is found out by the kit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+WORDS = "apple pear plum fig kiwi lemon mango grape melon peach".split()  # noqa: SIM905
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A statement with everything that is needed to test a program for it.
+
+    >>> problem = FAMILIES["weighted_sum"](random.Random(0))
+    >>> len(problem.cases(random.Random(0), 3))
+    3
+    """
+
+    statement: str
+    solution: str
+    given: Callable[[random.Random], str]
+    answer: Callable[[str], str]
+
+    def cases(self, draw: random.Random, count: int) -> list[dict[str, str]]:
+        """So many tests, no two alike where the task allows it."""
+        seen: dict[str, str] = {}
+        for _ in range(20 * count):
+            stdin = self.given(draw)
+            seen.setdefault(stdin, self.answer(stdin))
+            if len(seen) == count:
+                break
+        return [{"stdin": stdin, "stdout": stdout + "\n"} for stdin, stdout in seen.items()]
+
+
+def _numbers(draw: random.Random, low: int = -50, high: int = 50) -> str:
+    numbers = [draw.randint(low, high) for _ in range(draw.randint(1, 12))]
+    return f"{len(numbers)}\n{' '.join(map(str, numbers))}\n"
+
+
+def _read(stdin: str) -> list[int]:
+    return [int(word) for word in stdin.split()[1:]]
+
+
+READ = "n = int(input())\nxs = list(map(int, input().split()))\n"
+
+
+def weighted_sum(draw: random.Random) -> Problem:
+    """A sum with one weight for the even places and another for the odd ones."""
+    even, odd = draw.randint(2, 30), draw.randint(-30, -2)
+    return Problem(
+        f"The first line holds n, the second n whole numbers. Add up the numbers, those at places 0, 2, 4, ... multiplied by {even} "
+        f"and those at places 1, 3, 5, ... multiplied by {odd}. Print the sum.",
+        f"{READ}print({even} * sum(xs[::2]) + {odd} * sum(xs[1::2]))",
+        _numbers,
+        lambda stdin: str(sum(x * (odd if i % 2 else even) for i, x in enumerate(_read(stdin)))),
+    )
+
+
+def count_between(draw: random.Random) -> Problem:
+    """How many numbers lie in a range and have a given remainder."""
+    low, high, modulus = draw.randint(-40, -1), draw.randint(1, 40), draw.randint(2, 7)
+    rest = draw.randrange(modulus)
+    return Problem(
+        f"The first line holds n, the second n whole numbers. Print how many of them lie from {low} to {high}, both included, and leave "
+        f"the remainder {rest} (from 0 to {modulus - 1}) when divided by {modulus}.",
+        f"{READ}print(sum({low} <= x <= {high} and x % {modulus} == {rest} for x in xs))",
+        _numbers,
+        lambda stdin: str(len([x for x in _read(stdin) if low <= x <= high and x % modulus == rest])),
+    )
+
+
+def rotate(draw: random.Random) -> Problem:
+    """The numbers, sorted one way and turned round by some places."""
+    places, down = draw.randint(1, 20), draw.random() < 0.5
+    order = "falling" if down else "rising"
+    return Problem(
+        f"The first line holds n, the second n whole numbers. Sort them in {order} order, then move the first of them to the end, "
+        f"{places} times in a row. Print the numbers on one line.",
+        f"{READ}xs.sort(reverse={down})\nk = {places} % n\nprint(*xs[k:] + xs[:k])",
+        _numbers,
+        lambda stdin: _turned(sorted(_read(stdin), reverse=down), places),
+    )
+
+
+def _turned(numbers: list[int], places: int) -> str:
+    for _ in range(places):
+        numbers = [*numbers[1:], numbers[0]]
+    return " ".join(map(str, numbers))
+
+
+def longest_run(draw: random.Random) -> Problem:
+    """The longest stretch of neighbours that differ by at most so much."""
+    most = draw.randint(3, 60)
+    solution = (
+        f"{READ}best = run = 1\nfor a, b in zip(xs, xs[1:]):\n    run = run + 1 if abs(a - b) <= {most} else 1\n"
+        "    best = max(best, run)\nprint(best)"
+    )
+
+    def answer(stdin: str) -> str:
+        numbers = _read(stdin)
+        spans = [(i, j) for i in range(len(numbers)) for j in range(i + 1, len(numbers) + 1)]
+        fits = [j - i for i, j in spans if all(abs(numbers[k] - numbers[k + 1]) <= most for k in range(i, j - 1))]
+        return str(max(fits))
+
+    return Problem(
+        "The first line holds n, the second n whole numbers. Print the length of the longest stretch of numbers side by side in which "
+        f"every two neighbours differ by at most {most}.",
+        solution,
+        _numbers,
+        answer,
+    )
+
+
+def caesar(draw: random.Random) -> Problem:
+    """Letters moved along the alphabet, every so many letters turned into a capital."""
+    shift, step = draw.randint(1, 25), draw.randint(2, 9)
+    solution = (
+        f"out = ''.join(chr((ord(c) - 97 + {shift}) % 26 + 97) if c != ' ' else c for c in input())\n"
+        f"print(''.join(c.upper() if i % {step} == {step - 1} else c for i, c in enumerate(out)))"
+    )
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+
+    def answer(stdin: str) -> str:
+        moved = stdin.rstrip("\n").translate(str.maketrans(alphabet, alphabet[shift:] + alphabet[:shift]))
+        return "".join(c.upper() if (i + 1) % step == 0 else c for i, c in enumerate(moved))
+
+    return Problem(
+        f"The input is one line of small letters and spaces. Replace every letter by the one {shift} places further in the alphabet (after "
+        f"z comes a), then make every {step}th character of the line a capital, spaces counted. Print the line.",
+        solution,
+        lambda draw: " ".join(draw.choices(WORDS, k=draw.randint(1, 6))) + "\n",
+        answer,
+    )
+
+
+def grid_path(draw: random.Random) -> Problem:
+    """The cheapest way through a grid, right or down, with a toll for every step down."""
+    toll = draw.randint(1, 40)
+    solution = (
+        "r, c = map(int, input().split())\ng = [list(map(int, input().split())) for _ in range(r)]\n"
+        "d = [[0] * c for _ in range(r)]\nfor i in range(r):\n    for j in range(c):\n        ways = []\n"
+        f"        if i: ways.append(d[i-1][j] + {toll})\n        if j: ways.append(d[i][j-1])\n"
+        "        d[i][j] = g[i][j] + (min(ways) if ways else 0)\nprint(d[-1][-1])"
+    )
+
+    def given(draw: random.Random) -> str:
+        rows, columns = draw.randint(1, 5), draw.randint(1, 5)
+        lines = [" ".join(str(draw.randint(0, 30)) for _ in range(columns)) for _ in range(rows)]
+        return "\n".join([f"{rows} {columns}", *lines]) + "\n"
+
+    def answer(stdin: str) -> str:
+        grid = [list(map(int, line.split())) for line in stdin.splitlines()[1:]]
+
+        def cheapest(row: int, column: int) -> int:
+            ways = [cheapest(row - 1, column) + toll] if row else []
+            ways += [cheapest(row, column - 1)] if column else []
+            return grid[row][column] + min(ways, default=0)
+
+        return str(cheapest(len(grid) - 1, len(grid[0]) - 1))
+
+    return Problem(
+        "The first line holds r and c, then come r lines of c whole numbers. Walk from the top left cell to the bottom right one, only "
+        f"right or down, and pay the number in each cell you stand on, the first and the last included; every step down costs {toll} more. "
+        "Print the least you can pay.",
+        solution,
+        given,
+        answer,
+    )
+
+
+FAMILIES: Mapping[str, Callable[[random.Random], Problem]] = {
+    family.__name__: family for family in (weighted_sum, count_between, rotate, longest_run, caesar, grid_path)
+}

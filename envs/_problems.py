@@ -1,0 +1,54 @@
+"""Reading problem sets from a user's files, with messages that name the file and the line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlvr.errors import ConfigError, MissingExtra, NotFound
+
+T = TypeVar("T")
+
+
+def rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The objects in a JSON list or in JSON lines, plain or gzipped; `path` is the file, or a folder that holds one of `names`."""
+    file = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
+    if file is None:
+        raise NotFound(f"there is no file {str(path)!r}, nor a folder with {' or '.join(names)} in it; give the path of the problems")
+    raw = file.read_bytes()
+    try:
+        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")
+        found = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError(f"{file} cannot be read ({error}); a JSON list or JSON lines, gzipped or not, are needed") from error
+    if not found or not all(isinstance(row, dict) for row in found):
+        raise ConfigError(f"{file} holds no list of problems; each must be a JSON object")
+    return found
+
+
+def download(dataset: str, name: str | None, split: str) -> list[dict[str, Any]]:
+    """The same through `datasets`."""
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise MissingExtra("datasets", "train", "set path to a file of problems") from error
+    try:
+        return [dict(row) for row in load_dataset(dataset, name, split=split)]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{dataset} cannot be downloaded ({error}); set path to a file of problems") from error
+
+
+def parsed(found: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], what: str) -> list[T]:
+    """Every row through `parse`; a row that does not fit is named."""
+    done = []
+    for number, row in enumerate(found):
+        try:
+            done.append(parse(row))
+        except (KeyError, TypeError, ValueError, SyntaxError) as error:
+            raise ConfigError(
+                f"problem {number} is no {what} problem ({type(error).__name__}: {error}); it has {sorted(row)[:12]}"
+            ) from error
+    return done

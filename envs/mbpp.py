@@ -1,0 +1,114 @@
+"""MBPP: small Python functions with three assertions each (Austin et al., 2021), from a file of yours or through `datasets`."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Environment, Verifier
+from rlvr.envs._problems import download, parsed, rows
+from rlvr.errors import ConfigError
+from rlvr.task import Task, user
+
+INSTRUCTION = "Write the function `{signature}`. Answer with one fenced block of Python."
+
+
+class MBPP(Environment):
+    """Write a function from a sentence; the assertions are hidden, only the name and arguments are told.
+
+    >>> import rlvr
+    >>> env = rlvr.make("env", "mbpp", path="data/mbpp_sanitized.json")   # doctest: +SKIP
+    >>> env.task("test", 0).reference["entry_point"]                      # doctest: +SKIP
+    'similar_elements'
+    """
+
+    needs = {"verifier": "unit_tests"}
+    max_prompt_tokens = 1024
+    max_new_tokens = 768
+
+    def __init__(self, *, verifier: Verifier, path: str = "", shown: int = 0, instruction: str = INSTRUCTION) -> None:
+        """Say where the problems are.
+
+        Args:
+            verifier: runs the assertions.
+            path: a JSON file of problems {"task_id", "prompt" or "text", "code", "test_list"}; empty downloads the sanitized ones.
+            shown: how many of the assertions the prompt shows. They are tested all the same: 0 keeps answers from copying them.
+            instruction: what is said after each problem; {signature} stands for the name and the arguments.
+        """
+        if isinstance(shown, bool) or not isinstance(shown, int) or shown < 0:
+            raise ConfigError(f"shown is {shown!r}; a whole number of at least 0 is needed")
+        self.verifier, self.shown, self.instruction = verifier, shown, instruction
+        self.path = Path(path).expanduser() if path else None
+        self._problems: dict[str, list[dict[str, Any]]] = {}
+
+    def task(self, split: str, index: int) -> Task:
+        """The problem at `index` of the split, in the order of the file."""
+        problems = self._read(split)
+        if not 0 <= index < len(problems):
+            raise ConfigError(f"mbpp has no {split} problem {index}; it has 0 to {len(problems) - 1}")
+        problem = problems[index]
+        lines = [problem["prompt"], "", self.instruction.format(signature=problem["signature"])]
+        lines += ["", "It must satisfy:", *problem["tests"][: self.shown]] if self.shown else []
+        reference = {
+            "kind": "asserts",
+            "entry_point": problem["entry_point"],
+            "test": "\n".join(problem["tests"]),
+            "setup": problem["setup"],
+        }
+        return Task(f"mbpp/{split}/{problem['id']}", user("\n".join(lines)), reference, {"solution": problem["code"]})
+
+    def size(self, split: str) -> int:
+        """How many problems the split has."""
+        return len(self._read(split))
+
+    def gold(self, task: Task) -> str:
+        """The published solution."""
+        return f"```python\n{task.meta['solution']}\n```"
+
+    def _read(self, split: str) -> list[dict[str, Any]]:
+        if split not in self.splits:
+            raise ConfigError(f"mbpp has no split {split!r}; allowed: {', '.join(self.splits)}")
+        if not self._problems:
+            if self.path:
+                found = rows(self.path, ("mbpp_sanitized.json", "sanitized-mbpp.json", "mbpp.jsonl"))
+            else:
+                found = [row for part in ("train", "test") for row in download("google-research-datasets/mbpp", "sanitized", part)]
+            everything = parsed(found, _problem, "MBPP")
+            self._problems = {name: [p for p in everything if _split(p) == name] for name in self.splits}
+        return self._problems[split]
+
+
+def _split(problem: dict[str, Any]) -> str:
+    """By the question itself, so that no question is in both: half and half."""
+    return "test" if hashlib.blake2b(problem["prompt"].encode(), digest_size=1).digest()[0] % 2 else "train"
+
+
+def _problem(row: dict[str, Any]) -> dict[str, Any]:
+    code, tests = str(row["code"]).replace("\r\n", "\n"), [str(test) for test in row["test_list"]]
+    tree = ast.parse(code)
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    used = [node.id for test in tests for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name) and node.id in defined]
+    if not used:
+        raise ValueError("its assertions call no function that its code defines")
+    function = defined[used[0]]
+    # the published assertions may lean on what the published code imports
+    imports = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import) and _standard(node)]
+    return {
+        "id": row["task_id"],
+        "prompt": str(row.get("prompt") or row["text"]).strip(),
+        "code": code,
+        "tests": tests,
+        "setup": "\n".join([*imports, *map(str, row.get("test_imports") or [])]),
+        "entry_point": function.name,
+        "signature": f"{function.name}({ast.unparse(function.args)})",
+    }
+
+
+def _standard(node: ast.Import) -> bool:
+    return all(alias.name.split(".")[0] in sys.stdlib_module_names for alias in node.names)
+
+
+make = MBPP

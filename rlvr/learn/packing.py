@@ -1,0 +1,230 @@
+"""Packing: rows without padding, and the prompt of a group computed once for all its answers.
+
+All tokens of a micro-batch stand in one line. Rows with the same prompt share it: the prompt is a segment of its own, and
+each answer is a segment that attends to the prompt and, causally, to itself. Positions go on where the prompt ended.
+Attention runs over buckets of segments of near-equal length, so no mask of all tokens by all tokens is ever made.
+
+It needs a model that hands keyword arguments through to its attention (the usual families do) and attends to everything
+before (no sliding window, no soft cap on scores). `fits` tries it out; where it does not fit, padded rows are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from rlvr.batch import Batch, Rows
+
+NAME = "rlvr_packed"
+SHORTEST_SHARED_PROMPT = 4
+
+
+class Bucket(NamedTuple):
+    """Segments of near-equal length, as places in the line of tokens.
+
+    >>> Bucket._fields
+    ('query', 'keys', 'mask')
+    """
+
+    query: Tensor
+    """[segments, length]"""
+    keys: Tensor
+    """[segments, prompt + length]"""
+    mask: Tensor | None
+    """[segments, 1, length, prompt + length]; None where plain causal attention is meant."""
+
+
+class Layout(NamedTuple):
+    """How a line of tokens attends.
+
+    >>> Layout._fields
+    ('positions', 'buckets', 'home')
+    """
+
+    positions: Tensor
+    """[1, tokens]"""
+    buckets: list[Bucket]
+    home: Tensor
+    """[tokens], where each token's output stands among the buckets' outputs, end to end."""
+
+
+def attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, rlvr_layout: Layout | None = None, **kwargs: Any
+) -> tuple[Tensor, Any]:
+    """Attention over buckets; with no layout (generation, evaluation) it is PyTorch's own."""
+    if rlvr_layout is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    if kwargs.get("sliding_window") or kwargs.get("softcap") or kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
+        raise NotImplementedError("packed rows need plain causal attention")
+    q, k, v = query[0], key[0], value[0]
+    if k.shape[0] != q.shape[0]:
+        k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
+    parts = []
+    for bucket in rlvr_layout.buckets:
+        segments, length = bucket.query.shape
+        mine, keys, values = (
+            x.index_select(1, where.reshape(-1)).view(x.shape[0], segments, -1, x.shape[-1]).transpose(0, 1)
+            for x, where in ((q, bucket.query), (k, bucket.keys), (v, bucket.keys))
+        )
+        seen = torch.nn.functional.scaled_dot_product_attention(
+            mine, keys, values, attn_mask=bucket.mask, is_causal=bucket.mask is None and length > 1, scale=kwargs.get("scaling")
+        )
+        parts.append(seen.transpose(1, 2).reshape(segments * length, *seen.shape[1:2], seen.shape[-1]))
+    return torch.cat(parts).index_select(0, rlvr_layout.home)[None], None
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+class Piece(NamedTuple):
+    """One segment of a line: where it starts, how long it is, and the prompt it continues.
+
+    >>> Piece(start=4, length=3, prompt_start=0, prompt=4).prompt
+    4
+    """
+
+    start: int
+    length: int
+    prompt_start: int = 0
+    prompt: int = 0
+
+
+def plan(rows: Rows, chosen: Sequence[int], budget: int) -> list[list[int]]:
+    """Which rows go together: whole families of one prompt, largest first, within a budget of computed tokens."""
+    families: dict[tuple[int, ...], list[int]] = {}
+    for i in chosen:
+        if rows.trained[i]:
+            families.setdefault(tuple(rows.tokens[i][: rows.places[i][0]].tolist()), []).append(i)
+    bins: list[list[int]] = []
+    room = 0
+    for prompt, members in sorted(families.items(), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
+        fresh = True
+        for i in sorted(members, key=lambda i: (-int(rows.inputs[i]), i)):
+            alone = int(rows.inputs[i])
+            cost = alone if fresh or len(prompt) < SHORTEST_SHARED_PROMPT else alone - len(prompt)
+            if not bins or (cost > room and bins[-1]):
+                bins.append([])
+                room, cost = budget, alone
+            bins[-1].append(i)
+            room -= cost
+            fresh = False
+    return bins
+
+
+def pack(rows: Rows, chosen: Sequence[int], device: torch.device | str = "cpu") -> Batch:
+    """The chosen rows as one line of tokens."""
+    families: dict[tuple[int, ...], list[int]] = {}
+    for i in chosen:
+        families.setdefault(tuple(rows.tokens[i][: rows.places[i][0]].tolist()), []).append(i)
+    line: list[np.ndarray[Any, Any]] = []
+    positions: list[np.ndarray[Any, Any]] = []
+    pieces: list[Piece] = []
+    source: dict[int, np.ndarray[Any, Any]] = {}
+    end = 0
+
+    def lay(tokens: np.ndarray[Any, Any], first: int) -> int:
+        nonlocal end
+        line.append(tokens)
+        positions.append(np.arange(first, first + len(tokens)))
+        end += len(tokens)
+        return end - len(tokens)
+
+    for prompt, members in families.items():
+        shared = len(prompt) if len(members) > 1 and len(prompt) >= SHORTEST_SHARED_PROMPT else 0
+        begin = lay(rows.tokens[members[0]][:shared], 0)
+        if shared:
+            pieces.append(Piece(begin, shared))
+        for i in members:
+            own = rows.tokens[i][shared : rows.inputs[i]]
+            start = lay(own, shared)
+            if len(own):
+                pieces.append(Piece(start, len(own), begin, shared))
+            before = rows.places[i] - 1
+            source[i] = np.where(before < shared, begin + before, start + before - shared)
+    order = list(chosen)
+    layout = layout_of(pieces, end, np.concatenate(positions), device)
+    target = np.concatenate([rows.tokens[i][rows.places[i]] for i in order])
+    row = np.repeat(np.arange(len(order)), rows.trained[order])
+    take = np.concatenate([np.arange(rows.starts[i], rows.starts[i + 1]) for i in order])
+    where = np.concatenate([source[i] for i in order])
+    ids, where_t, target_t, row_t, take_t = (torch.from_numpy(a).to(device) for a in (np.concatenate(line)[None], where, target, row, take))
+    return Batch(ids, tuple(int(rows.inputs[i]) for i in order), where_t, target_t, row_t, take_t, layout)
+
+
+def layout_of(pieces: list[Piece], tokens: int, positions: np.ndarray[Any, Any], device: torch.device | str) -> Layout:
+    """Sort the segments into buckets, and say where each token's output will be found."""
+    home = np.zeros(tokens, dtype=np.int64)
+    buckets, offset = [], 0
+    for shares in (False, True):
+        waiting = sorted((p for p in pieces if bool(p.prompt) == shares), key=lambda p: (-p.length, p.start))
+        while waiting:
+            width = waiting[0].length
+            members = [p for p in waiting if 4 * p.length >= 3 * width]
+            waiting = waiting[len(members) :]
+            for r, p in enumerate(members):
+                home[p.start : p.start + p.length] = offset + r * width + np.arange(p.length)
+            buckets.append(_bucket(members, width, device))
+            offset += len(members) * width
+    return Layout(torch.from_numpy(positions[None]).to(device), buckets, torch.from_numpy(home).to(device))
+
+
+def _bucket(members: list[Piece], width: int, device: torch.device | str) -> Bucket:
+    prompt = max(p.prompt for p in members)
+    steps, before = np.arange(width), np.arange(prompt)
+    start, length, first, shared = (np.array(column)[:, None] for column in zip(*members, strict=True))
+    query = start + np.minimum(steps, length - 1)
+    if not prompt:
+        where = torch.from_numpy(query).to(device)
+        return Bucket(where, where, None)
+    keys = np.concatenate([first + np.minimum(before, shared - 1), query], 1)
+    sees_prompt = np.broadcast_to((before < shared)[:, None, :], (len(members), width, prompt))
+    sees_own = np.broadcast_to(steps[:, None] >= steps, (len(members), width, width))
+    mask = np.concatenate([sees_prompt, sees_own], 2)[:, None]
+    return Bucket(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (query, keys, mask)))
+
+
+def saving(rows: Rows, chosen: Sequence[int], budget: int) -> float:
+    """How many tokens packing computes, as a share of what padded rows would."""
+    padded = sum(rows.width(part) for part in rows.plan(chosen, budget))
+    packed = 0
+    for part in plan(rows, chosen, budget):
+        prompts = {}
+        for i in part:
+            prompt = int(rows.places[i][0])
+            key = tuple(rows.tokens[i][:prompt].tolist())
+            packed += int(rows.inputs[i]) - (prompt if key in prompts and prompt >= SHORTEST_SHARED_PROMPT else 0)
+            prompts[key] = True
+    return packed / padded if padded else 1.0
+
+
+def fits(model: Any, score: Any) -> str:
+    """Try packing on a few tokens against each row alone: '' if it fits, else the reason why padded rows are used."""
+    if getattr(model.config, "_attn_implementation", "") not in ("sdpa", NAME):
+        return f"its attention is {getattr(model.config, '_attn_implementation', 'unknown')!r}"
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    tokens = [[(7 * j + 3) % vocabulary for j in range(6)] + [(5 * k + j) % vocabulary for j in range(2 + k)] for k in range(4)]
+    rows = Rows(tokens, [[False] * 6 + [True] * (len(t) - 6) for t in tokens])
+    before, training = model.config._attn_implementation, model.training
+    device = next(model.parameters()).device
+    model.eval()
+    try:
+        alone = [score(next(rows.batches([i], budget=1, device=device))).logprobs for i in range(4)]
+        model.set_attn_implementation(NAME)
+        packed = score(pack(rows, range(4), device)).logprobs
+        if torch.allclose(packed, torch.cat(alone), rtol=1e-3, atol=1e-3):
+            return ""
+        reason = "packed and separate rows do not agree"
+    except (NotImplementedError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"it refuses packed rows ({type(error).__name__}: {error})"
+    finally:
+        model.train(training)
+    model.set_attn_implementation(before)
+    return reason

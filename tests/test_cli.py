@@ -1,0 +1,225 @@
+"""The command line: what it prints for eyes, what it prints for programs, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr
+from rlvr.cli import app, run
+from rlvr.commands.settings import settings_from
+from rlvr.commands.verifying import AHEAD, in_order
+from rlvr.registry import PACKAGE
+from rlvr.task import Verdict
+
+Said = pytest.CaptureFixture[str]
+
+
+def obey(line: list[str], capsys: Said, code: int = 0) -> str:
+    assert run(line) == code
+    said = capsys.readouterr()
+    assert said.err == "", said.err
+    return said.out
+
+
+def parsed(line: list[str], capsys: Said, code: int = 0) -> Any:
+    return json.loads(obey([*line, "--json"], capsys, code))
+
+
+def test_every_command_has_json_and_help(capsys: Said) -> None:
+    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert {"list", "show", "new", "check", "verify", "train", "eval", "replay", "doctor"} <= verbs
+    for verb in sorted(verbs):
+        said = obey([verb, "--help"], capsys)
+        assert "--json" in said and "Usage: rlvr " + verb in said
+        assert max(map(len, said.splitlines())) <= 100
+
+
+def test_no_arguments_is_a_way_in(capsys: Said) -> None:
+    run([])
+    said = capsys.readouterr()
+    assert "verify" in said.out + said.err and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("kind", ["envs", "verifiers", "sandboxes", "samplers", "algorithms", "recipes"])
+def test_list_json(kind: str, capsys: Said) -> None:
+    rows = parsed(["list", kind], capsys)
+    assert rows and [row["name"] for row in rows] == sorted(row["name"] for row in rows)
+    assert all({"name", "source", "summary"} <= set(row) and row["summary"] and "error" not in row for row in rows)
+
+
+def test_list_shows_every_kind(capsys: Said) -> None:
+    said = obey(["list"], capsys)
+    assert [word for word in ("arithmetic", "numeric", "docker", "scripted", "grpo", "quickstart") if word not in said] == []
+    assert {row["kind"] for row in parsed(["list"], capsys)} == {"envs", "verifiers", "sandboxes", "samplers", "algorithms", "recipes"}
+
+
+def test_show_explains_the_settings(capsys: Said) -> None:
+    said = obey(["show", "verifier", "numeric"], capsys)
+    assert "tolerance" in said and "largest difference" in said and "version 1" in said
+    row = parsed(["show", "env", "arithmetic"], capsys)
+    settings = {setting["name"]: setting for setting in row["settings"]}
+    assert settings["verifier"]["default"] == "numeric" and not settings["verifier"]["required"]
+    assert settings["levels"]["about"].startswith("digits of the first number")
+    assert "seed: 0" in obey(["show", "recipe", "quickstart"], capsys)
+    assert parsed(["show", "recipe", "quickstart"], capsys)["name"] == "quickstart"
+
+
+def test_verify_one(capsys: Said) -> None:
+    assert parsed(["verify", "numeric", "--reference", "4", "--answer", "4.0"], capsys)["score"] == 1.0
+    wrong = parsed(["verify", "numeric", "--reference", "4", "--answer", "5"], capsys)
+    assert (wrong["score"], wrong["fault"]) == (0.0, "none")
+    none = parsed(["verify", "numeric", "--reference", "four", "--answer", "4"], capsys)
+    assert (none["score"], none["fault"]) == (None, "task")
+    near = ["verify", "numeric", "--reference", "4", "--answer", "4.05", "--set", "tolerance=0.1"]
+    assert parsed(near, capsys)["score"] == 1.0
+    assert obey(near, capsys).startswith("1  4.05 equals 4")
+    listed = ["verify", "exact", "--reference", '["4", "four"]', "--answer", "four"]
+    assert parsed(listed, capsys)["score"] == 1.0
+    assert parsed(["verify", "exact", "--reference", "{x", "--answer", "{x"], capsys)["score"] == 1.0
+
+
+def test_verify_file_keeps_the_order_and_the_form(tmp_path: Path, capsys: Said) -> None:
+    rows = [{"id": i, "reference": str(i), "answer": str(i if i % 3 else i + 1)} for i in range(200)]
+    rows += [{"id": "float", "reference": 0.1, "answer": "0.1"}, {"id": None, "reference": [1], "answer": "1", "meta": {"level": 3}}]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", "utf-8")
+    lines = [json.loads(line) for line in obey(["verify", "numeric", "--file", str(file), "--json"], capsys).splitlines()]
+    assert [line["id"] for line in lines] == [row["id"] for row in rows]
+    assert all(set(line) == {"id", "score", "reason", "fault"} for line in lines)
+    assert [line["score"] for line in lines[:200]] == [float(i % 3 > 0) for i in range(200)]
+    assert [(line["score"], line["fault"]) for line in lines[200:]] == [(1.0, "none"), (None, "task")]
+    said = obey(["verify", "numeric", "--file", str(file)], capsys)
+    assert "202" in said and "fault: task" in said and "no score" in said
+
+
+def test_verify_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"id": 7, "reference": "4", "answer": "4"}\n'))
+    assert parsed(["verify", "numeric", "--file", "-"], capsys) == {"id": 7, "score": 1.0, "reason": "4 equals 4", "fault": "none"}
+
+
+def test_answers_are_judged_at_once_in_order_and_not_far_ahead() -> None:
+    inside, most, read, gate = 0, 0, 0, threading.Lock()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        for i in range(120):
+            read += 1
+            yield {"id": i}
+
+    def judge(row: dict[str, Any]) -> Verdict:
+        nonlocal inside, most
+        with gate:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.02 if row["id"] % 4 == 0 else 0.002)
+        with gate:
+            inside -= 1
+        return Verdict(1.0, "judged")
+
+    seen = []
+    for row, _ in in_order(rows(), judge, workers=4):
+        seen.append(row["id"])
+        assert read - len(seen) <= 4 * AHEAD
+    assert seen == list(range(120)) and 2 <= most <= 4
+
+
+def test_check_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
+    row = parsed(["check", "verifier", "numeric"], capsys)
+    assert row["ok"] and all(check["ok"] for check in row["checks"]) and len(row["checks"]) >= 12
+    defect = (
+        "from rlvr import Verdict, Verifier\n\nclass Bad(Verifier):\n    def verify(self, task, answer):\n        return Verdict(1.0, '')\n"
+    )
+    (tmp_path / "bad.py").write_text(defect, "utf-8")
+    bad = parsed(["check", "verifier", f"{tmp_path}/bad.py:Bad"], capsys, code=1)
+    assert not bad["ok"] and any("no docstring" in check["detail"] for check in bad["checks"])
+    said = obey(["check", "verifier", f"{tmp_path}/bad.py:Bad"], capsys, code=1)
+    assert "✗ it says what it is for" in said and "fail" in said.splitlines()[-1]
+
+
+def test_eval_reports_and_writes(tmp_path: Path, capsys: Said) -> None:
+    for script, accuracy in (("gold", 1.0), ("noop", 0.0), ("random", 0.0)):
+        row = parsed(["eval", "arithmetic", "--policy", f"scripted:{script}", "--tasks", "20"], capsys)
+        assert (row["accuracy"], row["tasks"], row["unscored"]) == (accuracy, 20, 0)
+    out = tmp_path / "results"
+    said = obey(["eval", "guess_number", "--policy", "scripted:gold", "--tasks", "5", "-n", "2", "--out", str(out)], capsys)
+    assert "100.00%" in said and "10 answers" in said and str(out) in said
+    assert len((out / "episodes.jsonl").read_text("utf-8").splitlines()) == 10
+
+
+def test_replay_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
+    from rlvr.config import load
+
+    out = tmp_path / "run"
+    setting = ["--set", 'levels=["2+1", "2+2", "2-2"]']  # those of the recipe
+    obey(["eval", "arithmetic", "--policy", "scripted:gold", "--tasks", "6", "--max-new-tokens", "6", "--out", str(out), *setting], capsys)
+    (out / "config.yaml").write_text(load("quickstart", ["tokenizer=bytes"]).dump(), "utf-8")
+    assert parsed(["replay", str(out)], capsys)["mismatches"] == 0
+    assert "6 episodes stepped again, 0 differ" in obey(["replay", str(out)], capsys)
+    rows = [json.loads(line) for line in (out / "episodes.jsonl").read_text("utf-8").splitlines()]
+    rows[2]["reward"] = 0.0
+    (out / "episodes.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", "utf-8")
+    row = parsed(["replay", str(out)], capsys, code=1)
+    assert (row["episodes"], row["mismatches"]) == (6, 1)
+    assert "stepping paid 1.0, recorded 0.0" in obey(["replay", str(out)], capsys, code=1)
+
+
+def test_doctor_looks_at_everything(capsys: Said) -> None:
+    row = parsed(["doctor"], capsys)
+    found = {finding["name"]: finding for finding in row["findings"]}
+    assert row["ok"] and found["torch"]["state"] == "ok" and found["python"]["detail"].endswith(os.uname().machine)
+    assert {"docker engine", "accelerator", "disk", "envs", "verifiers"} <= set(found)
+    assert all(finding["advice"] for finding in row["findings"] if finding["state"] == "broken")
+
+
+def test_a_broken_plugin_of_another_package_is_listed_with_its_error(tmp_path: Path) -> None:
+    package = tmp_path / "broken-0.1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 0.1\n", "utf-8")
+    (package / "entry_points.txt").write_text(
+        "[rlvr.envs]\ncracked = cracked_module:Env\n[rlvr.verifiers]\nnumeric = cracked_module:V\n", "utf-8"
+    )
+    (tmp_path / "cracked_module.py").write_text("raise RuntimeError('cracked')\n", "utf-8")
+    code = """
+from rlvr.cli import run
+for line in ("list envs --json", "list verifiers --json", "doctor --json", "eval cracked --policy scripted:gold"):
+    print("code", run(line.split()), flush=True)
+"""
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE.parent}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    lines = done.stdout.splitlines()
+    assert lines[1::2] == ["code 0", "code 0", "code 1"] and lines[-1] == "code 2", done.stdout + done.stderr
+    envs = {row["name"]: row for row in json.loads(lines[0])}
+    assert "RuntimeError: cracked" in envs["cracked"]["error"] and "error" not in envs["arithmetic"]
+    clash = {row["name"]: row for row in json.loads(lines[2])}["numeric"]
+    assert "broken and rlvr both claim" in clash["error"]
+    assert "cracked" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
+    command = f"{sys.executable} -m rlvr list --json | head -c 10"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, env=env)
+    assert len(done.stdout) == 10 and done.stderr == "" and done.returncode == 0
+
+
+def test_settings_are_yaml() -> None:
+    read = settings_from(["a=1", "b=1e-3", "c=[x, 2]", "d={name: exact, channel: boxed}", "e=yes please", "f=", "g=a=b"])
+    assert read == {"a": 1, "b": 0.001, "c": ["x", 2], "d": {"name": "exact", "channel": "boxed"}, "e": "yes please", "f": None, "g": "a=b"}
+
+
+def test_the_version_is_one() -> None:
+    import tomllib
+
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["version"] == rlvr.__version__

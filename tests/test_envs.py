@@ -1,0 +1,149 @@
+"""The environments that rlvr brings: their tasks, their splits, their solutions, their conversations."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr import Task, make
+from rlvr.envs.arithmetic import split_of, steps
+from rlvr.errors import ConfigError, NotFound
+
+LINE = '{"question": "Ann has 3 pens and buys 4. How many?", "answer": "She has 3+4=<<3+4=7>>7 pens.\\n#### 1,007"}\n'
+
+
+def many(env: Any, split: str, count: int = 500) -> list[Task]:
+    return [env.task(split, index) for index in range(count)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"levels": ["1*1"]}, {"levels": ["3+3", "2*2"], "seed": 9}])
+def test_no_held_out_question_is_ever_trained_on(settings: dict[str, Any]) -> None:
+    train = {task.question for seed in (0, 1) for task in many(make("env", "arithmetic", **(settings | {"seed": seed})), "train", 2000)}
+    test = {task.question for task in many(make("env", "arithmetic", **settings), "test", 2000)}
+    assert train and test and not train & test
+
+
+def test_a_sum_turned_round_is_held_out_with_it() -> None:
+    for a in range(40):
+        for b in range(40):
+            assert split_of(a, "+", b) == split_of(b, "+", a) and split_of(a, "*", b) == split_of(b, "*", a)
+    shares = [split_of(a, "-", b) for a in range(100) for b in range(100)]
+    assert 0.07 < shares.count("test") / len(shares) < 0.13
+
+
+def test_arithmetic_is_right_at_every_level() -> None:
+    for level in ("1+1", "2+2", "2-2", "3-1", "2*2", "3*1"):
+        env = make("env", "arithmetic", levels=[level], worked=True)
+        for task in many(env, "train", 200):
+            a, sign, b = task.meta["left"], task.meta["sign"], task.meta["right"]
+            assert task.question == f"{a}{sign}{b}=" and int(task.reference) == {"+": a + b, "-": a - b, "*": a * b}[sign]
+            assert len(str(a)) == int(level[0]) and len(str(b)) == int(level[2])
+            assert env.gold(task).endswith(f"#### {task.reference}") and env.verifier.verify(task, env.gold(task)).passed
+
+
+def test_every_step_of_a_worked_solution_is_true_and_the_last_is_the_answer() -> None:
+    for a in (0, 5, 10, 37, 90, 608):
+        for b in (0, 4, 10, 58, 305):
+            for sign, value in (("+", a + b), ("-", a - b), ("*", a * b)):
+                lines = steps(a, sign, b)
+                assert lines[-1].endswith(f"={value}")
+                for line in lines:
+                    left, op, right, claimed = re.fullmatch(r"(-?\d+)([+*-])(\d+)=(-?\d+)", line).groups()  # type: ignore[union-attr]
+                    assert int(claimed) == {"+": int(left) + int(right), "-": int(left) - int(right), "*": int(left) * int(right)}[op]
+
+
+def test_a_seed_is_a_stream() -> None:
+    for name in ("arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"):
+        one, two, other = (make("env", name, seed=seed) for seed in (1, 1, 2))
+        questions = [[(t.question, str(t.reference)) for t in many(env, "train", 40)] for env in (one, two, other)]
+        assert questions[0] == questions[1] != questions[2]
+        assert not {t.id for t in many(one, "train", 40)} & {t.id for t in many(other, "train", 40)}
+
+
+def test_an_unknown_split_is_refused() -> None:
+    for name in ("arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"):
+        with pytest.raises(ConfigError, match="tset"):
+            make("env", name).task("tset", 0)
+
+
+@pytest.mark.parametrize("numbers", [2, 3, 5, 8])
+def test_every_countdown_has_a_solution(numbers: int) -> None:
+    env = make("env", "countdown", numbers=numbers)
+    for task in many(env, "train", 150):
+        assert len(task.reference["numbers"]) == numbers and task.reference["target"] > 0
+        assert env.verifier.verify(task, env.gold(task)).passed and not env.verifier.verify(task, str(task.reference["target"])).passed
+        assert task.question == f"Make {task.reference['target']} from {', '.join(map(str, task.reference['numbers']))}."
+
+
+def test_halving_always_finds_the_number() -> None:
+    env = make("env", "guess_number")
+    for task in many(env, "test", 60):
+        low, high, said = 1, 100, []
+        while True:
+            said.append(str((low + high) // 2))
+            reply = env.reply(task, said)
+            if reply is None:
+                break
+            low, high = (int(said[-1]) + 1, high) if reply == "higher" else (low, int(said[-1]) - 1)
+        assert len(said) <= env.max_turns == 7 and env.verifier.verify(task, env.answer(task, said)).passed
+
+
+def test_a_guess_that_is_none_is_asked_for_again() -> None:
+    env = make("env", "guess_number")
+    task = env.task("train", 0)
+    assert [env.reply(task, [text]) for text in ("", "x", "1 or 2", "0", "101")] == ["say one number"] * 3 + ["higher", "lower"]
+
+
+def test_toys_are_what_they_say() -> None:
+    for task in many(make("env", "digit_sum", digits=4), "train"):
+        assert task.reference == str(sum(map(int, task.question[:-1])) % 10)
+    for task in many(make("env", "copy_reverse", length=3, letters="xy"), "train"):
+        assert task.question[:-1][::-1] == task.reference != task.question[:-1]
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), [
+    ("arithmetic", {"levels": ["22"]}, "'22'"), ("arithmetic", {"levels": [7]}, "7"), ("arithmetic", {"levels": "0+1"}, "'0\\+1'"),
+    ("countdown", {"numbers": 1}, "2 to 8"), ("countdown", {"largest": 3}, "5 to 1000"), ("digit_sum", {"digits": 9}, "2 to 8"),
+    ("digit_sum", {"largest": 0}, "1 to 9"), ("copy_reverse", {"letters": "a"}, "two different"), ("copy_reverse", {"length": 1}, "2 to 8"),
+    ("guess_number", {"largest": 5}, "10 to"), ("guess_number", {"turns": 0}, "at least 1"), ("gsm8k", {"path": "/nowhere"}, "nowhere"),
+])  # fmt: skip
+def test_settings_are_checked(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make("env", name, **settings)
+
+
+def test_gsm8k_reads_its_files(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k_test.jsonl").write_text(LINE + "\n", "utf-8")
+    env = make("env", "gsm8k", path=str(tmp_path))
+    task = env.task("test", 0)
+    assert (env.size("test"), task.id, task.reference) == (1, "gsm8k/test/0", "1007")
+    assert task.question.startswith("Ann has 3 pens") and "####" in task.question
+    assert env.gold(task) == "She has 3+4=7 pens.\n#### 1,007" and env.verifier.verify(task, env.gold(task)).passed
+    with pytest.raises(ConfigError, match="it has 0 to 0"):
+        env.task("test", 1)
+    with pytest.raises(NotFound, match=r"train\.jsonl"):
+        env.size("train")
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("{", "3: "), ("[1]", "no object"), ('{"question": "a"}', "no object"), (json.dumps({"question": " ", "answer": "#### 1"}), "is empty"),
+    (json.dumps({"question": "a", "answer": "1"}), "no number after"), (json.dumps({"question": "a", "answer": 1}), "no object"),
+])  # fmt: skip
+def test_a_malformed_line_is_named(line: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(LINE + LINE + line + "\n" + LINE, "utf-8")
+    with pytest.raises(ConfigError, match=r"train\.jsonl:3: ") as raised:
+        make("env", "gsm8k", path=str(tmp_path)).size("train")
+    assert words in str(raised.value)
+
+
+def test_an_environment_closes_its_verifier() -> None:
+    closed = []
+    env = make("env", "arithmetic")
+    env.verifier.close = lambda: closed.append(1)
+    env.close()
+    env.close()
+    assert closed == [1, 1]

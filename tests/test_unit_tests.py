@@ -1,0 +1,296 @@
+# ruff: noqa: E501  (programs stand in one line each)
+"""The `unit_tests` verifier: right answers pass, wrong ones do not, and the three faults are kept apart."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr.contracts import Outcome, Program, Sandbox, Stop
+from rlvr.errors import ConfigError
+from rlvr.task import Fault, Task, Verdict, user
+from rlvr.verifiers._compare import same_text, same_value
+from rlvr.verifiers._tests import plain
+from rlvr.verifiers._wire import NotData, Opaque, decode, encode
+from rlvr.verifiers.unit_tests import UnitTests
+
+SQUARE_IO = {"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9\n"}, {"stdin": "4", "stdout": "16\n"}]}
+SQUARE_CALLS = {"kind": "calls", "function": "square", "cases": [{"args": [3], "expected": 9}, {"args": [4], "expected": 16}]}
+SQUARE_ASSERTS = {
+    "kind": "asserts",
+    "entry_point": "square",
+    "test": "def check(candidate):\n    assert candidate(3) == 9\n    assert candidate(4) == 16\n",
+}
+
+
+@pytest.fixture(scope="module")
+def verifier(process_sandbox: Sandbox) -> UnitTests:
+    return UnitTests(sandbox=process_sandbox)
+
+
+def judge(verifier: UnitTests, reference: Mapping[str, Any], code: str) -> Verdict:
+    return verifier.verify(Task("t", user("write it"), reference), f"Here it is.\n```python\n{code}\n```\n")
+
+
+@pytest.mark.parametrize(("reference", "code"), [
+    (SQUARE_IO, "print(int(input()) ** 2)"),
+    (SQUARE_CALLS, "def square(x):\n    return x * x"),
+    (SQUARE_CALLS, "class Solution:\n    def square(self, x):\n        return x * x"),
+    (SQUARE_ASSERTS, "def square(x):\n    return x * x"),
+    (SQUARE_ASSERTS, "square = lambda x: x ** 2"),
+    (SQUARE_ASSERTS, "def square(x):\n    print('noise')\n    return x * x\nif __name__ == '__main__':\n    square(int(input()))"),
+], ids=range(6))  # fmt: skip
+def test_right_answers_pass(verifier: UnitTests, reference: dict[str, Any], code: str) -> None:
+    verdict = judge(verifier, reference, code)
+    assert verdict.score == 1.0, verdict
+    assert [row["ok"] for row in verdict.detail["tests"]] == [True, True]
+
+
+@pytest.mark.parametrize(("reference", "code", "fault"), [
+    (SQUARE_IO, "print(9)", Fault.NONE),
+    (SQUARE_IO, "print(int(input()) ** 2); raise SystemExit(1)", Fault.ANSWER),
+    (SQUARE_IO, "def f(:", Fault.ANSWER),
+    (SQUARE_IO, "", Fault.NONE),
+    (SQUARE_CALLS, "def square(x):\n    return 9", Fault.NONE),
+    (SQUARE_CALLS, "def square(x):\n    return str(x * x)", Fault.NONE),
+    (SQUARE_CALLS, "def square(x):\n    return float('nan')", Fault.NONE),
+    (SQUARE_CALLS, "def cube(x):\n    return x ** 3", Fault.ANSWER),
+    (SQUARE_CALLS, "import os\nos._exit(0)", Fault.NONE),
+    (SQUARE_ASSERTS, "def square(x):\n    return 9", Fault.NONE),
+    (SQUARE_ASSERTS, "def square(x):\n    raise ValueError", Fault.NONE),
+    (SQUARE_ASSERTS, "import sys\nsys.exit(0)", Fault.ANSWER),
+    (SQUARE_ASSERTS, "def cube(x):\n    return x ** 3", Fault.ANSWER),
+], ids=range(13))  # fmt: skip
+def test_wrong_answers_score_0(verifier: UnitTests, reference: dict[str, Any], code: str, fault: Fault) -> None:
+    verdict = judge(verifier, reference, code)
+    assert (verdict.score, verdict.fault) == (0.0, fault), verdict
+
+
+@pytest.mark.parametrize("reference", [
+    None,
+    {"kind": "nonsense"},
+    {"kind": "stdio", "cases": []},
+    {"kind": "stdio", "cases": [{"stdin": "1"}]},
+    {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1", "weight": -1}]},
+    {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}], "limits": {"wall": 1}},
+    {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}], "limits": {"wall_s": 0}},
+    {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "1"}], "checker": "almost"},
+    {"kind": "calls", "cases": [{"args": [1], "expected": 1}]},
+    {"kind": "asserts", "entry_point": "f", "test": ""},
+    {"kind": "asserts", "entry_point": "f g", "test": "assert f(1)"},
+    {"kind": "asserts", "entry_point": "f", "test": "assert f("},
+    {"kind": "asserts", "entry_point": "f", "test": "x = 1"},
+    {"kind": "asserts", "entry_point": "f", "test": "x = 1 / 0\nassert f(1)"},
+    {"kind": "asserts", "entry_point": "f", "test": "assert f(1)", "setup": "import nowhere"},
+], ids=range(15))  # fmt: skip
+def test_a_broken_task_has_no_score(verifier: UnitTests, reference: Any) -> None:
+    verdict = judge(verifier, reference, "def f(x):\n    return True")
+    assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict
+
+
+class Dead(Sandbox):
+    def run(self, program: Program) -> Outcome:
+        return Outcome(Stop.IE, reason="gone")
+
+
+@pytest.mark.parametrize("reference", [SQUARE_IO, SQUARE_CALLS, SQUARE_ASSERTS])
+def test_a_dead_sandbox_is_never_a_zero(reference: dict[str, Any]) -> None:
+    verdict = judge(UnitTests(sandbox=Dead()), reference, "print(1)")
+    assert (verdict.score, verdict.fault) == (None, Fault.INFRA)
+
+
+def test_an_answer_without_code_scores_0(verifier: UnitTests) -> None:
+    verdict = verifier.verify(Task("t", user("x"), SQUARE_IO), "print(int(input()) ** 2)")
+    assert verdict.score == 0.0 and "no code" in verdict.reason
+
+
+def test_the_last_block_counts(verifier: UnitTests) -> None:
+    right, wrong = "```python\nprint(int(input()) ** 2)\n```\n", "```python\nprint(0)\n```\n"
+    task = Task("t", user("x"), SQUARE_IO)
+    assert verifier.verify(task, wrong + "Rather:\n" + right).score == 1.0
+    assert verifier.verify(task, right + "Rather:\n" + wrong).score == 0.0
+
+
+def test_a_fraction_counts_by_weight(process_sandbox: Sandbox) -> None:
+    verifier = UnitTests(sandbox=process_sandbox, score="fraction")
+    cases = [{"stdin": "3", "stdout": "9", "weight": 3}, {"stdin": "4", "stdout": "16"}]
+    assert judge(verifier, {"kind": "stdio", "cases": cases}, "print(9)").score == 0.75
+    assert judge(verifier, SQUARE_ASSERTS, "def square(x):\n    return 9").score == 0.5
+    late = "def square(x):\n    if x == 4:\n        import os\n        os._exit(0)\n    return 9"
+    assert judge(verifier, SQUARE_CALLS, late).score == 0.5, "what was answered before the end stands, the rest failed"
+    assert judge(verifier, SQUARE_ASSERTS, late).score == 0.0, "a judge that was left hanging tells nothing"
+
+
+def test_limits_of_the_task_hold(verifier: UnitTests) -> None:
+    slow = {**SQUARE_IO, "limits": {"wall_s": 0.5}}
+    verdict = judge(verifier, slow, "import time\ntime.sleep(30)")
+    assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER) and "time" in verdict.reason
+    fat = {**SQUARE_CALLS, "limits": {"memory_mb": 64}}
+    assert judge(verifier, fat, "x = bytearray(3 << 30)\ndef square(x): return x * x").score == 0.0
+
+
+def test_the_prelude_and_the_setup(verifier: UnitTests) -> None:
+    reference = {**SQUARE_ASSERTS, "prelude": "import math\ndef helper(x):\n    return math.prod([x, x])", "setup": "NINE = 9"}
+    reference["test"] = "def check(candidate):\n    assert candidate(3) == NINE\n"
+    assert judge(verifier, reference, "def square(x):\n    return helper(x)").score == 1.0
+    assert judge(verifier, reference, "def square(x):\n    return NINE").score == 0.0
+
+
+def test_exceptions_cross_as_their_builtin_kind(verifier: UnitTests) -> None:
+    test = "def check(candidate):\n    try:\n        candidate(-1)\n        assert False\n    except ValueError as error:\n        assert 'low' in str(error)\n"
+    reference = {"kind": "asserts", "entry_point": "f", "test": test}
+    assert judge(verifier, reference, "class Low(ValueError): pass\ndef f(x):\n    raise Low('too low')").score == 1.0
+    assert judge(verifier, reference, "def f(x):\n    raise KeyError('too low')").score == 0.0
+    assert judge(verifier, reference, "def f(x):\n    return 1").score == 0.0
+
+
+def test_an_assertion_in_a_loop_must_hold_every_time(verifier: UnitTests) -> None:
+    reference = {
+        "kind": "asserts",
+        "entry_point": "f",
+        "test": "def check(candidate):\n    for n in range(50):\n        assert candidate(n) == n % 40\n",
+    }
+    assert judge(verifier, reference, "def f(n):\n    return n").score == 0.0
+    assert judge(verifier, reference, "def f(n):\n    return n % 40").score == 1.0
+
+
+def test_assertions_at_the_top_level(verifier: UnitTests) -> None:
+    reference = {
+        "kind": "asserts",
+        "entry_point": "f",
+        "test": "assert f(1) == (1, [2])\nassert set(f(2)) == {2, 3}\n",
+        "limits": {"wall_s": 20},
+    }
+    assert judge(verifier, reference, "def f(n):\n    return (1, [2]) if n == 1 else [2, 3, 3]").score == 1.0
+    assert judge(verifier, reference, "def f(n):\n    return [1, [2]]").score == 0.0
+
+
+def test_iterators_and_their_like_arrive(verifier: UnitTests) -> None:
+    test = "def check(candidate):\n    assert list(candidate('gen')) == [0, 1]\n    assert sorted(candidate('keys')) == [1]\n    assert dict(candidate('counter')) == {'a': 2}\n    assert candidate('range') == range(3)\n    assert candidate('match')\n"
+    code = "import collections, re\ndef f(w):\n    return {'gen': (i for i in range(2)), 'keys': {1: 2}.keys(), 'counter': collections.Counter('aa'), 'range': range(3), 'match': re.match('a', 'a')}[w]"
+    assert judge(verifier, {"kind": "asserts", "entry_point": "f", "test": test}, code).score == 1.0
+
+
+def test_reasons_do_not_tell_what_was_expected(verifier: UnitTests) -> None:
+    secret = {"kind": "stdio", "cases": [{"stdin": "1", "stdout": "xyzzy"}]}
+    assert "xyzzy" not in json.dumps(judge(verifier, secret, "print(1)").record())
+    calls = {"kind": "calls", "function": "f", "cases": [{"args": [1], "expected": "xyzzy"}]}
+    assert "xyzzy" not in json.dumps(judge(verifier, calls, "def f(x): return 1").record())
+
+
+@pytest.mark.parametrize(("said", "wanted", "rule", "same"), [
+    ("1 2\n", "1  2", "tokens", True),
+    ("1 2 3", "1 2", "tokens", False),
+    ("", "", "tokens", True),
+    ("\ufeff1", "1", "tokens", False),
+    ("\x1b[0m1", "1", "tokens", False),
+    ("1\0", "1", "tokens", False),
+    ("1 2", "1  2", "exact", False),
+    ("a \nb\n\n", "a\nb", "lines", True),
+    ("b\na", "a\nb", "lines", False),
+    ("b\na", "a\nb", "unordered", True),
+    ("a\na", "a\nb", "unordered", False),
+    ("0.3333", "0.33333", {"name": "tolerance", "absolute": 1e-3}, True),
+    ("0.3333", "0.33333", "tokens", False),
+    ("nan", "0.5", {"name": "tolerance", "absolute": 1e9}, False),
+    ("inf", "1", {"name": "tolerance", "relative": 1e9}, False),
+    ("1_0", "10", {"name": "tolerance", "absolute": 1}, False),
+    ("1e999", "1", {"name": "tolerance", "relative": 1e9}, False),
+])  # fmt: skip
+def test_texts_are_compared_by_the_declared_rule(said: str, wanted: str, rule: Any, same: bool) -> None:
+    assert same_text(said.encode(), wanted.encode(), {"name": rule} if isinstance(rule, str) else rule) is same
+
+
+@pytest.mark.parametrize(("got", "wanted", "rule", "same"), [
+    ([1, (2, 3)], [1, [2, 3]], {"name": "exact"}, True),
+    (1.0, 1, {"name": "exact"}, True),
+    (True, 1, {"name": "exact"}, False),
+    (1, True, {"name": "exact"}, False),
+    (None, 0, {"name": "exact"}, False),
+    ("1", 1, {"name": "exact"}, False),
+    ({"a": [1]}, {"a": (1,)}, {"name": "exact"}, True),
+    ({1, 2}, [1, 2], {"name": "exact"}, False),
+    ([2, 1], [1, 2], {"name": "unordered"}, True),
+    ([2, 2], [1, 2], {"name": "unordered"}, False),
+    (0.1 + 0.2, 0.3, {"name": "tolerance", "absolute": 1e-9}, True),
+    (float("nan"), float("nan"), {"name": "tolerance", "absolute": 1}, False),
+    (10**400, 1.0, {"name": "tolerance", "relative": 1}, False),
+    (Opaque("f"), Opaque("f"), {"name": "exact"}, False),
+])  # fmt: skip
+def test_values_are_compared_as_plain_data(got: Any, wanted: Any, rule: Any, same: bool) -> None:
+    assert same_value(got, wanted, rule) is same
+
+
+def test_the_reference_may_say_what_json_cannot() -> None:
+    wanted = plain({"__dict__": [[1, {"__tuple__": [1, {"__set__": [2]}]}], [2, {"__bytes__": "00ff"}]]})
+    assert wanted == {1: (1, {2}), 2: b"\x00\xff"}
+    with pytest.raises(ConfigError, match="bytes"):
+        plain({"__bytes__": "zz"})
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.fractions()
+    | st.complex_numbers(allow_nan=False),
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner) | st.frozensets(st.integers())
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(VALUES)
+def test_data_crosses_unchanged(value: Any) -> None:
+    back = decode(json.loads(json.dumps(encode(value))))
+    assert back == value and type(back) is type(value)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=4)
+    | st.sampled_from(["i", "f", "b", "ba", "c", "r", "fr", "l", "t", "s", "fs", "dq", "it", "d", "dec", "o"]),
+    st.lists,
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(JSON)
+def test_anything_else_is_refused_and_nothing_worse(data: Any) -> None:
+    with contextlib.suppress(NotData):
+        decode(data)
+
+
+def test_a_subclass_arrives_as_its_base() -> None:
+    class Sly(int):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = int.__hash__
+
+    class List(list):
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    class Always:
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    assert type(decode(encode(Sly(3)))) is int and decode(encode(Sly(3))) == 3
+    assert decode(encode(List([Sly(1)]))) == [1] and type(decode(encode(List()))) is list
+    assert decode(encode(Always())) != 3

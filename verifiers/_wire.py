@@ -1,0 +1,142 @@
+"""Values as plain tagged data: the only thing that passes between an answer, a judge and us.
+
+Both ends run this file; the end that reads builds exact built-in values and nothing else, whatever was written. A subclass
+arrives as its base, an object that is no data as `Opaque`, which equals only itself. Standard library only: it also runs in
+the sandbox, in front of the answer's driver and of the judge.
+"""
+
+from __future__ import annotations
+
+import collections
+import decimal
+import fractions
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+DEEP, MANY, LONG = 100, 2_000_000, 1 << 26
+
+
+class NotData(Exception):
+    """The value cannot be written as data, or what was read is none."""
+
+
+class Opaque:
+    """Something that is no data: a function, an open file, an object of the answer's own making."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}>"
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """A value as JSON: what JSON has stands for itself, everything else is a list that begins with its tag.
+
+    >>> encode((1, {2.5}))
+    ['t', [1, ['s', [['f', '0x1.4000000000000p+1']]]]]
+    """
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        value = int.__int__(value)
+        return value if -(10**15) < value < 10**15 else ["i", hex(value)]
+    if isinstance(value, float):
+        return ["f", float.hex(value)]
+    if isinstance(value, complex):
+        return ["c", float.hex(value.real), float.hex(value.imag)]
+    if isinstance(value, bytes | bytearray):
+        return ["b" if isinstance(value, bytes) else "ba", bytes(value).hex()]
+    if isinstance(value, range):
+        return ["r", [encode(part) for part in (value.start, value.stop, value.step)]]
+    if isinstance(value, decimal.Decimal):
+        return ["dec", str(value)]
+    if isinstance(value, fractions.Fraction):
+        return ["fr", [encode(value.numerator), encode(value.denominator)]]
+    if depth >= DEEP:
+        raise NotData(f"nested deeper than {DEEP}")
+    if isinstance(value, dict):
+        return ["d", [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]]
+    for kind, tag in TAGS.items():
+        if isinstance(value, kind):
+            return [tag, [encode(item, depth + 1) for item in kind.__iter__(value)]]
+    if isinstance(value, Iterator | type({}.keys()) | type({}.values()) | type({}.items())):
+        return ["it", [encode(item, depth + 1) for item in itertools.islice(value, MANY)]]
+    return ["o", type(value).__name__]
+
+
+TAGS: dict[Any, str] = {list: "l", tuple: "t", set: "s", frozenset: "fs", collections.deque: "dq"}
+MAKERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset, "dq": collections.deque, "it": iter}
+
+
+def decode(data: Any, depth: int = 0) -> Any:
+    """The value that `encode` wrote; `NotData` for anything it cannot have written."""
+    if data is None or type(data) in (bool, int, str):
+        return data
+    if type(data) is not list or len(data) < 2 or type(data[0]) is not str or depth > DEEP:
+        raise NotData("what came is not tagged data")
+    tag, body = data[0], data[1]
+    try:
+        if tag in SCALARS:
+            return SCALARS[tag](body)
+        if tag == "c":
+            return complex(float.fromhex(body), float.fromhex(data[2]))
+        if tag in ("r", "fr"):
+            return (range if tag == "r" else fractions.Fraction)(*(int(decode(part)) for part in body))
+        if type(body) is not list:
+            raise NotData(f"{tag!r} holds no list")
+        if tag == "d":
+            return {decode(key, depth + 1): decode(item, depth + 1) for key, item in body}
+        if tag in MAKERS:
+            items = [decode(item, depth + 1) for item in body]
+            return items if tag == "l" else MAKERS[tag](items)
+    except NotData:
+        raise
+    except Exception as error:
+        raise NotData(f"{tag!r} does not hold what it should: {type(error).__name__}") from None
+    raise NotData(f"there is no tag {tag!r}")
+
+
+SCALARS: dict[str, Any] = {
+    "i": lambda body: int(body, 16),
+    "f": float.fromhex,
+    "b": bytes.fromhex,
+    "ba": bytearray.fromhex,
+    "dec": decimal.Decimal,
+    "o": lambda body: Opaque(str(body)[:100]),
+}
+
+
+def send(number: int, message: Any) -> None:
+    """Write one message: its length, then JSON."""
+    raw = json.dumps(message).encode()
+    view = memoryview(len(raw).to_bytes(4, "big") + raw)
+    while view:
+        view = view[os.write(number, view) :]
+
+
+def receive(number: int) -> Any:
+    """Read one message; EOFError at the end of the stream, NotData for what is no message."""
+    length = int.from_bytes(_exactly(number, 4), "big")
+    if length > LONG:
+        raise NotData(f"a message of {length} bytes")
+    raw = _exactly(number, length)
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise NotData("a message that is no JSON") from None
+
+
+def _exactly(number: int, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        more = os.read(number, min(count - len(data), 1 << 20))
+        if not more:
+            raise EOFError
+        data += more
+    return bytes(data)

@@ -1,0 +1,208 @@
+"""Code judged by running it: input and output, function calls, or assertions, in a sandbox the answer cannot reach out of.
+
+The code is the last fenced block of the answer. Expected values and test code never enter the process of the answer: outputs
+and results are compared here, assertions run in a judge's process that calls the answer's functions across a channel that
+carries data only. A test without a record has failed. See `_tests.py` for what a reference looks like.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rlvr.answers import find
+from rlvr.contracts import Example, Judge, Limits, Outcome, Program, Sandbox, Stop, Verifier
+from rlvr.errors import ConfigError, suggest
+from rlvr.task import Fault, Task, Verdict
+from rlvr.verifiers._compare import same_text, same_value
+from rlvr.verifiers._tests import Tests, limits_of, read
+from rlvr.verifiers._wire import NotData, decode, encode
+
+HERE = Path(__file__).parent
+BROKE = (Stop.TLE, Stop.MLE, Stop.OLE, Stop.SV)
+WORDS = {
+    Stop.TLE: "it ran out of time",
+    Stop.MLE: "it ran out of memory",
+    Stop.OLE: "it wrote too much",
+    Stop.RE: "it crashed",
+    Stop.CE: "it does not compile",
+    Stop.SV: "it tried what is forbidden",
+}
+LOST = {"ok": False, "why": "no record"}
+
+
+class UnitTests(Verifier):
+    r"""Run the tests of the task on the code of the answer. `score` is "all" (1 or 0) or "fraction" (by weight).
+
+    >>> UnitTests(sandbox=sandbox).verify(task, "```python\nprint(int(input()) ** 2)\n```").score        # doctest: +SKIP
+    1.0
+    """
+
+    needs: ClassVar = {"sandbox": "docker"}
+    version = "1"
+    examples = (
+        Example(
+            reference={"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}, {"stdin": "4", "stdout": "16"}]},
+            right=("```python\nprint(int(input()) ** 2)\n```",),
+            wrong=("```python\nprint(9)\n```", "print(int(input()) ** 2)", "```python\nimport os\nos._exit(0)\n```"),
+        ),
+        Example(
+            reference={"kind": "calls", "function": "f", "cases": [{"args": [3], "expected": 9}, {"args": [4], "expected": 16}]},
+            right=("```python\ndef f(x):\n    return x * x\n```",),
+            wrong=("```python\ndef f(x):\n    return 9\n```", "```python\nclass A:\n    __eq__ = lambda *a: True\nf = lambda x: A()\n```"),
+        ),
+        Example(
+            reference={"kind": "asserts", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(3) == 9\n"},
+            right=("```python\ndef f(x):\n    return x * x\n```",),
+            wrong=("```python\ndef f(x):\n    return x\n```", "```python\nraise SystemExit(0)\n```"),
+        ),
+    )
+
+    def __init__(self, *, sandbox: Sandbox, score: str = "all", channel: str = "fence", limits: Mapping[str, float] | None = None) -> None:
+        if score not in ("all", "fraction"):
+            raise ConfigError(f"score is {score!r}; {suggest(str(score), ['all', 'fraction'])}")
+        self.sandbox, self.score, self.channel = sandbox, score, channel
+        self.limits = limits_of(limits or {}, Limits())
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Judge the last fenced block of `answer`."""
+        try:
+            tests = read(task.reference, self.limits)
+        except ConfigError as error:
+            return Verdict(None, f"the task cannot be judged: {error}", fault=Fault.TASK)
+        found = find(answer, self.channel, several="last")
+        if found.text is None:
+            return Verdict(0.0, f"no code: {found.reason}")
+        source = f"{tests.prelude}\n{found.text}" if tests.prelude else found.text
+        return {"stdio": self._stdio, "calls": self._calls, "asserts": self._asserts}[tests.kind](tests, source)
+
+    def _stdio(self, tests: Tests, source: str) -> Verdict:
+        records: dict[int, dict[str, Any]] = {}
+        broke = ""
+        for index, case in enumerate(tests.cases):
+            outcome = self.sandbox.run(Program(source, case.given, tests.language, tests.limits))
+            if outcome.stop is Stop.IE:
+                return _infra(outcome)
+            ok = outcome.stop is Stop.OK and not outcome.cut and same_text(outcome.stdout, case.wanted, tests.rule)
+            why = "" if ok else WORDS.get(outcome.stop, "the output differs")
+            records[index] = {"ok": ok, "why": why, **_used(outcome)}
+            if not ok:
+                broke = why if outcome.stop in (*BROKE, Stop.RE, Stop.CE) else ""
+                if self.score == "all" or outcome.stop is Stop.CE:
+                    break
+        return self._verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke)
+
+    def _calls(self, tests: Tests, source: str) -> Verdict:
+        work = [{"args": encode(list(args)), "kwargs": encode(kwargs)} for args, kwargs in (case.given for case in tests.cases)]
+        brief = json.dumps({"source": source, "function": tests.function, "cases": work}).encode()
+        outcome = self.sandbox.run(Program(_driver("answer_calls"), brief, "python", tests.limits))
+        if outcome.stop is Stop.IE:
+            return _infra(outcome)
+        records: dict[int, dict[str, Any]] = {}
+        loading = ""
+        for message in _messages(outcome.report):
+            index = message.get("case")
+            if "loading" in message:
+                loading = f"the answer does not load: {str(message['loading'])[:200]}"
+            elif type(index) is int and 0 <= index < len(tests.cases) and index not in records:
+                records[index] = _result(message, tests.cases[index].wanted, tests)
+        broke = WORDS.get(outcome.stop, "") if outcome.stop in BROKE else loading
+        return self._verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke, _used(outcome))
+
+    def _asserts(self, tests: Tests, source: str) -> Verdict:
+        brief = json.dumps({"source": source, "entry_point": tests.function, "test": tests.test, "setup": tests.setup}).encode()
+        outcome = self.sandbox.run(Program(_driver("answer_judge"), b"", "python", tests.limits, judge=Judge(_judge(), brief)))
+        if outcome.stop is Stop.IE:
+            return _infra(outcome)
+        total, ended, over = 0, False, ""
+        records: dict[int, dict[str, Any]] = {}
+        for message in _messages(outcome.report):  # the judge's word: the answer cannot write here
+            if "broken" in message:
+                return Verdict(None, f"the task cannot be judged: {message['broken']}", fault=Fault.TASK, detail=_used(outcome))
+            total, ended, over = message.get("total", total), ended or "end" in message, message.get("over", over)
+            if "test" in message and records.get(message["test"], {"ok": True})["ok"]:
+                records[message["test"]] = {"ok": message["ok"], "why": message.get("why", "")}
+        if not total and outcome.stop not in BROKE:
+            return Verdict(0.0, "the judge was brought down while it loaded the answer", fault=Fault.ANSWER, detail=_used(outcome))
+        if not ended:
+            records = {index: row for index, row in records.items() if not row["ok"]}  # what came before the end was not told
+        broke = WORDS[outcome.stop] if outcome.stop in BROKE else over or ("" if ended else "the tests did not come to their end")
+        return self._verdict(records, [1.0] * max(total, 1), [f"test {n + 1}" for n in range(max(total, 1))], broke, _used(outcome))
+
+    def _verdict(
+        self, records: dict[int, dict[str, Any]], weights: list[float], names: list[str], broke: str, used: dict[str, Any] | None = None
+    ) -> Verdict:
+        """The score from the records; a test without one has failed."""
+        rows = [{"name": name, **records.get(index, LOST)} for index, name in enumerate(names)]
+        passed = [weight for row, weight in zip(rows, weights, strict=True) if row["ok"] is True]
+        share = sum(passed) / sum(weights)
+        detail = {"tests": rows, **(used or {})}
+        if len(passed) == len(rows) and not broke:
+            return Verdict(1.0, f"all {len(rows)} tests passed", parts={"tests": 1.0}, detail=detail)
+        first = next((row for row in rows if row["ok"] is not True), None)
+        what = f"{first['name']}: {broke or first['why']}" if first else broke
+        reason = f"{len(passed)} of {len(rows)} tests passed; {what}"[:500]
+        score = 0.0 if self.score == "all" else min(share, 1.0)
+        fault = Fault.ANSWER if broke and score == 0.0 else Fault.NONE
+        return Verdict(score, reason, parts={"tests": share}, fault=fault, detail=detail)
+
+    def close(self) -> None:
+        """Put the sandbox away."""
+        self.sandbox.close()
+
+
+def _result(message: dict[str, Any], wanted: Any, tests: Tests) -> dict[str, Any]:
+    if "raised" in message:
+        return {"ok": False, "why": f"it raised {str(message['raised'])[:40]}: {str(message.get('message', ''))[:160]}"}
+    try:
+        got = decode(message.get("value"))
+        ok = same_value(got, wanted, tests.rule)
+    except (NotData, RecursionError, ValueError, TypeError) as error:
+        return {"ok": False, "why": f"the result is no data: {str(error)[:160]}"}
+    return {"ok": ok, "why": "" if ok else "the result differs"}
+
+
+def _messages(report: bytes) -> Iterator[dict[str, Any]]:
+    """The messages in a report, up to the first thing that is none."""
+    at = 0
+    while at + 4 <= len(report):
+        length = int.from_bytes(report[at : at + 4], "big")
+        try:
+            message = json.loads(report[at + 4 : at + 4 + length])
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(message, dict):
+            return
+        yield message
+        at += 4 + length
+
+
+def _infra(outcome: Outcome) -> Verdict:
+    return Verdict(None, f"the sandbox failed: {outcome.reason}", fault=Fault.INFRA)
+
+
+def _used(outcome: Outcome) -> dict[str, Any]:
+    shown = {"stop": outcome.stop.value, "exit": outcome.exit_code, "cpu_s": round(outcome.cpu_s, 4), "wall_s": round(outcome.wall_s, 4)}
+    return shown | {"peak_mb": round(outcome.peak_mb, 1), "stderr": outcome.stderr[-300:].decode("utf-8", "replace")}
+
+
+@lru_cache(maxsize=2)
+def _driver(entry: str) -> str:
+    return _joined("_wire", "_driver") + f"\n{entry}()\n"
+
+
+@lru_cache(maxsize=1)
+def _judge() -> str:
+    return _joined("_wire", "_judge") + "\njudge()\n"
+
+
+def _joined(*names: str) -> str:
+    """Our own files, one after the other, as one program."""
+    future = "from __future__ import annotations"
+    return "\n".join([future, *((HERE / f"{name}.py").read_text("utf-8").replace(future, "") for name in names)])
+
+
+make = UnitTests
