@@ -25,7 +25,7 @@ class GSM8K(Environment):
     (1319, '18')
     """
 
-    needs = {"verifier": "numeric"}
+    needs = {"verifier": "symbolic"}
     max_prompt_tokens = 1536
     max_new_tokens = 1280
 

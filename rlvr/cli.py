@@ -182,7 +182,7 @@ def _explain(error: Exception) -> int:
         return _fail("stopped", 130)
     if callable(said := getattr(error, "format_message", None)):  # Typer's own complaints about the arguments
         context = getattr(error, "ctx", None)
-        return _fail(f"error: {said().rstrip('.')}; `{context.command_path if context else 'rlvr'} --help` explains", 2)
+        return _fail(f"error: {str(said()).rstrip('.')}; `{context.command_path if context else 'rlvr'} --help` explains", 2)
     return _fail(f"internal error: {type(error).__name__}: {error}\nThis is a fault of rlvr; RLVR_TRACEBACK=1 shows where it happened.", 3)
 
 

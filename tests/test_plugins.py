@@ -24,6 +24,13 @@ def gsm8k(folder: Path) -> dict[str, Any]:
     return {"path": str(folder)}
 
 
+def competition_math(folder: Path) -> dict[str, Any]:
+    row = '{"problem": "What is half of %d?", "solution": "It is $\\\\boxed{\\\\frac{%d}{2}}$.", "subject": "Algebra", "level": 1}\n'
+    for split, first in (("train", 3), ("test", 103)):
+        (folder / f"{split}.jsonl").write_text("".join(row % (n, n) for n in range(first, first + 60, 2)), "utf-8")
+    return {"path": str(folder)}
+
+
 def mbpp(folder: Path) -> dict[str, Any]:
     """Thirty problems in the published form: add n."""
     problems = [
@@ -56,7 +63,7 @@ def humaneval(folder: Path) -> dict[str, Any]:
     return {"path": str(folder)}
 
 
-PREPARED = {"gsm8k": gsm8k, "mbpp": mbpp, "humaneval": humaneval}
+PREPARED = {"gsm8k": gsm8k, "competition_math": competition_math, "mbpp": mbpp, "humaneval": humaneval}
 
 
 def settings_of(kind: str, name: str, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+r"""Competition mathematics in the format of MATH (Hendrycks et al., 2021): problems whose answers stand in \boxed{}."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rlvr.answers import find
+from rlvr.contracts import Environment, Verifier
+from rlvr.errors import ConfigError, NotFound
+from rlvr.task import Task, user
+
+INSTRUCTION = r"Reason step by step, and put your final answer within \boxed{}."
+
+
+class CompetitionMath(Environment):
+    r"""Problems with a solution and an answer; a file of JSON lines {"problem", "solution", "answer", "subject", "level"}.
+
+    >>> import rlvr
+    >>> env = rlvr.make("env", "competition_math", path="data/math500.jsonl")    # doctest: +SKIP
+    >>> env.task("test", 0).reference                                            # doctest: +SKIP
+    '\\left( 3, \\frac{\\pi}{2} \\right)'
+    """
+
+    needs = {"verifier": "symbolic"}
+    max_prompt_tokens = 2048
+    max_new_tokens = 2048
+
+    def __init__(self, *, verifier: Verifier, path: str, instruction: str = INSTRUCTION, subject: str = "") -> None:
+        """Say where the problems are.
+
+        Args:
+            verifier: judges the answer in the box.
+            path: a .jsonl file (every split reads it), or a folder with train.jsonl and test.jsonl.
+            instruction: what is said after each problem.
+            subject: keep the problems of one subject only ("Algebra").
+        """
+        self.verifier, self.instruction, self.subject = verifier, instruction, subject
+        self.path = Path(path).expanduser()
+        self._rows: dict[str, list[dict[str, Any]]] = {}
+        if not self.path.exists():
+            raise NotFound(
+                f"there is no file or folder {path!r}; path names a .jsonl file of problems, or a folder with train.jsonl and test.jsonl"
+            )
+
+    def task(self, split: str, index: int) -> Task:
+        """The problem at `index` of the file's order."""
+        rows = self._read(split)
+        if not 0 <= index < len(rows):
+            raise ConfigError(f"competition_math has no {split} problem {index}; it has 0 to {len(rows) - 1}")
+        row = rows[index]
+        prompt = user(f"{row['problem']}\n\n{self.instruction}" if self.instruction else row["problem"])
+        meta: dict[str, Any] = {key: row[key] for key in ("subject", "level", "solution", "policy") if key in row}
+        return Task(f"competition_math/{split}/{row.get('unique_id', index)}", prompt, row["answer"], meta)
+
+    def size(self, split: str) -> int:
+        """How many problems the split has."""
+        return len(self._read(split))
+
+    def gold(self, task: Task) -> str:
+        """The answer in a box."""
+        return f"The answer is $\\boxed{{{task.reference}}}$."
+
+    def _read(self, split: str) -> list[dict[str, Any]]:
+        if split not in self.splits:
+            raise ConfigError(f"competition_math has no split {split!r}; allowed: {', '.join(self.splits)}")
+        if split not in self._rows:
+            file = self.path / f"{split}.jsonl" if self.path.is_dir() else self.path
+            if not file.is_file():
+                raise NotFound(f"{self.path} holds no {split}.jsonl; put the {split} split there")
+            rows = [_row(line, file, number) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1) if line.strip()]
+            self._rows[split] = [row for row in rows if not self.subject or row.get("subject") == self.subject]
+        return self._rows[split]
+
+
+def _row(line: str, file: Path, number: int) -> dict[str, Any]:
+    """One problem; where the file gives no answer, it is the last box of the solution."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{file} line {number} is not JSON: {error}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("problem"), str):
+        raise ConfigError(f"{file} line {number} has no 'problem'; each line holds problem, solution, answer")
+    if not isinstance(row.get("answer"), str):
+        row["answer"] = find(str(row.get("solution", "")), "boxed", several="last").text or ""
+    if "type" in row and "subject" not in row:
+        row["subject"] = row["type"]
+    return row
+
+
+make = CompetitionMath

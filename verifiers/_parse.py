@@ -1,0 +1,326 @@
+"""Text to a syntax tree: lists, relations, sets, units and words around the expressions of `_grammar.py`.
+
+`parse` accounts for the whole text or raises; there is no partial reading.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from rlvr.verifiers._atoms import Atoms
+from rlvr.verifiers._grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
+from rlvr.verifiers._tokens import Token, plain, tokens
+from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, walk
+from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, is_letter_unit, is_unit, measure
+from rlvr.verifiers._words import choice, unwrap, words
+
+RELATIONS = {"=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<="}
+RELATIONS |= {r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", r"\ne": "!=", r"\neq": "!=", r"\lt": "<", r"\gt": ">", r"\in": "in"}
+RELATIONS |= {r"\equiv": "=", r"\approx": "~", r"\colon": ":", r"\implies": "->", r"\mapsto": "->"}
+SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
+JOINS = frozenset(("and", "or"))
+MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"))
+
+
+class Parser(Atoms):
+    """The whole grammar over one row of tokens."""
+
+    def top(self) -> Tree:
+        """Everything there is, to the last token."""
+        items = self.items()
+        while self.peek().kind == "op" and self.peek().text == ".":
+            self.at += 1
+        if self.peek().kind != "eof":
+            raise Unreadable(f"{self.peek().text[:30]!r} is left over")
+        return items[0] if len(items) == 1 else ("list", *items)
+
+    def items(self) -> list[Tree]:
+        """Clauses with commas, semicolons, `and` or `or` between them."""
+        found = [self.clause()]
+        while True:
+            if self.accept(",", ";", r"\lor", r"\land", r"\vee", r"\wedge"):
+                if self.joins(self.peek()):
+                    self.at += 1
+            elif self.joins(self.peek()):
+                self.at += 1
+            else:
+                return found
+            found.append(self.clause())
+
+    def joins(self, token: Token) -> bool:
+        """Whether a token is the word `and` or `or`."""
+        return token.kind in ("word", "text") and token.text.strip(" ,").lower() in JOINS
+
+    def starts_factor(self, token: Token) -> bool:
+        """As below, except for words that end an expression: units, `and`, `mod`."""
+        if token.kind == "word":
+            name = token.text
+            if name.lower() in MULTIPLES:
+                return True
+            if name == "U" and self.row[self.at - 1].text in (")", "]", r"\}"):
+                return False
+            if len(name) == 1:
+                return not self.is_letter_unit_here(token)
+            if name.lower() in JOINS or name.lower() in ("mod", "base", "in", "per", "am", "pm") or is_unit(name):
+                return False
+            return name in FUNCTIONS or name in ("sqrt", "pi", "cbrt", "oo") or (len(name) <= 3 and not self.ends_clause(self.peek(1)))
+        if token.text == "(" and self.peek(1).text in ("mod", r"\mod", r"\bmod"):
+            return False
+        return super().starts_factor(token)
+
+    def ends_clause(self, token: Token) -> bool:
+        """Whether nothing more of this clause follows."""
+        return token.kind == "eof" and self.row[self.at - 1].kind == "num" and self.peek().spaced
+
+    def is_letter_unit_here(self, token: Token) -> bool:
+        """A lone letter after a numeral and a space, at the end: `5 m`."""
+        after = self.peek(1)
+        last = after.kind == "eof" or after.text in (",", "/", "^")
+        return last and token.spaced and self.at > 0 and self.row[self.at - 1].kind == "num" and is_letter_unit(token.text)
+
+    def clause(self) -> Tree:
+        """A value, or values in a chain of relations."""
+        first = self.value()
+        chain: list[Tree | str] = [first]
+        while self.peek().kind in ("op", "cmd") and self.peek().text in RELATIONS and RELATIONS[self.peek().text] not in (":", "->"):
+            relation = RELATIONS[self.take().text]
+            if relation in ("<", ">") and self.accept("="):
+                relation += "="
+            chain += [relation, self.value()]
+            if len(chain) > 15:
+                raise TooBig("the chain of relations is longer than 8")
+        tree: Tree = first if len(chain) == 1 else ("rel", *chain)
+        return self.modulo(tree)
+
+    def modulo(self, tree: Tree) -> Tree:
+        r"""A residue: `3 (mod 7)`, `x \\equiv 3 \\pmod 7`."""
+        bracket = self.peek().text == "(" and self.peek(1).text in ("mod", r"\mod", r"\bmod")
+        if bracket:
+            self.at += 1
+        if self.peek().text in ("mod", r"\mod", r"\bmod", r"\pmod"):
+            self.at += 1
+            tree = ("mod", tree[-1] if tree[0] == "rel" else tree, self.argument(whole=True))
+            if bracket:
+                self.expect(")")
+        return tree
+
+    def value(self) -> Tree:
+        """Sets joined by union, intersection and difference; or a ratio; with a unit after it."""
+        clock = self.clock()
+        if clock is not None:
+            return clock
+        named = self.label()
+        if named is not None:
+            return named
+        tree = self.measured(self.sum())
+        while self.peek().text in SETS or (self.peek().kind == "word" and self.peek().text == "U"):
+            op = SETS.get(self.take().text, "union")
+            tree = (op, tree, self.sum())
+        if self.peek().text == ":" and self.peek().kind == "op" and not self.bars:
+            parts = [tree]
+            while self.accept(":"):
+                parts.append(self.sum())
+            tree = ("ratio", *parts)
+        return tree
+
+    def label(self) -> Tree | None:
+        """Words before an equals sign are a name: `Area = 5`."""
+        at = self.at
+        name: list[str] = []
+        while self.peek().kind in ("word", "text") and len(name) < 6:
+            name.append(self.take().text)
+        if name and self.peek().text == "=" and (len(name) > 1 or len(name[0]) > 3) and re.fullmatch(r"[a-zA-Z ]+", " ".join(name)):
+            if set(" ".join(name).lower().split()) & (NOT_THINGS - {"a", "the", "of", "in", "for", "is"}):
+                raise Unreadable(f"the words {' '.join(name)[:40]!r} are no name")
+            return ("sym", " ".join(name).strip())
+        self.at = at
+        return None
+
+    def clock(self) -> Tree | None:
+        """`12:05`, `3:30 PM`: two numerals, the second of two digits, perhaps am or pm."""
+        a, colon, b, after = (self.peek(k) for k in range(4))
+        if not (a.kind == b.kind == "num" and colon.text == ":" and a.text.isdigit() and b.text.isdigit() and len(b.text) == 2):
+            return None
+        half = ""
+        if after.kind in ("word", "text"):
+            half = after.text.lower().replace(".", "").strip()
+            dotted = half in ("a", "p") and self.peek(4).text == "." and self.peek(5).text.lower() == "m"
+            half = half + "m" if dotted else half
+            if half not in ("am", "pm"):
+                return None
+            self.at += 3 + (2 if dotted else 0)
+            self.accept(".") if dotted else None
+        elif after.kind != "eof" and after.text not in (",", "."):
+            return None
+        if int(a.text) > 24 or int(b.text) > 59:
+            return None
+        self.at += 4 if half and not dotted else 3
+        return ("time", int(a.text), int(b.text), half)
+
+    def measured(self, tree: Tree) -> Tree:
+        """A unit after a value: the words up to the next sign that cannot belong to one."""
+        label = ""
+        while True:
+            token = self.peek()
+            wordy = token.kind == "text" or (token.kind == "word" and not self.starts_factor(token))
+            if wordy and not self.joins(token) and token.text.lower() not in ("mod", "base", "u"):
+                label += " " + self.take().text
+            elif label and token.text == "^" and not label.endswith("^"):
+                self.at += 1
+                power = self.argument(whole=True)
+                label += "^" + (str(power[1]) if power[0] == "num" else "-" + str(power[1][1]) if power[0] == "neg" else "?")
+            elif label and token.text == "/" and self.peek(1).kind in ("word", "text"):
+                self.at += 1
+                label += " /"
+            elif token.kind == "word" and label and not self.joins(token) and token.text.lower() not in ("mod", "base"):
+                label += " " + self.take().text
+            else:
+                break
+        if self.peek().text == "base" or label.strip().lower().removeprefix("in ").startswith("base"):
+            return self.in_base(tree, label)
+        label = label.strip()
+        if not label:
+            return tree
+        if tree[0] == "unit" and tree[2] == "dollar" and measure(label) is not None:
+            return tree if label.lower().rstrip("s") == "dollar" else ("unit", tree[1], "dollar " + label)
+        if measure(label) is None:
+            raise Unreadable(f"the words {label[:40]!r} are left over")
+        if tree[0] == "unit":
+            raise Unreadable(f"two units stand in a row: {tree[2]}, {label[:40]}")
+        return ("unit", tree, label)
+
+    def in_base(self, tree: Tree, label: str) -> Tree:
+        """`52 base 8`, `52 in base 8`."""
+        words = label.lower().split()
+        if not words or words[-1] != "base":
+            self.take()
+        base = self.take()
+        if tree[0] != "num" or tree[2] != 1 or not base.text.isdigit() or len(base.text) > 2 or not 2 <= int(base.text) <= 36:
+            raise Unreadable("there is no such base")
+        return ("base", str(tree[1]), int(base.text))
+
+    def brackets(self, opener: str) -> Tree:
+        """A group, a tuple, an interval, a set, a floor."""
+        bars, self.bars = self.bars, 1 if opener in (r"\{", r"\lbrace") else 0
+        close = OPENERS[opener]
+        if self.accept(close):
+            if opener in (r"\{", r"\lbrace"):
+                self.bars = bars
+                return ("set",)
+            raise Unreadable("a pair of brackets is empty")
+        found = self.items()
+        if opener in (r"\{", r"\lbrace") and self.accept("|", r"\mid", ":", r"\vert"):
+            found = [("builder", found[0], *self.items())]
+        self.bars = bars
+        if opener in ("(", "["):
+            token = self.take()
+            if token.text not in (")", "]") or token.kind != "op":
+                raise Unreadable(f"the bracket {opener!r} does not close")
+            return _bracketed(opener, found, token.text)
+        self.expect(close)
+        if opener in (r"\{", r"\lbrace"):
+            return found[0] if found[0][0] == "builder" else ("set", *found)
+        if opener == r"\langle":
+            return ("tuple", *found)
+        if len(found) == 1:
+            return ("fun", {r"\lfloor": "floor", r"\lceil": "ceil"}[opener], found[0]) if opener != "{" else found[0]
+        return ("set", *found)
+
+    def environment(self, name: str) -> Tree:
+        """A matrix, a determinant, or a case distinction."""
+        rows: list[list[Tree]] = [[]]
+        while self.peek().kind != "end":
+            if self.peek().kind == "eof" or len(rows) > 40:
+                raise Unreadable(f"the {name[:20]} does not end")
+            if self.accept("&"):
+                continue
+            if self.accept(r"\\"):
+                rows.append([])
+                continue
+            if self.accept(r"\hline"):
+                continue
+            rows[-1].append(self.condition() if name == "cases" else self.clause())
+            if name == "cases":
+                self.accept(",")
+        if self.take().text != name:
+            raise Unreadable(f"the {name[:20]} ends as something else")
+        rows = [row for row in rows if row]
+        if not rows or len({len(row) for row in rows}) != 1:
+            raise Unreadable("the rows have different lengths")
+        if name == "cases":
+            return ("cases", *(("tuple", *row) for row in rows))
+        matrix: Tree = ("matrix", tuple(tuple(row) for row in rows))
+        if name in ("vmatrix", "Vmatrix"):
+            return ("fun", "det", matrix)
+        if name not in MATRICES:
+            raise Unreadable(f"the environment {name[:20]} is not part of an answer")
+        return matrix
+
+    def condition(self) -> Tree:
+        """A cell of a case distinction; `if` and `otherwise` are words of it."""
+        while self.peek().kind in ("text", "word") and self.peek().text.strip(" ,").lower() in ("if", "for", "when", "where"):
+            self.at += 1
+        token = self.peek()
+        if token.kind in ("text", "word") and token.text.strip(" ,.").lower() in ("otherwise", "else"):
+            self.at += 1
+            return ("text", "otherwise")
+        return self.clause()
+
+
+def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
+    plainly = (opener, closer) == ("(", ")")
+    if len(found) == 1 and (plainly or (opener, closer) == ("[", "]")):
+        return found[0]
+    if plainly or (len(found) > 2 and (opener, closer) == ("[", "]")):
+        return ("tuple", *found)
+    if len(found) != 2:
+        raise Unreadable("an interval has two ends")
+    return ("interval", found[0], found[1], opener, closer)
+
+
+@lru_cache(maxsize=8192)
+def parse(text: str) -> Tree:
+    r"""The tree of a whole answer.
+
+    >>> parse(r"\dfrac12")
+    ('div', ('num', 1, 1), ('num', 2, 1))
+    """
+    shown = unwrap(plain(text))
+    if not shown:
+        raise Unreadable("it is empty")
+    letter = choice(shown)
+    if letter is not None:
+        return ("choice", letter)
+    said = words(shown, strict=True)
+    if said is not None:
+        return said
+    try:
+        tree = Parser(_named(tokens(shown))).top()
+    except Unreadable:
+        said = words(shown, strict=False)
+        if said is None:
+            raise
+        return said
+    nodes = sum(1 for _ in walk(tree))
+    if nodes > MAX_NODES:
+        raise TooBig(f"it has {nodes} parts; at most {MAX_NODES} are judged")
+    return tree
+
+
+def _named(row: list[Token]) -> list[Token]:
+    r"""Text in math that is no words at all: \mathrm{e}, \operatorname{sin}, \mathbb{R}."""
+    for at, token in enumerate(row):
+        if token.kind == "text":
+            name = ALIASES.get(token.text, token.text)
+            if is_unit(name) and at and row[at - 1].text in ("}", ")", row[at - 1].text if row[at - 1].kind == "num" else ")"):
+                continue
+            if name in FUNCTIONS or name in GREEK:
+                row[at] = Token("cmd", "\\" + name, token.spaced)
+            elif re.fullmatch(r"[a-zA-Z]", name) and not (
+                at and is_letter_unit(name) and (row[at - 1].kind == "num" or row[at - 1].text == "}")
+            ):
+                row[at] = Token("cmd", "\\" + name, token.spaced) if name in "RZNQ" else Token("word", name, token.spaced)
+            elif re.fullmatch(r"[\d.,]*\d", name):
+                row[at] = tokens(name)[0]
+    return row

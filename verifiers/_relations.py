@@ -1,0 +1,171 @@
+"""Relations: assignments peeled off values, chains that must agree, equations and inequalities compared as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlvr.verifiers._exact import NotFinite, exact
+from rlvr.verifiers._points import real
+from rlvr.verifiers._regions import FLIP, judge_region, region
+from rlvr.verifiers._scalars import Bench, Judged
+from rlvr.verifiers._tree import Tree, say, show, symbols
+
+Judge = Callable[[Tree, Tree, Bench], Judged]
+ZERO: Tree = ("num", 0, 1)
+
+
+def name_of(tree: Tree) -> str:
+    """The name on one side of an assignment: `x`, `f(x)`, `(x, y)`; empty when it is none."""
+    if tree[0] == "sym":
+        return str(tree[1])
+    if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[2][0] in ("sym", "tuple"):
+        return tree[1][1] if tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
+    if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
+        return tree[1][1][1] + "^-1"
+    if tree[0] == "mul" and all(arg[0] == "sym" and arg[1].isupper() for arg in tree[1:]):
+        return "".join(arg[1] for arg in tree[1:])
+    if tree[0] == "tuple" and all(arg[0] == "sym" for arg in tree[1:]):
+        return "(" + ",".join(arg[1] for arg in tree[1:]) + ")"
+    return ""
+
+
+def named(tree: Tree) -> tuple[str, Tree]:
+    """The name and the value of `x = 5`; no name and the tree itself for anything else."""
+    if tree[0] == "rel" and len(tree) == 4 and tree[2] == "=":
+        left, right = name_of(tree[1]), name_of(tree[3])
+        if left and tree[1] != tree[3]:
+            return left, tree[3]
+        if right:
+            return right, tree[1]
+    return "", tree
+
+
+def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
+    """The value that an answer asserts when the gold is one value: `x = 5` says 5, a chain must agree with itself."""
+    if answer[0] != "rel":
+        return answer, ""
+    signs, parts = answer[2::2], list(answer[1::2])
+    if list(signs) == ["in"]:
+        return (parts[1], "") if name_of(parts[0]) else (None, f"{show(parts[0])} is no letter")
+    if any(sign not in ("=", "~") for sign in signs):
+        return None, f"parsed as {say(answer)}; the gold {show(gold)} is no relation"
+    values = parts
+    if name_of(parts[0]) and (parts[0][0] != "sym" or parts[0][1] not in symbols(gold)):
+        values = parts[1:]
+        signs = signs[1:]
+    elif len(parts) == 2 and name_of(parts[1]) and not (symbols(parts[1]) & symbols(gold)):
+        values, signs = parts[:1], ()
+    if not values:
+        return None, "it asserts nothing"
+    for sign, value in zip(signs, values[1:], strict=False):
+        if sign == "=" and not _equal(values[0], value, bench):
+            return None, f"its chain does not agree: {show(values[0])} is not {show(value)}"
+        if sign == "~" and not _near(values[0], value):
+            return None, f"its chain does not agree: {show(values[0])} is not near {show(value)}"
+    simple = [value for value in values if value[0] in ("num", "dec") or exact_value(value)]
+    return (simple[-1] if simple and len(values) > 1 and "~" not in signs else values[0]), ""
+
+
+def exact_value(tree: Tree) -> bool:
+    """Whether the tree is a rational number."""
+    try:
+        return exact(tree) is not None
+    except NotFinite:
+        return False
+
+
+def _equal(a: Tree, b: Tree, bench: Bench) -> bool:
+    from rlvr.verifiers._kinds import judge  # the two know each other: a chain's members are judged like answers
+
+    return judge(a, b, bench).right
+
+
+def _near(a: Tree, b: Tree) -> bool:
+    x, y = real(a), real(b)
+    return x is not None and y is not None and bool(abs(x - y) <= abs(x) / 50)
+
+
+def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judged:
+    """A gold that is a relation: a membership, an assignment, an equation, an inequality."""
+    signs = gold[2::2]
+    if list(signs) == ["in"] or all(sign in FLIP for sign in signs):
+        want, have = region(gold), region(answer)
+        if want is not None and have is not None and not (answer[0] == "set" and len(answer) > 1):
+            if answer[0] == "rel" and symbols(answer) and symbols(gold) and symbols(answer) != symbols(gold):
+                return Judged(
+                    False, f"it is about {', '.join(sorted(symbols(answer)))}; the gold is about {', '.join(sorted(symbols(gold)))}"
+                )
+            return judge_region(want, have, bench)
+        if list(signs) == ["in"]:
+            return judge(gold[3], answer, bench)
+        return _inequality(gold, answer, bench)
+    name, value = named(gold)
+    if len(gold) > 4 or "~" in gold[2::2]:
+        inner, why = settled(("num", 0, 1), gold, bench)
+        return judge(inner, answer, bench) if inner is not None else Judged(False, f"the gold's {why}")
+    if answer[0] != "rel":
+        if not name:
+            return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+        return judge(value, answer, bench)
+    if len(answer) == 4 and answer[2] == "=":
+        mine, mine_value = named(answer)
+        if name and mine and mine == name and judge(value, mine_value, bench).right:
+            return Judged(True, f"{show(answer)} is the gold")
+        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
+        if name and mine and applied and symbols(value) and judge(value, mine_value, bench).right:
+            return Judged(True, f"{show(answer)} is the gold")
+        if name and mine and mine != name and not symbols(value) and not symbols(mine_value):
+            return Judged(False, f"it names {mine}; the gold names {name}")
+        return _equation(gold, answer, bench)
+    if name:
+        inner, why = settled(value, answer, bench)
+        return judge(value, inner, bench) if inner is not None else Judged(False, why)
+    return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+
+
+def _moved(tree: Tree) -> Tree:
+    return ("add", tree[1], ("neg", tree[3]))
+
+
+def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    """Two equations with the same letters, one a constant multiple of the other."""
+    a, b = _moved(gold), _moved(answer)
+    if symbols(a) != symbols(b) or not symbols(a):
+        return Judged(False, f"{show(answer)} is not {show(gold)}: the letters differ")
+    factor = _multiple(a, b, bench)
+    if factor is None:
+        return Judged(False, f"{show(answer)} is not a multiple of {show(gold)}")
+    return Judged(True, f"{show(answer)} is {show(gold)}, moved or scaled")
+
+
+def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
+    """The constant factor between two expressions that vanish together; None when there is none."""
+    from rlvr.verifiers._normal import Normaliser
+
+    first, second = Normaliser().form(a), Normaliser().form(b)
+    if not first or not second or set(first) != set(second):
+        return None
+    mono = min(first)
+    factor = second[mono] / first[mono]
+    if any(second[m] != factor * first[m] for m in first):
+        return None
+    return ("num", factor.numerator, factor.denominator)
+
+
+def _inequality(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    """Two inequalities that are not solved: the same one, moved, turned round or scaled."""
+    if answer[0] != "rel" or len(answer) != len(gold) or any(sign not in FLIP for sign in answer[2::2]):
+        return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")
+    if len(gold) > 4:
+        turned: list[Any] = [FLIP.get(p, p) if isinstance(p, str) else p for p in reversed(answer[1:])]
+        for parts in (list(answer[1:]), turned):
+            if parts[1::2] == list(gold[2::2]) and all(bench.same(x, y) for x, y in zip(gold[1::2], parts[0::2], strict=True)):
+                return Judged(True, f"{show(answer)} is the gold")
+        return Judged(False, f"{say(answer)} is not {say(gold)}")
+    factor = _multiple(_moved(gold), _moved(answer), bench)
+    if factor is None:
+        return Judged(False, f"{say(answer)} is not {say(gold)}")
+    sign = answer[2] if factor[1] > 0 else FLIP[answer[2]]
+    right = sign == gold[2]
+    return Judged(right, f"{say(answer)} {'is' if right else 'is not'} {say(gold)}")

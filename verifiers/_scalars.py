@@ -1,0 +1,299 @@
+"""Judging one value against one value: numbers, expressions, quantities with units, percentages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from rlvr.verifiers._exact import NotFinite, exact
+from rlvr.verifiers._forms import wrong_form
+from rlvr.verifiers._normal import compare
+from rlvr.verifiers._points import context, differ, real
+from rlvr.verifiers._policy import Policy
+from rlvr.verifiers._tree import Tree, has, say, show, symbols, walk
+from rlvr.verifiers._units import is_angle, is_degree, is_unit, measure
+
+PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
+"""Functions for which agreement at sample points says little: there only a proof counts."""
+Algebra = Callable[[Tree, Tree], bool | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Right or wrong, and why in words.
+
+    >>> Judged(False, "1 is not 2").right
+    False
+    """
+
+    right: bool
+    reason: str
+
+
+@dataclass(slots=True)
+class Bench:
+    """What a judgement has at hand: the policy, and the algebra system for what nothing cheaper decides.
+
+    >>> Bench(Policy()).policy.percent
+    'lenient'
+    """
+
+    policy: Policy
+    algebra: Algebra = field(default=lambda a, b: None)
+    steps: int = 400
+
+    def same(self, a: Tree, b: Tree) -> bool:
+        """Whether two expressions have the same value: exactly, by normal form, by sample points, then by algebra."""
+        if a == b:
+            return True
+        left, right = exact(a), exact(b)
+        if left is not None and right is not None:
+            return left == right
+        if symbols(a) != symbols(b) and not (symbols(a) <= symbols(b) or symbols(b) <= symbols(a)):
+            return False
+        if infinite(a) or infinite(b):
+            return infinite(a) == infinite(b)
+        formed = compare(a, b)
+        if formed is not None:
+            return formed
+        apart = differ(a, b)
+        if apart is True:
+            return False
+        decided = self.algebra(a, b)
+        if decided is not None:
+            return decided
+        return apart is False and not any(node[0] == "fun" and node[1] in PIECEWISE for tree in (a, b) for node in walk(tree))
+
+
+def infinite(tree: Tree) -> int:
+    """1 or -1 when the tree is exactly plus or minus infinity; 0 else."""
+    if tree == ("const", "oo"):
+        return 1
+    return -infinite(tree[1]) if tree[0] == "neg" else 0
+
+
+def finite(tree: Tree) -> str:
+    """Why a tree is no answer whatever the gold: it divides by zero, or calculates with infinity. Empty when it is one."""
+    for node in walk(tree):
+        if node[0] == "div" and exact_or_none(node[2]) == 0:
+            return "it divides by zero"
+        if node[0] in ("add", "mul", "div", "pow", "fun", "root", "pm") and ("const", "oo") in [
+            arg[1] if isinstance(arg, tuple) and arg[0] == "neg" else arg for arg in node[1:]
+        ]:
+            return "it calculates with infinity"
+    return ""
+
+
+def exact_or_none(tree: Tree) -> Fraction | None:
+    """The exact value, or None where there is none or it is not finite."""
+    try:
+        return exact(tree)
+    except NotFinite:
+        return None
+
+
+def quantity(tree: Tree) -> tuple[Tree, str]:
+    """A value and its unit's label: the unit may stand under a sign or inside a product or a quotient."""
+    op = tree[0]
+    if op == "unit":
+        return tree[1], tree[2]
+    if op == "neg":
+        value, label = quantity(tree[1])
+        return ("neg", value), label
+    if op in ("mul", "div", "add"):
+        parts = [quantity(arg) for arg in tree[1:]]
+        labels = [label for _, label in parts if label]
+        if len(labels) == 1 and op != "add":
+            return (op, *(value for value, _ in parts)), labels[0]
+        if len(labels) == len(parts) and len(set(labels)) == 1 and op == "add":
+            return (op, *(value for value, _ in parts)), labels[0]
+    return tree, ""
+
+
+def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    """One value against one value, units and percent first."""
+    if gold[0] == "percent" or answer[0] == "percent":
+        return _percent(gold, answer, bench)
+    gold_value, gold_unit = quantity(gold)
+    value, unit = quantity(answer)
+    if not gold_unit and not unit:
+        return number(gold, answer, bench)
+    if gold_unit and unit:
+        return _units(gold_value, gold_unit, value, unit, bench)
+    if gold_unit:
+        if is_degree(gold_unit) and has(value, "const"):
+            return number(gold_value, ("div", ("mul", value, ("num", 180, 1)), ("const", "pi")), bench)
+        if bench.policy.units == "required":
+            return Judged(False, f"the unit is missing; the gold is {say(gold)}")
+        return number(gold_value, value, bench)
+    if measure(unit) is None:
+        return Judged(False, f"{unit!r} is no unit")
+    if unit.lower() in ("percent", "percentage", "pct"):
+        return _percent(gold, ("percent", value), bench)
+    if is_degree(unit) and has(gold, "const", "fun"):
+        return number(gold, ("div", ("mul", value, ("const", "pi")), ("num", 180, 1)), bench)
+    return number(gold, value, bench)
+
+
+def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> Judged:
+    if gold_unit.lower() == unit.lower():
+        return number(gold, value, bench)
+    wanted, given = measure(gold_unit), measure(unit)
+    if wanted is None or given is None:
+        return Judged(False, f"{(gold_unit if wanted is None else unit)!r} is no unit")
+    if is_angle(wanted) and is_angle(given):
+        if is_degree(gold_unit) != is_degree(unit):
+            over = (("num", 180, 1), ("const", "pi")) if is_degree(gold_unit) else (("const", "pi"), ("num", 180, 1))
+            value = ("div", ("mul", value, over[0]), over[1])
+        return number(gold, value, bench)
+    if wanted[0] and given[0] and wanted[0] != given[0]:
+        if not _same_thing(gold_unit, unit):
+            return Judged(False, f"the units conflict: {unit}, where the gold has {gold_unit}")
+        return number(gold, value, bench)
+    ratio = given[1] / wanted[1]
+    scaled = value if ratio == 1 or not (wanted[0] and given[0]) else ("mul", value, ("num", ratio.numerator, ratio.denominator))
+    judged = number(gold, scaled, bench)
+    return judged if ratio == 1 or judged.right else Judged(False, f"{show(value)} {unit} is not {show(gold)} {gold_unit}")
+
+
+def _same_thing(one: str, other: str) -> bool:
+    """Whether two counted things may be the same: the words of one are among the words of the other."""
+    a, b = ({word.rstrip("s") for word in label.lower().split()} for label in (one, other))
+    if "per" in a ^ b or "/" in one + other or any(is_unit(word) for word in a ^ b):
+        return False
+    return a <= b or b <= a
+
+
+def _percent(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    lenient = bench.policy.percent == "lenient"
+    gold_marked, marked = _unmarked(gold), _unmarked(answer)
+    if gold_marked is not None and marked is not None:
+        return number(gold_marked, marked, bench)
+    if gold_marked is not None:
+        value = quantity(answer)[0]
+        part = ("div", gold_marked, ("num", 100, 1))
+        if number(part, value, bench).right or (lenient and number(gold_marked, value, bench).right):
+            return Judged(True, f"{show(answer)} is {show(gold)}")
+        return Judged(False, f"{say(answer)} is not {say(gold)}" + ("" if lenient else ", whose percent sign is missing"))
+    assert marked is not None
+    gold_value = quantity(gold)[0]
+    if number(gold_value, ("div", marked, ("num", 100, 1)), bench).right or (lenient and number(gold_value, marked, bench).right):
+        return Judged(True, f"{show(answer)} is {show(gold)}")
+    return Judged(False, f"{say(answer)} is not {say(gold)}")
+
+
+def _unmarked(tree: Tree) -> Tree | None:
+    """The value before a percent sign or the word; None without one."""
+    if tree[0] == "percent":
+        return quantity(tree[1])[0]
+    if tree[0] == "neg":
+        inner = _unmarked(tree[1])
+        return None if inner is None else ("neg", inner)
+    if tree[0] == "unit" and tree[2].lower() in ("percent", "percentage", "pct"):
+        return tree[1]
+    return None
+
+
+def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    """Two values without units: equal, or a decimal that rounds as the policy allows; then the required form."""
+    if has(answer, "unit", "percent") and not has(gold, "unit", "percent") and not has(answer, "fun"):
+        return Judged(False, f"{say(answer)} mixes units")
+    extra = symbols(answer) - symbols(gold)
+    if extra and not _constants(gold, answer):
+        return Judged(False, f"it contains {', '.join(sorted(extra))[:60]}, which the gold {say(gold)} does not")
+    if bench.same(gold, answer):
+        wrong = wrong_form(answer, bench.policy.form)
+        return Judged(False, f"it has the right value, but {wrong}") if wrong else Judged(True, f"{say(answer)} equals {show(gold)}")
+    if not symbols(gold) and not symbols(answer):
+        why = _rounds(gold, answer, bench.policy)
+        if why:
+            return Judged(True, why)
+    if _constants(gold, answer) and _differ_by_constant(gold, answer, bench):
+        return Judged(True, f"{say(answer)} equals {show(gold)} up to the constant")
+    return Judged(False, f"{say(answer)} is not {show(gold)}")
+
+
+def written(tree: Tree) -> tuple[int, int] | None:
+    """Of a decimal as written: its significant digits and its places after the point; None for anything else.
+
+    >>> written(("mul", ("dec", 602, 2), ("pow", ("num", 10, 1), ("num", 23, 1))))
+    (3, -21)
+    """
+    if tree[0] == "neg":
+        return written(tree[1])
+    if tree[0] == "dec":
+        return len(str(abs(tree[1]))) if tree[1].bit_length() < 4000 else 1000, tree[2]
+    if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "dec" and tree[2][0] == "pow" and tree[2][1] == ("num", 10, 1):
+        power = exact_or_none(tree[2][2])
+        if power is not None and power.denominator == 1:
+            return len(str(tree[1][1])), tree[1][2] - int(power)
+    return None
+
+
+def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
+    """Why a value that is not equal still stands for the gold, by rounding; empty when it does not."""
+    of_gold, of_answer = written(gold), written(answer)
+    if of_gold is None and of_answer is None:
+        return ""
+    x, y = _value(gold), _value(answer)
+    if x is None or y is None:
+        return ""
+    gap = abs(x - y)
+    if of_gold is not None and of_gold[0] >= policy.places and (of_answer is None or of_answer[1] > of_gold[1]):
+        half = _place(of_gold[1]) / 2
+        if gap <= half and gap <= policy.tolerance / (1 if of_answer is None else 5) * abs(y):
+            return f"{show(answer)} rounds to {show(gold)}"
+    whole = exact_or_none(gold)
+    if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):
+        unit = _place(of_answer[1])
+        if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)):
+            return f"{show(answer)} is {show(gold)} to {of_answer[0]} significant digits"
+    return ""
+
+
+def _place(places: int) -> Any:
+    return Fraction(1, 10**places) if places >= 0 else Fraction(10**-places)
+
+
+def _value(tree: Tree) -> Any:
+    """The value as a rational, exact or to sixty digits; None when it is not real."""
+    value = exact_or_none(tree)
+    if value is not None:
+        return value
+    approximate = real(tree)
+    if approximate is None or abs(context().mag(approximate)) > 4000:
+        return None
+    sign, mantissa, exponent, _ = approximate._mpf_
+    scaled = Fraction(int(mantissa)) * (Fraction(2) ** exponent)
+    return -scaled if sign else scaled
+
+
+def _constants(gold: Tree, answer: Tree) -> str:
+    """The letter of an added constant in the gold, when the answer has one too: families `... + C`."""
+    for name in ("C", "c", "K", "k"):
+        if gold[0] == "add" and ("sym", name) in gold[1:] and len(symbols(gold)) > 1:
+            extra = [arg for arg in answer[1:] if answer[0] == "add" and arg[0] == "sym" and arg[1][0] in "CcKk"]
+            return name if len(extra) == 1 and len(symbols(answer)) > 1 else ""
+    return ""
+
+
+def _differ_by_constant(gold: Tree, answer: Tree, bench: Bench) -> bool:
+    """Whether what is left without the added constants differs by a number only."""
+    rest = []
+    for tree in (gold, answer):
+        args = [arg for arg in tree[1:] if not (arg[0] == "sym" and arg[1][0] in "CcKk")]
+        rest.append(("add", *args, ("num", 0, 1)))
+    gap: Tree = ("add", rest[0], ("neg", rest[1]))
+    names = symbols(gap)
+    if any(name[0] in "CcKk" for name in names) or symbols(rest[1]) - symbols(rest[0]):
+        return False
+    moved = _substitute(gap, {name: ("num", 3 + 2 * place, 7) for place, name in enumerate(sorted(names))})
+    return bench.same(gap, moved)
+
+
+def _substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
+    if tree[0] == "sym":
+        return point.get(tree[1], tree)
+    return tuple(_substitute(arg, point) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)

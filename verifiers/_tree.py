@@ -1,0 +1,162 @@
+"""The syntax tree of an answer: plain nested tuples, the operator's name first.
+
+Plain tuples compare structurally, hash, and travel as JSON; nothing here can run.
+
+    ("num", 3, 4)                    the rational 3/4               ("dec", 314, 2)      3.14, written with two places
+    ("sym", "x")  ("const", "pi")    letters and constants          ("text", "east")     words
+    ("add" | "mul", a, b, ...)  ("neg", a)  ("div", a, b)  ("pow", a, b)  ("root", a, n)  ("fun", "sin", a)
+    ("list" | "tuple" | "set", a, b, ...)   ("interval", lo, hi, "(", "]")   ("union" | "inter" | "minus", a, b)
+    ("rel", a, "<", b, "<=", c)      a chain of relations           ("matrix", (row, row, ...))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+Tree = tuple[Any, ...]
+
+MAX_NODES = 600
+"""More nodes than this and a tree is refused before any arithmetic."""
+MAX_BITS = 40_000
+"""The largest exact integer, in bits, that is computed while judging."""
+
+
+class Unreadable(Exception):
+    """The text is no answer that the grammar knows; the message says where it stops."""
+
+
+class TooBig(Exception):
+    """The text is over a static cap: nothing of it was computed."""
+
+
+def children(tree: Tree) -> Iterator[Tree]:
+    """The sub-trees right below."""
+    for arg in tree[1:]:
+        if isinstance(arg, tuple) and arg:
+            if isinstance(arg[0], str):
+                yield arg
+            else:
+                yield from children(("", *arg))
+
+
+def walk(tree: Tree) -> Iterator[Tree]:
+    """Every node, without recursion."""
+    rest = [tree]
+    while rest:
+        node = rest.pop()
+        yield node
+        rest.extend(children(node))
+
+
+def symbols(tree: Tree) -> frozenset[str]:
+    """The free symbols' names (the index of a sum or an integral is not free).
+
+    >>> sorted(symbols(("add", ("sym", "x"), ("num", 1, 1))))
+    ['x']
+    """
+    bound = {node[2] for node in walk(tree) if node[0] in ("sum", "prod", "integral", "limit")}
+    return frozenset(node[1] for node in walk(tree) if node[0] == "sym" and node[1] not in bound)
+
+
+def has(tree: Tree, *ops: str) -> bool:
+    """Whether a node of one of these kinds stands anywhere in the tree."""
+    return any(node[0] in ops for node in walk(tree))
+
+
+NAMES = {
+    "list": "the list",
+    "tuple": "the tuple",
+    "set": "the set",
+    "interval": "the interval",
+    "union": "the union",
+    "rel": "the relation",
+    "matrix": "the matrix",
+    "text": "the words",
+    "choice": "the choice",
+    "base": "the numeral",
+    "mod": "the residue",
+    "ratio": "the ratio",
+    "unit": "the quantity",
+    "percent": "the percentage",
+    "time": "the time",
+    "cases": "the piecewise function",
+    "dec": "the decimal",
+}
+
+
+def say(tree: Tree) -> str:
+    """The tree in words, for reasons: `the interval (1, 2]`.
+
+    >>> say(("interval", ("num", 1, 1), ("num", 2, 1), "(", "]"))
+    'the interval (1, 2]'
+    """
+    shown = show(tree)
+    shown = shown if len(shown) <= 120 else shown[:117] + "..."
+    return f"{NAMES[tree[0]]} {shown}" if tree[0] in NAMES else shown
+
+
+_INFIX = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", "}
+_CLOSED = {"tuple": ("(", ")"), "set": ("{", "}")}
+
+
+def show(tree: Tree, depth: int = 0) -> str:
+    """The tree in plain one-line notation; deep parts are cut."""
+    op, args = tree[0], tree[1:]
+    if depth > 12:
+        return "..."
+
+    def sub(node: Tree) -> str:
+        text = show(node, depth + 1)
+        return f"({text})" if node[0] in ("add", "mul", "div", "neg", "pm") else text
+
+    if op == "num":
+        return short(args[0]) if args[1] == 1 else f"{short(args[0])}/{short(args[1])}"
+    if op == "dec":
+        return _decimal(args[0], args[1])
+    if op in ("sym", "const", "text", "choice"):
+        return str(args[0])
+    if op in _INFIX:
+        return _INFIX[op].join(sub(a) if op != "list" else show(a, depth + 1) for a in args)
+    if op in _CLOSED:
+        left, right = _CLOSED[op]
+        return left + ", ".join(show(a, depth + 1) for a in args) + right
+    if op == "interval":
+        return f"{args[2]}{show(args[0], depth + 1)}, {show(args[1], depth + 1)}{args[3]}"
+    if op == "rel":
+        return " ".join(part if isinstance(part, str) else show(part, depth + 1) for part in args)
+    if op in ("neg", "div", "pow"):
+        return f"-{sub(args[0])}" if op == "neg" else f"{sub(args[0])}{'/' if op == 'div' else '^'}{sub(args[1])}"
+    return _show_rest(tree, depth)
+
+
+def _show_rest(tree: Tree, depth: int) -> str:
+    op, args = tree[0], tree[1:]
+    if op == "unit":
+        return f"{show(args[0], depth + 1)} {args[1]}"
+    if op == "percent":
+        return f"{show(args[0], depth + 1)}%"
+    if op == "base":
+        return f"{args[0]} in base {args[1]}"
+    if op == "mod":
+        return f"{show(args[0], depth + 1)} (mod {show(args[1], depth + 1)})"
+    if op == "pm":
+        return f"{show(args[0], depth + 1)} {args[2]} {show(args[1], depth + 1)}"
+    if op == "matrix":
+        return "[" + "; ".join(", ".join(show(cell, depth + 1) for cell in row) for row in args[0]) + "]"
+    if op == "time":
+        return f"{args[0]}:{args[1]:02d}{' ' + args[2] if args[2] else ''}"
+    name = args[0] if op == "fun" else op
+    return f"{name}(" + ", ".join(show(a, depth + 1) for a in args if isinstance(a, tuple) and a and isinstance(a[0], str)) + ")"
+
+
+def short(value: int) -> str:
+    """An integer in digits, or its size when it is too long to print."""
+    return str(value) if value.bit_length() <= 2000 else f"({value.bit_length()}-bit integer)"
+
+
+def _decimal(digits: int, places: int) -> str:
+    if digits.bit_length() > 2000:
+        return short(digits)
+    text = str(abs(digits)).rjust(places + 1, "0")
+    return ("-" if digits < 0 else "") + (f"{text[:-places]}.{text[-places:]}" if places > 0 else text)

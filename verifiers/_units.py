@@ -1,0 +1,182 @@
+"""Units of measure: what a label means, and when two labels may stand for the same quantity.
+
+A label is read into powers of base units and a factor: "cm^2" is ((("m", 2),), 1/10000). A word that the table does not
+know is a thing that is counted ("18 eggs"): its own base unit, without a conversion.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+Measure = tuple[tuple[tuple[str, int], ...], Fraction]
+
+MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+
+_TABLE = """
+m 1: m meter metre | cm 1/100: cm centimeter centimetre | mm 1/1000: mm millimeter millimetre | km 1000: km kilometer kilometre
+in 254/10000: in inch inche | ft 3048/10000: ft foot feet | yd 9144/10000: yd yard | mi 1609344/1000: mi mile
+g@ 1: g gram | g@ 1000: kg kilogram kilo | g@ 1/1000: mg milligram
+g@ 45359237/100000: lb lbs pound | g@ 45359237/1600000: oz ounce
+g@ 1000000: ton tonne
+s@ 1: s sec second | s@ 60: min minute | s@ 3600: h hr hour | s@ 86400: day | s@ 604800: week | s@ 1/1000: ms millisecond
+month@ 1: month | month@ 12: year yr
+money@ 1: dollar usd buck | money@ 1/100: cent penny pennies c | euro@ 1: euro eur | gbp@ 1: gbp quid
+angle@ 1: radian rad | angle@ pi: degree deg degrees
+volume@ 1: l liter litre | volume@ 1/1000: ml milliliter millilitre | volume@ 3785411784/1000000000: gallon gal
+volume@ 946352946/1000000000: quart
+volume@ 473176473/1000000000: pint | volume@ 2365882365/10000000000: cup
+n@ 1: n newton | j@ 1: j joule | j@ 1000: kj kilojoule | w@ 1: w watt | w@ 1000: kw kilowatt
+hz@ 1: hz hertz | v@ 1: v volt | pa@ 1: pa pascal
+kelvin@ 1: k kelvin | celsius@ 1: celsius | fahrenheit@ 1: fahrenheit | mol@ 1: mol mole | bit@ 1: bit | bit@ 8: byte
+m/s 1: mps | mph 1: mph | percent@ 1: percent percentage pct | unit@ 1: unit | unit@ 2: pair
+"""
+
+_UNITS: dict[str, tuple[str, Fraction]] = {}
+for _entry in re.split(r"[|\n]", _TABLE.strip()):
+    _head, _, _words = _entry.partition(":")
+    _name, _factor = _head.split()
+    _base = _name.rstrip("@") if _name.endswith("@") else ("m" if "/" not in _name and _name != "mph" else _name)
+    for _word in _words.split():
+        _UNITS[_word] = (_base, Fraction(1) if _factor == "pi" else Fraction(_factor))
+
+NOT_THINGS = frozenset(
+    [
+        "or",
+        "and",
+        "not",
+        "maybe",
+        "either",
+        "neither",
+        "nor",
+        "to",
+        "than",
+        "is",
+        "are",
+        "be",
+        "was",
+        "if",
+        "then",
+        "else",
+        "but",
+        "also",
+        "approximately",
+        "about",
+        "probably",
+        "answer",
+        "the",
+        "a",
+        "an",
+        "of",
+        "in",
+        "base",
+        "mod",
+        "no",
+        "yes",
+        "none",
+        "all",
+        "any",
+        "both",
+        "true",
+        "false",
+        "impossible",
+        "undefined",
+        "when",
+        "where",
+        "for",
+        "such",
+        "that",
+        "with",
+        "without",
+        "from",
+        "between",
+        "only",
+    ]
+)
+_LONG = frozenset(word for word in _UNITS if len(word) >= 2) | frozenset(MULTIPLES) - {"in", "percent"}
+_SINGLE = frozenset("mgshLlNJWV")
+
+
+def is_unit(word: str) -> bool:
+    """Whether a word of two letters or more is a unit of the table, in singular or plural."""
+    word = word.lower()
+    return word in _LONG or (word.endswith("s") and word[:-1] in _LONG)
+
+
+def is_letter_unit(letter: str) -> bool:
+    """Whether one letter after a numeral and a space is read as a unit."""
+    return letter in _SINGLE
+
+
+@lru_cache(maxsize=4096)
+def measure(label: str) -> Measure | None:
+    """What a label means; None for words that count nothing ("or 43", "not").
+
+    >>> measure("square inches")
+    ((('m', 2),), Fraction(16129, 25000000))
+    """
+    text = re.sub(r"\s+", " ", label.lower().replace("\\", " ").replace("{", "").replace("}", "").replace(".", " ")).strip()
+    if not text or len(text) > 60 or not re.fullmatch(r"[a-zà-ɏ0-9^/*() '-]+", text):
+        return None
+    over = re.split(r"\s*/\s*|\s+per\s+|^per\s+", text)
+    powers: dict[str, int] = {}
+    factor = Fraction(1)
+    for place, part in enumerate(over):
+        sign = 1 if place == 0 else -1
+        read = _part(part)
+        if read is None:
+            return None
+        for base, power in read[0]:
+            powers[base] = powers.get(base, 0) + sign * power
+        factor *= read[1] ** sign
+    return tuple(sorted((base, power) for base, power in powers.items() if power and base != "unit")), factor
+
+
+def _part(text: str) -> Measure | None:
+    words = text.replace("*", " ").replace("(", " ").replace(")", " ").split()
+    powers: dict[str, int] = {}
+    factor = Fraction(1)
+    things: list[str] = []
+    raised, start = 1, 0
+    if words and words[0] in ("square", "sq", "cubic", "cu"):
+        raised, start = (2 if words[0].startswith("s") else 3), 1
+    for word in words[start:]:
+        name, _, power = word.partition("^")
+        if name in ("squared", "cubed"):
+            raised = 2 if name == "squared" else 3
+            continue
+        if (name in NOT_THINGS and not (name == "in" and (power or len(words) == 1))) or (power and not re.fullmatch(r"-?\d", power)):
+            return None
+        if name in MULTIPLES:
+            factor *= MULTIPLES[name]
+            continue
+        if name.endswith("s") and name[:-1] in MULTIPLES:
+            factor *= MULTIPLES[name[:-1]]
+            continue
+        unit = _UNITS.get(name) or (_UNITS.get(name[:-1]) if name.endswith("s") else None)
+        if unit and not things:
+            exponent = int(power or 1)
+            powers[unit[0]] = powers.get(unit[0], 0) + exponent
+            factor *= unit[1] ** exponent
+        elif re.fullmatch(r"[a-zà-ɏ'-]+", name):
+            things.append(_singular(name))
+        else:
+            return None
+    if things:
+        powers[" ".join(things)] = 1
+    return tuple((base, power * raised) for base, power in powers.items()), factor**raised
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if word.endswith("s") and len(word) > 3 and not word.endswith("ss") else word
+
+
+def is_angle(meaning: Measure | None) -> bool:
+    """Whether the label is degrees or radians."""
+    return meaning is not None and meaning[0] == (("angle", 1),)
+
+
+def is_degree(label: str) -> bool:
+    """Whether the label says degrees, which differ from radians by a factor that is not rational."""
+    return label.lower().strip(" .") in ("degree", "degrees", "deg", "degs")

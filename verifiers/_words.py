@@ -1,0 +1,172 @@
+"""Answers that are words, and the wrapping around answers: dollar signs, text commands, a final period."""
+
+from __future__ import annotations
+
+import re
+
+from rlvr.verifiers._tree import Tree
+
+_COMMAND = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol)\*?\s*\{"
+)
+_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_MATHS = frozenset(
+    [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "log",
+        "ln",
+        "exp",
+        "sqrt",
+        "pi",
+        "oo",
+        "inf",
+        "infinity",
+        "infty",
+        "det",
+        "max",
+        "min",
+        "gcd",
+        "lcm",
+        "and",
+        "or",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "mod",
+    ]
+)
+_SHORT = frozenset(
+    [
+        "yes",
+        "no",
+        "odd",
+        "even",
+        "true",
+        "both",
+        "none",
+        "all",
+        "any",
+        "red",
+        "blue",
+        "one",
+        "two",
+        "six",
+        "ten",
+        "east",
+        "west",
+        "dne",
+        "saturday",
+        "sunday",
+        "monday",
+    ]
+)
+_SAME = {
+    "no solutions": "no solution",
+    "no real solutions": "no solution",
+    "no real solution": "no solution",
+    "there is no solution": "no solution",
+    "empty set": "no solution",
+    "the empty set": "no solution",
+    "dne": "does not exist",
+    "the limit does not exist": "does not exist",
+    "not defined": "undefined",
+    "true": "true",
+    "neither even nor odd": "neither",
+    "all reals": "all real numbers",
+    "all real": "all real numbers",
+}
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
+)
+
+
+def unwrap(text: str) -> str:
+    r"""The text without math delimiters, a text command around all of it, or a final period.
+
+    >>> unwrap(r"$\text{(C)}.$")
+    '(C)'
+    """
+    if "\\begin" not in text:
+        text = text.replace("\\\\", "\\")
+    for _ in range(6):
+        before = text
+        text = text.strip().strip("\u200b")
+        if len(text) > 1 and text[-1] == "." and not text.endswith(".."):
+            text = text[:-1].rstrip()
+        for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")):
+            inside = text[len(left) : -len(right)]
+            if len(text) > len(left) + len(right) and text.startswith(left) and text.endswith(right) and left not in inside:
+                text = inside
+                break
+        match = _COMMAND.match(text)
+        if match and text.endswith("}") and _closes(text, match.end()):
+            text = text[match.end() : -1]
+        text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
+        if text == before:
+            break
+    return text
+
+
+def _closes(text: str, at: int) -> bool:
+    """Whether the brace opened before `at` closes only at the very end."""
+    depth = 1
+    for place in range(at, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if not depth:
+            return place == len(text) - 1
+    return False
+
+
+def choice(text: str) -> str | None:
+    """The letter of a multiple-choice answer in capitals, when the text is one: `(C)`, `C.`, `(C) 12`, `option c`."""
+    if len(text) > 300:
+        return None
+    shown = re.sub(r"\s+", " ", _COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).strip()
+    match = _CHOICE.fullmatch(shown)
+    if match is None:
+        return None
+    bracketed, bare = match[1], match[2]
+    letter, rest = (bracketed or bare), match["rest"].strip(" .:~")
+    if bare and not rest and not bare.isupper() and len(shown) == 1:
+        return None
+    if rest:
+        marked = bracketed or (shown[:2] in (f"{bare}.", f"{bare}:", f"{bare})") and bare and bare.isupper())
+        other = re.search(r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\b[A-J][.:)]", rest)
+        if not marked or other or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
+            return None
+        if bracketed and (not bracketed.isupper() or re.match(r"[-+*/=^(]|\\(?:cup|cap|in)", rest)):
+            return None
+    return letter.upper() if letter.isupper() or bracketed or rest == "" else None
+
+
+def words(text: str, *, strict: bool) -> Tree | None:
+    """The text as words: `strict` asks that it can be nothing else, without it any plain words will do."""
+    if len(text) > 200:
+        return None
+    shown = _COMMAND.sub(" ", text).replace("}", " ") if _COMMAND.search(text) else text
+    shown = re.sub(r"\s+", " ", shown.replace("\\&", "&").replace('"', "").replace("\\ ", " ")).strip(" .,!")
+    if not re.fullmatch(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]*[a-zA-ZÀ-ɏ]{2}[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]*", shown):
+        return None
+    if shown.startswith(("-", "/", ":", ")", "&")):
+        return None
+    runs = re.findall(r"[a-zA-ZÀ-ɏ]+", shown)
+    low = shown.lower()
+    if low in _NUMBERS:
+        return ("num", _NUMBERS.index(low), 1)
+    if low in _SAME.values() or low in _SAME:
+        return ("text", _SAME.get(low, low))
+    if strict:
+        if any(c.isdigit() for c in shown) or any(run.lower() in _MATHS for run in runs):
+            return None
+        if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or "," in shown:
+            return None
+        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and shown[1:].islower())):
+            return None
+        if all(len(run) == 1 for run in runs):
+            return None
+    return ("text", low)

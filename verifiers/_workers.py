@@ -1,0 +1,219 @@
+"""Algebra in processes of its own, kept warm, killed when they overrun.
+
+A worker is a plain `python -I` that runs `_worker_main.py`; a request and its reply are one line of JSON each. Trees are
+all that crosses: no pickle, no text of the answer.
+
+Blame goes by processor time. A worker that used up its share of CPU was given too much: the answer's fault (`Overrun`). One that
+died, or hardly ran, was unlucky: a fresh worker gets the same question again, several times, before anybody says `Lost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any
+
+from rlvr.verifiers._tree import Tree
+
+MAIN = Path(__file__).with_name("_worker_main.py")
+RETRIES = 5
+PATIENCE = 20.0
+"""Wall-clock seconds per attempt, as a multiple of the CPU budget: only a machine that stands still runs into it."""
+START_S = 120.0
+REPLY_LIMIT = 65_536
+
+
+class Overrun(Exception):
+    """The question used up its processor time or memory: it is too much, whoever asks."""
+
+
+class Lost(Exception):
+    """Worker after worker died or never got to run: the machine is to blame."""
+
+
+class Worker:
+    """One process and its two pipes."""
+
+    def __init__(self, memory_mb: int) -> None:
+        paths = [str(MAIN.parent.parent), *(p for p in sys.path if p)]
+        command = [sys.executable, "-I", "-B", str(MAIN), str(memory_mb), json.dumps(paths)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
+        )
+        self._buffer = b""
+        try:
+            hello = self._line(time.monotonic() + START_S)
+        except (OSError, EOFError, TimeoutError) as error:
+            self.kill()
+            raise Lost(f"a worker does not start: {error}") from error
+        self.pid = int(json.loads(hello)["pid"])
+        self.fresh = True
+
+    def ask(self, question: dict[str, Any], wall_s: float) -> dict[str, Any]:
+        """One question, one reply; raises when the worker is gone or silent."""
+        self.fresh = False
+        stdin = self.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(question).encode() + b"\n")
+        stdin.flush()
+        reply = json.loads(self._line(time.monotonic() + wall_s))
+        assert isinstance(reply, dict)
+        return reply
+
+    def _line(self, deadline: float) -> bytes:
+        stdout: IO[bytes] | None = self.process.stdout
+        assert stdout is not None
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([stdout], [], [], left)[0]:
+                raise TimeoutError("it does not answer in time")
+            piece = os.read(stdout.fileno(), 65_536)
+            if not piece or len(self._buffer) > REPLY_LIMIT:
+                raise EOFError("it ended without a word")
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def cpu(self) -> float | None:
+        """The processor seconds used so far; None where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def kill(self) -> int | None:
+        """End the process now; the exit status."""
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            return self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class Budget:
+    """What is left, in processor seconds, for one answer.
+
+    >>> Budget(1.0).left
+    1.0
+    """
+
+    def __init__(self, cpu_s: float) -> None:
+        self.left = cpu_s
+
+
+class Pool:
+    """A few warm workers that any thread may use; started at the first question, gone with `close`."""
+
+    def __init__(self, size: int = 1, *, cpu_s: float = 1.0, memory_mb: int = 1024) -> None:
+        self.size, self.cpu_s, self.memory_mb = size, cpu_s, memory_mb
+        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._idle.put(None)
+        self._live: set[Worker] = set()
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, self._live, self._owner)
+
+    def budget(self) -> Budget:
+        """A new answer's allowance."""
+        return Budget(self.cpu_s)
+
+    def pids(self) -> list[int]:
+        """The processes that are alive now."""
+        return [worker.process.pid for worker in list(self._live)]
+
+    def equal(self, a: Tree, b: Tree, budget: Budget) -> bool | None:
+        """Whether two expressions are equal; None when algebra cannot tell."""
+        if budget.left <= 0:
+            raise Overrun("its time for algebra is used up")
+        question = {"a": a, "b": b, "cpu_s": budget.left}
+        trouble = "it was never tried"
+        for attempt in range(RETRIES):
+            worker = self._borrow()
+            start = worker.cpu() or 0.0
+            try:
+                reply = worker.ask(question, max(5.0, PATIENCE * budget.left))
+            except (OSError, EOFError, TimeoutError, ValueError) as error:
+                used = (worker.cpu() or start) - start
+                status = self._bury(worker)
+                trouble = f"{type(error).__name__}, exit status {status}"
+                if used >= 0.9 * budget.left or (attempt and status in (-24, -25)):
+                    budget.left = 0.0
+                    raise Overrun(f"algebra takes more than {self.cpu_s:g} s of processor time") from error
+                continue
+            budget.left -= float(reply.get("cpu", 0.0))
+            self._idle.put(worker)
+            if reply.get("over"):
+                budget.left = 0.0
+                raise Overrun(str(reply["over"])[:200])
+            same = reply.get("same")
+            return same if isinstance(same, bool) else None
+        raise Lost(f"{RETRIES} workers in a row gave no answer ({trouble})")
+
+    def _borrow(self) -> Worker:
+        if os.getpid() != self._owner:
+            raise Lost("the pool belongs to the process that built it; build the verifier in this one")
+        try:
+            worker = self._idle.get(timeout=300)
+        except queue.Empty as error:
+            raise Lost("no worker came free in five minutes") from error
+        if worker is not None and worker.process.poll() is None:
+            return worker
+        if worker is not None:
+            worker.kill()
+            self._live.discard(worker)
+        for attempt in range(3):
+            try:
+                worker = Worker(self.memory_mb)
+                break
+            except Lost:
+                if attempt == 2:
+                    self._idle.put(None)
+                    raise
+        assert worker is not None
+        with self._lock:
+            self._live.add(worker)
+        return worker
+
+    def _bury(self, worker: Worker) -> int | None:
+        status = worker.kill()
+        with self._lock:
+            self._live.discard(worker)
+        self._idle.put(None)
+        return status
+
+    def close(self) -> None:
+        """End every worker; the pool starts new ones if it is used again."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            gone = list(self._live)
+            self._live.clear()
+        for worker in gone:
+            worker.kill()
+
+
+def _end(live: set[Worker], owner: int) -> None:
+    if os.getpid() == owner:
+        for worker in list(live):
+            worker.kill()
+        live.clear()
+
+
+def _environment() -> dict[str, str]:
+    keep = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    return keep | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

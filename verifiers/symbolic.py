@@ -1,0 +1,209 @@
+r"""Judge a mathematical answer: exactly where that is possible, by algebra where it is needed, never by running text.
+
+The answer is taken from its declared channel, read by a grammar of our own, and compared with the gold by the gold's kind:
+number, expression, list, tuple, set, interval, equation, matrix, words, choice. What is a matter of taste (units, percent,
+order, form) is a policy that a task may set: `meta={"policy": {"units": "required"}}`.
+
+A gold that cannot be read, or does not accept itself, gets no verdict at all (score None, fault task).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from rlvr.answers import CHANNELS, Found, find
+from rlvr.contracts import Example, Verifier
+from rlvr.errors import ConfigError, suggest
+from rlvr.task import Fault, Task, Verdict
+from rlvr.verifiers._exact import NotFinite
+from rlvr.verifiers._kinds import judge
+from rlvr.verifiers._parse import parse
+from rlvr.verifiers._policy import Policy
+from rlvr.verifiers._scalars import Bench, Judged, finite
+from rlvr.verifiers._tree import TooBig, Tree, Unreadable, say
+from rlvr.verifiers._workers import Lost, Overrun, Pool
+
+MAX_SEVERAL = 6
+
+
+class Symbolic(Verifier):
+    r"""Compares answers with the gold as mathematics.
+
+    >>> from rlvr.task import user
+    >>> Symbolic().verify(Task("t", user("?"), reference=r"\\frac12"), r"so it is \\boxed{0.5}.").score
+    1.0
+    """
+
+    version = "1"
+    examples = (
+        Example(
+            r"\frac{1}{2}",
+            right=(r"\boxed{0.5}", "1/2", r"$\dfrac12$"),
+            wrong=(r"\boxed{2}", r"\boxed{1}\boxed{0.5}", r"0.5 \text{ or } 2", ""),
+        ),
+        Example("(1, 2]", right=(r"1 < x \le 2", r"\left(1,2\right]"), wrong=("[1, 2]", "(1, 2)", "1, 2")),
+        Example("1,-2", right=(r"\{-2, 1\}", r"x = 1 \text{ or } x = -2"), wrong=("1", "1, 2", "-2, 1, 1")),
+        Example(r"\text{(C)}", right=("C", "(c)"), wrong=("(B)", "(B) or (C)")),
+        Example(r"\$18", right=("18 dollars", "18.00"), wrong=("18 cents", "81")),
+    )
+
+    def __init__(
+        self,
+        *,
+        channel: str = "auto",
+        policy: Mapping[str, Any] | None = None,
+        workers: int = 1,
+        cpu_s: float = 1.0,
+        memory_mb: int = 1024,
+        cache: int = 65_536,
+    ) -> None:
+        """Say where answers are declared and how they are compared.
+
+        Args:
+            channel: where the answer is declared, one of `rlvr.answers`; a task's `meta["channel"]` overrides it.
+            policy: fields of the policy that differ from the default; a task's `meta["policy"]` overrides them.
+            workers: how many algebra processes are kept.
+            cpu_s: processor seconds that one answer may use for algebra.
+            memory_mb: memory of one algebra process.
+            cache: how many verdicts are remembered.
+        """
+        for value, name in ((workers, "workers"), (memory_mb, "memory_mb"), (cache, "cache")):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
+        if not isinstance(cpu_s, int | float) or isinstance(cpu_s, bool) or not 0 < cpu_s <= 60:
+            raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number of seconds from 0 to 60")
+        self.channel = _channel(channel)
+        self.policy = Policy().over(policy)
+        self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
+        self._cache: OrderedDict[tuple[Any, ...], Verdict] = OrderedDict()
+        self._size = cache
+        self._lock = threading.Lock()
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Judge the answer that a text declares."""
+        try:
+            policy = self.policy.over(task.meta.get("policy"))
+            channel = _channel(task.meta.get("channel", self.channel))
+        except ConfigError as error:
+            return Verdict(None, f"the task's policy is not usable: {error}", fault=Fault.TASK)
+        if not isinstance(answer, str):
+            return Verdict(0.0, f"the answer is {type(answer).__name__}, not text")
+        gold = _reference(task.reference)
+        if gold is None:
+            return _broken(repr(task.reference), "a reference is text, or a finite number")
+        wrong = self._kept(("gold", gold, policy), lambda: self.lint(gold, policy))
+        if not wrong.scored:
+            return wrong
+        found = find(answer, channel, several=policy.several)
+        if found.text is None and not 1 < len(found.several) <= MAX_SEVERAL:
+            return Verdict(0.0, f"no answer: {found.reason}")
+        verdict = self._kept((gold, found.text, found.several, policy), lambda: self._judged(gold, found, policy))
+        changes = policy.changes()
+        return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"policy": changes}) if changes else verdict
+
+    def lint(self, gold: str, policy: Policy | None = None) -> Verdict:
+        """Whether a gold can be judged at all: read whole, finite, no bare letter, and right against itself."""
+        policy = policy or self.policy
+        try:
+            tree = parse(gold)
+            if tree[0] == "sym" and not policy.symbol:
+                return _broken(gold, "it is a bare letter; set the policy symbol=true if that is meant")
+            why = finite(tree)
+            judged = Judged(False, why) if why else self._judge(tree, tree, policy)
+        except (Unreadable, TooBig, NotFinite) as error:
+            return _broken(gold, str(error))
+        except Lost as error:
+            return Verdict(None, f"the gold could not be checked: {error}", fault=Fault.INFRA)
+        except Exception as error:
+            return _broken(gold, f"judging it fails: {type(error).__name__}")
+        return Verdict(1.0, f"parsed as {say(tree)}") if judged.right else _broken(gold, f"it does not accept itself: {judged.reason}")
+
+    def close(self) -> None:
+        """Put the worker processes away."""
+        self.pool.close()
+
+    def _judged(self, gold: str, found: Found, policy: Policy) -> Verdict:
+        if found.text is None:  # several answers: right only if each one is
+            verdicts = [self._one(gold, text, policy) for text in found.several]
+            undone = next((verdict for verdict in verdicts if not verdict.scored), None)
+            if undone is not None:
+                return undone
+            if all(verdict.passed for verdict in verdicts):
+                return verdicts[-1]
+            return Verdict(0.0, f"ambiguous: {found.reason}")
+        return self._one(gold, found.text, policy)
+
+    def _one(self, gold: str, text: str, policy: Policy) -> Verdict:
+        if not policy.form and "".join(text.split()) == "".join(gold.split()) and _spaceless(text):
+            return Verdict(1.0, "it is the gold, word for word")
+        try:
+            tree = parse(text)
+            judged = self._judge(parse(gold), tree, policy)
+        except Unreadable as error:
+            return Verdict(0.0, f"the answer cannot be read: {error}")
+        except NotFinite as error:
+            return Verdict(0.0, f"the answer has no finite value: {error}")
+        except (TooBig, Overrun) as error:
+            return Verdict(0.0, f"the answer was not judged to its end: {error}", fault=Fault.ANSWER)
+        except Lost as error:
+            return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
+        except Exception as error:
+            return Verdict(0.0, f"the answer broke the judging: {type(error).__name__}", fault=Fault.ANSWER)
+        return Verdict(1.0 if judged.right else 0.0, judged.reason)
+
+    def _judge(self, gold: Tree, answer: Tree, policy: Policy) -> Judged:
+        budget = self.pool.budget()
+        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget)))
+
+    def _kept(self, key: tuple[Any, ...], compute: Any) -> Verdict:
+        """The verdict from the cache, or a new one, which is kept unless the machinery failed."""
+        with self._lock:
+            known = self._cache.get(key)
+            if known is not None:
+                self._cache.move_to_end(key)
+                return known
+        verdict: Verdict = compute()
+        if verdict.fault is not Fault.INFRA:
+            with self._lock:
+                self._cache[key] = verdict
+                while len(self._cache) > self._size:
+                    self._cache.popitem(last=False)
+        return verdict
+
+
+def _reference(reference: Any) -> str | None:
+    """The gold as text; a gold that is a whole solution says it in its last box or #### line."""
+    if isinstance(reference, bool) or not isinstance(reference, str | int | float):
+        return None
+    if isinstance(reference, float) and not math.isfinite(reference):
+        return None
+    text = str(reference)
+    if "\\boxed" in text or "\\fbox" in text or "\n####" in text:
+        found = find(text, ("boxed", "hash"), several="last")
+        return found.text if found.text is not None else text
+    return text.strip()
+
+
+def _broken(gold: str, why: str) -> Verdict:
+    return Verdict(None, f"the gold {gold[:80]!r} cannot be judged: {why}", fault=Fault.TASK)
+
+
+def _spaceless(text: str) -> bool:
+    """Whether leaving out the spaces loses nothing: no space stands between two digits."""
+    parts = text.split()
+    return not any(a[-1].isdigit() and b[0].isdigit() for a, b in itertools.pairwise(parts))
+
+
+def _channel(channel: Any) -> Any:
+    for name in [channel] if isinstance(channel, str) else list(channel or ["?"]):
+        if name not in CHANNELS:
+            raise ConfigError(f"there is no answer channel {name!r}; {suggest(str(name), CHANNELS)}")
+    return channel
+
+
+make = Symbolic
