@@ -147,6 +147,10 @@ BOUNDS = (
 
 def known_bad(s: Settings) -> list[tuple[bool, str]]:
     """The mixes that look reasonable and are wrong, each with its reason and the way out."""
+    return [*_bad_losses(s), *_bad_credit(s)]
+
+
+def _bad_losses(s: Settings) -> list[tuple[bool, str]]:
     pooled = s.importance_sampling_level != "token"
     return [
         (
@@ -177,6 +181,15 @@ def known_bad(s: Settings) -> list[tuple[bool, str]]:
             "twice; drop one of them",
         ),
         (
+            s.delta is not None and s.delta <= 1 + s.upper,
+            f"delta {s.delta} lies under the clip at {1 + s.upper:g} and would cut good answers too; raise it",
+        ),
+    ]
+
+
+def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
+    return [
+        (
             s.baseline == "value" and (s.scale_rewards != "none" or s.normalize_then_sum or s.returns != "outcome"),
             "with a critic the advantage is GAE; scale_rewards, normalize_then_sum and returns have no place: set scale_rewards=none, "
             "whiten=tokens",
@@ -204,10 +217,6 @@ def known_bad(s: Settings) -> list[tuple[bool, str]]:
             "loss_aggregation=seq-mean-token-sum",
         ),
         (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
-        (
-            s.delta is not None and s.delta <= 1 + s.upper,
-            f"delta {s.delta} lies under the clip at {1 + s.upper:g} and would cut good answers too; raise it",
-        ),
     ]
 
 
