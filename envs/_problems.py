@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,7 +47,10 @@ def parsed(found: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], wh
     done = []
     for number, row in enumerate(found):
         try:
-            done.append(parse(row))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)  # published code has escapes that Python frowns upon
+                warnings.simplefilter("ignore", DeprecationWarning)
+                done.append(parse(row))
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
             raise ConfigError(
                 f"problem {number} is no {what} problem ({type(error).__name__}: {error}); it has {sorted(row)[:12]}"

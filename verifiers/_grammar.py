@@ -33,6 +33,7 @@ CONSTANTS = {
     r"\Z": "Z",
     r"\N": "N",
 }
+CONSTANTS |= {dots: "dots" for dots in (r"\ldots", r"\cdots", r"\dots")}
 CONSTANTS |= {r"\Q": "Q", r"\C": "C", r"\degree": "deg"}
 WORDS = {"pi": "pi", "oo": "oo", "inf": "oo", "infinity": "oo", "infty": "oo", "i": "i", "e": "e"}
 FIELDS = frozenset("RZNQC")
@@ -180,7 +181,7 @@ class Reader:
                 top, _, low = self.take(), self.take(), self.take()
                 if top.text.isdigit() and low.text.isdigit() and 0 < int(top.text) < int(low.text) and self.peek().text not in ("^", "!"):
                     return ("add", left, ("div", ("num", int(top.text), 1), ("num", int(low.text), 1)))
-            if left[0] == "const" or (left[0] == "mul" and left[-1][0] == "const"):
+            if left[0] in ("const", "fact") or (left[0] == "mul" and left[-1][0] in ("const", "fact")):
                 return _times(left, self.factor())
             raise Unreadable(f"the numeral {token.text[:20]} stands beside something with no sign between them")
         if token.kind == "word" and token.text.lower() in MULTIPLES:

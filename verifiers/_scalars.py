@@ -61,10 +61,10 @@ class Bench:
         apart = differ(a, b)
         if apart is True:
             return False
+        if apart is False and not any(node[0] == "fun" and node[1] in PIECEWISE for tree in (a, b) for node in walk(tree)):
+            return True  # to sixty digits and more, at points that nobody chose
         decided = self.algebra(a, b)
-        if decided is not None:
-            return decided
-        return apart is False and not any(node[0] == "fun" and node[1] in PIECEWISE for tree in (a, b) for node in walk(tree))
+        return decided is True
 
 
 def infinite(tree: Tree) -> int:

@@ -106,6 +106,7 @@ def unwrap(text: str) -> str:
         match = _COMMAND.match(text)
         if match and text.endswith("}") and _closes(text, match.end()):
             text = text[match.end() : -1]
+        text = re.sub(r"^(?:=|\\approx(?![a-zA-Z]))\s*", "", text)
         text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
         if text == before:
             break

@@ -118,10 +118,13 @@ class Budget:
 class Pool:
     """A few warm workers that any thread may use; started at the first question, gone with `close`."""
 
-    def __init__(self, size: int = 1, *, cpu_s: float = 1.0, memory_mb: int = 1024) -> None:
-        self.size, self.cpu_s, self.memory_mb = size, cpu_s, memory_mb
+    def __init__(self, size: int = 1, *, cpu_s: float = 1.0, memory_mb: int = 1024, patience: float = PATIENCE) -> None:
+        self.size, self.cpu_s, self.memory_mb, self.patience = size, cpu_s, memory_mb, patience
+        self._open()
+
+    def _open(self) -> None:
         self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
-        for _ in range(size):
+        for _ in range(self.size):
             self._idle.put(None)
         self._live: set[Worker] = set()
         self._lock = threading.Lock()
@@ -146,7 +149,7 @@ class Pool:
             worker = self._borrow()
             start = worker.cpu() or 0.0
             try:
-                reply = worker.ask(question, max(5.0, PATIENCE * budget.left))
+                reply = worker.ask(question, max(0.25 * self.patience, self.patience * budget.left))
             except (OSError, EOFError, TimeoutError, ValueError) as error:
                 used = (worker.cpu() or start) - start
                 status = self._bury(worker)
@@ -166,7 +169,7 @@ class Pool:
 
     def _borrow(self) -> Worker:
         if os.getpid() != self._owner:
-            raise Lost("the pool belongs to the process that built it; build the verifier in this one")
+            self._open()  # after a fork the workers are the parent's: their pipes must not be shared
         try:
             worker = self._idle.get(timeout=300)
         except queue.Empty as error:
