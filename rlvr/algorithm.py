@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlvr.contracts import Plugin
@@ -61,6 +62,10 @@ class Algorithm(Plugin, ABC):
     """Whether the KL is taken off the rewards, so that `credit` must be given `penalties`."""
     trains_flat: bool = False
     """Whether an episode with advantage 0 still has a gradient (a KL or entropy term, a critic)."""
+    single_step: bool = False
+    """Whether the credit holds at the present weights only, so that one step's episodes are good for one optimizer step."""
+    figures: Mapping[str, float] = MappingProxyType({})
+    """What the last `credit` found worth logging (of this process)."""
     bypass: bool = False
     """Whether `old` is the sampler's own log-probabilities, with no pass of the trainer's."""
 

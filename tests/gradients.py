@@ -83,6 +83,11 @@ def gradient(learner: Learner, groups: list[list[Episode]]) -> torch.Tensor:
     return seen[-1]
 
 
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The relative distance of two gradients."""
+    return float((a - b).norm() / b.norm())
+
+
 def main(out: str) -> None:
     accelerator = Accelerator(cpu=True)
     groups, rows = fixed_groups(), {}

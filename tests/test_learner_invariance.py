@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from rlvr.episode import End, Episode
-from tests.gradients import VARIANTS, fixed_groups, gradient, learner_for
+from tests.gradients import VARIANTS, apart, fixed_groups, gradient, learner_for
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,11 +31,6 @@ def one_thread() -> Iterator[None]:
 @lru_cache
 def whole(name: str) -> torch.Tensor:
     return gradient(learner_for(name, Accelerator(cpu=True)), fixed_groups())
-
-
-def apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The relative distance of two gradients."""
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
