@@ -33,13 +33,13 @@ from rlvr.registry import build
 from rlvr.replay import mismatch
 from rlvr.task import Task, Verdict
 
-LOOKED_AT = 12
+LOOKED_AT = 8
 """Tasks of each split that are answered with gold."""
 PROVOKED = 4
 """Tasks of each split that are answered in every wrong way: for code each answer is a program that runs."""
 COMPARED = 200
 """Tasks of each split that are only read."""
-REPLAYED = 20
+REPLAYED = 12
 PROCESS_SECONDS = 120
 
 

@@ -114,6 +114,8 @@ def everything() -> list[Any]:
 
 @pytest.mark.parametrize(("kind", "name", "settings"), everything())
 def test_it_keeps_its_contract(kind: str, name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    if name == "code_contest":
+        settings = settings | {"hidden": 1, "shown": 1}  # each hidden test is a program run for each answer
     if kind == "env" and name in FILES:
         settings = settings | {"path": str(FILES[name](tmp_path))}
     checks = check_plugin(kind, name, **settings)
