@@ -109,6 +109,10 @@ class Algorithm(Plugin, ABC):
         """What the critic should have said at each token. Only asked for where `needs_value`."""
         raise NotImplementedError(f"{type(self).__name__} needs a critic and names no targets for it")
 
+    def refresh(self) -> float:
+        """After a step: how far the reference is to move toward the policy now (0: not at all, 1: all the way)."""
+        return 0.0
+
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Callable[[Sequence[float]], list[float]] = list) -> None:
         """After a step: what its rewards and its KL were. For a running baseline or an adaptive coefficient."""
 

@@ -202,6 +202,9 @@ class Reader:
                 tree = self.power(tree)
             elif self.accept("%", r"\%"):
                 tree = ("percent", tree)
+            elif self.peek().text in ("$", r"\$") and self.peek(1).kind == "eof":
+                self.at += 1
+                tree = ("unit", tree, "dollar")
             elif self.accept(r"\degree"):
                 tree = ("unit", tree, "degree")
             elif self.peek().text == "'" and tree[0] == "sym":
@@ -227,6 +230,8 @@ class Reader:
         while self.peek().text in ("^", "**") and self.row[self.at - 1].text != "}":
             self.at += 1
             exponent = self.power(exponent)
+        if base[0] == "sym" and re.fullmatch(r"C_\d+", base[1]) and exponent[0] == "num":
+            return ("binom", ("num", int(base[1][2:]), 1), exponent)  # the other notation of binomials
         return ("pow", base, exponent)
 
     def factor_after_plus(self) -> Tree:

@@ -118,6 +118,7 @@ def measure(label: str) -> Measure | None:
     """
     text = re.sub(r"\s+", " ", label.lower().replace("\\", " ").replace("{", "").replace("}", "").replace(".", " ")).strip()
     text = re.sub(r"\b(?:mph|kph|kmh|mps)\b", lambda m: {"mph": "mile/hour", "mps": "m/s"}.get(m[0], "km/hour"), text)
+    text = re.sub(r"^of (?:the|a|an) (?=\w+$)", "", text)
     if not text or len(text) > 60 or not re.fullmatch(r"[a-zà-ɏ0-9^/*() '-]+", text):
         return None
     over = re.split(r"\s*/\s*|\s+per\s+|^per\s+", text)

@@ -295,6 +295,11 @@ class PolicyGradient(Algorithm):
         if kl_value is not None:
             self.controller.observe(kl_value, round(count))
 
+    def refresh(self) -> float:
+        """How far the reference moves toward the policy after this step."""
+        every = self.settings.ref_model_sync_steps
+        return self.settings.ref_model_mixup_alpha if every and self._steps % every == 0 else 0.0
+
     def state_dict(self) -> dict[str, Any]:
         """The running baseline, the beta in force, and how many steps there were."""
         return {"beta": self.controller.beta, "running": self._running, "seen": self._seen, "steps": self._steps}

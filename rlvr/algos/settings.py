@@ -80,6 +80,10 @@ class Settings:
     kl_target: float | None = None
     """With it, beta adapts toward this KL."""
     kl_horizon: int = 10_000
+    ref_model_sync_steps: int = 0
+    """After every so many steps the reference moves toward the policy. 0: never."""
+    ref_model_mixup_alpha: float = 0.6
+    """How far: 1 makes it the policy."""
     entropy_coef: float = 0.0
     # value
     gamma: float = 1.0
@@ -134,6 +138,8 @@ BOUNDS = (
     ("beta", 0.0, INFINITY),
     ("kl_target", 1e-12, INFINITY),
     ("kl_horizon", 1, INFINITY),
+    ("ref_model_sync_steps", 0, INFINITY),
+    ("ref_model_mixup_alpha", 0.0, 1.0),
     ("gamma", 0.0, 1.0),
     ("lam", 0.0, 1.0),
     ("vf_coef", 0.0, INFINITY),
@@ -227,7 +233,8 @@ def active(s: Settings) -> dict[str, bool]:
         **dict.fromkeys(("epsilon", "epsilon_high", "delta"), clip),
         "ratio_max": s.loss_type in ("cispo", "reinforce"),
         **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"), s.loss_type == "sapo"),
-        **dict.fromkeys(("kl_estimator", "kl_in", "kl_target", "kl_horizon"), kl),
+        **dict.fromkeys(("kl_estimator", "kl_in", "kl_target", "kl_horizon", "ref_model_sync_steps"), kl),
+        "ref_model_mixup_alpha": kl and s.ref_model_sync_steps > 0,
         **dict.fromkeys(("lam", "vf_coef", "epsilon_value", "value_pretraining_steps"), critic),
         "gamma": critic or s.returns == "to_go",
         "advantage_epsilon": s.scale_rewards != "none",

@@ -116,8 +116,10 @@ class Learner:
         metrics |= algorithm.figures
         rewards = [e.reward for e in step.episodes if not e.meta.get("greedy")]
         algorithm.observe(rewards, metrics.get("kl"), self.total)
-        if algorithm.needs_reference:
+        if self.reference is not None:
             metrics["beta"] = algorithm.beta
+            if mix := algorithm.refresh():
+                self.reference.refresh(self.accelerator.unwrap_model(self.policy).model, mix)
         if steps > broken:  # a step that moved nothing does not move the schedule either
             self.scheduler.step()
         self.policy.eval()
