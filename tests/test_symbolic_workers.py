@@ -124,7 +124,7 @@ def test_a_dead_pool_gives_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_memory_is_limited() -> None:
-    pool = Pool(1, cpu_s=5.0, memory_mb=300)
+    pool = Pool(1, cpu_s=1.5, memory_mb=300)
     try:
         with pytest.raises(Overrun):
             pool.equal(("fun", "abs", ("pow", ("num", 7, 1), ("num", 10**10, 1))), ("sym", "x"), pool.budget())
