@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlvr.contracts import Plugin
@@ -61,6 +62,10 @@ class Algorithm(Plugin, ABC):
     """Whether the KL is taken off the rewards, so that `credit` must be given `penalties`."""
     trains_flat: bool = False
     """Whether an episode with advantage 0 still has a gradient (a KL or entropy term, a critic)."""
+    single_step: bool = False
+    """Whether the credit holds at the present weights only, so that one step's episodes are good for one optimizer step."""
+    figures: Mapping[str, float] = MappingProxyType({})
+    """What the last `credit` found worth logging (of this process)."""
     bypass: bool = False
     """Whether `old` is the sampler's own log-probabilities, with no pass of the trainer's."""
 
@@ -103,6 +108,10 @@ class Algorithm(Plugin, ABC):
     ) -> list[list[list[float]]]:
         """What the critic should have said at each token. Only asked for where `needs_value`."""
         raise NotImplementedError(f"{type(self).__name__} needs a critic and names no targets for it")
+
+    def refresh(self) -> float:
+        """After a step: how far the reference is to move toward the policy now (0: not at all, 1: all the way)."""
+        return 0.0
 
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Callable[[Sequence[float]], list[float]] = list) -> None:
         """After a step: what its rewards and its KL were. For a running baseline or an adaptive coefficient."""

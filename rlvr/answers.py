@@ -95,7 +95,7 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s*(?=[^\s{}$\\.,;]
 _DENIED = re.compile(
     r"(?:\b(?:not|never|cannot|neither|nor)|n't)(?:\s+(?:be|equal|equals|to|is|the|answer|simply|just))*\s*[:=$\s]*$", re.IGNORECASE
 )
-_JOINT = re.compile(r"(?:[\s$,;]|\\\(|\\\)|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|[a-zA-Z]\s*=))*")
+_JOINT = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\q?quad|\\\(|\\\)|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|[a-zA-Z]\s*=))*")
 _JOINT_WORD = re.compile(r"[,;]|and|or")
 
 
@@ -183,7 +183,7 @@ def _hash(text: str) -> Found:
 
 
 _ANSWER = re.compile(
-    r"(?:\bfinal\s+answer|\banswer|\bANSWER)\b[*_\s]*(?:\(?final\)?\s*)?(?:(?:is|are)\b\s*:?|:|=)[*_]*|^[#*_\s]*final\s+answer[*_#.\s]*$",
+    r"(?:\bfinal\s+answer|\banswer|\bANSWER)\b[*_\s]*(?:\(?final\)?\s*)?(?:(?:is|are)\b\s*:?|:|=|(?=\s[$\\]))[*_]*|^[#*_\s]*final\s+answer[*_#.\s]*$",
     re.IGNORECASE | re.MULTILINE,
 )
 _SENTENCE = re.compile(r"[.!?](?=\s+\S)(?!\s*\d)")
@@ -198,6 +198,9 @@ def _final_line(text: str) -> Found:
         line = _bare(text[mark.end() : end])
         if not line and not (after and after.start() == end):  # the value stands on a line of its own
             line = next((_bare(row) for row in text[mark.end() : mark.end() + 400].splitlines() if _bare(row)), "")
+        if line in ("$$", "\\["):  # a displayed formula
+            close = text.find("$$" if line == "$$" else "\\]", mark.end() + 3, mark.end() + 2000)
+            line = text[mark.end() : close + 2].strip() if close >= 0 else ""
         if line and not re.match(r"(?:not|never|cannot)\b|n't\b", line, re.IGNORECASE):
             said.append(line)
     if not said:

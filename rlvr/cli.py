@@ -74,7 +74,7 @@ def verify(
 
 @app.command()
 def check(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier or sandbox.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env or verifier.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     settings: Settings = None,
     json: Json = False,
@@ -106,12 +106,13 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; it must not exist yet. Default: runs/ENV-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Before that, repeat one recorded step and compare.")] = False,
     json: Json = False,
 ) -> None:
     """Train a policy; a run folder is left behind."""
     from rlvr.commands import running
 
-    running.train_run(recipe, overrides or [], out=out, resume=resume, json=json)
+    running.train_run(recipe, overrides or [], out=out, resume=resume, verify=verify, json=json)
 
 
 @app.command("eval")

@@ -15,7 +15,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import gymnasium
@@ -34,11 +33,13 @@ from rlvr.registry import build
 from rlvr.replay import mismatch
 from rlvr.task import Task, Verdict
 
-LOOKED_AT = 12
-"""Tasks of each split that are answered in every way."""
+LOOKED_AT = 8
+"""Tasks of each split that are answered with gold."""
+PROVOKED = 4
+"""Tasks of each split that are answered in every wrong way: for code each answer is a program that runs."""
 COMPARED = 200
 """Tasks of each split that are only read."""
-REPLAYED = 20
+REPLAYED = 12
 PROCESS_SECONDS = 120
 
 
@@ -137,7 +138,7 @@ class _EnvKit:
         return first(looked(task) for task in self._some())
 
     def floor(self, answers: Callable[[Task], Iterator[str]]) -> str:
-        return first(self._pays(task, answer) for task in self._some() for answer in answers(task))
+        return first(self._pays(task, answer) for task in self._some(PROVOKED) for answer in answers(task))
 
     def hedges(self, task: Task) -> Iterator[str]:
         gold = self._gold(task)
@@ -223,9 +224,9 @@ class _EnvKit:
         for index in range(count if size is None else min(count, size)):
             yield index, self.env.task(split, index)
 
-    def _some(self) -> Iterator[Task]:
+    def _some(self, count: int = LOOKED_AT) -> Iterator[Task]:
         for split in self.env.splits:
-            yield from (task for _, task in islice(self._tasks(split, LOOKED_AT), LOOKED_AT))
+            yield from (task for _, task in self._tasks(split, count))
 
     def _gold(self, task: Task) -> str:
         gold = self.env.gold(task)

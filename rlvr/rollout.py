@@ -58,6 +58,9 @@ class Timing:
     verifying: float = 0.0
     """All verifications added up."""
 
+    def __add__(self, other: Timing) -> Timing:
+        return Timing(self.sampling + other.sampling, self.waiting + other.waiting, self.verifying + other.verifying)
+
 
 class Rollout:
     """Collects episodes of one environment with one sampler.

@@ -55,7 +55,8 @@ class RunLog:
                 raise ConfigError(
                     f"{folder} is not empty, and a run is never overwritten; choose another --out, or continue it with --resume"
                 )
-            (folder / "config.yaml").write_text(config.dump(), "utf-8")
+            (folder / ".config.part").write_text(config.dump(), "utf-8")
+            (folder / ".config.part").replace(folder / "config.yaml")
         except OSError as error:
             raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}; choose another --out") from error
         (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n", "utf-8")

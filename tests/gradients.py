@@ -11,10 +11,14 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from rlvr.algos.recipes import PRESETS
+from rlvr.batch import Rows
 from rlvr.episode import End, Episode
 from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.policy import Policy
 from rlvr.registry import build
 from rlvr.task import Fault, Verdict
 from tests.learning import tiny_model
@@ -83,14 +87,38 @@ def gradient(learner: Learner, groups: list[list[Episode]]) -> torch.Tensor:
     return seen[-1]
 
 
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The relative distance of two gradients."""
+    return float((a - b).norm() / b.norm())
+
+
+def sharded(rank: int, processes: int) -> float:
+    """FSDP2 by hand (accelerate shards on accelerators only): how far the sharded gradient is from the whole one."""
+    mesh, rows = init_device_mesh("cpu", (processes,)), [e for group in fixed_groups() for e in group]
+    material = Rows([e.tokens for e in rows], [e.acted for e in rows])
+
+    def gradient_of(policy: Policy, chosen: range) -> torch.Tensor:
+        for batch in material.batches(chosen, budget=10**6):
+            (policy(batch).logprobs.sum() * len(rows) / len(chosen)).backward()
+        found: list[Any] = [p.grad for p in policy.parameters()]
+        return torch.cat([(g.full_tensor() if hasattr(g, "full_tensor") else g).flatten() for g in found])
+
+    whole, split = Policy(tiny_model(layers=2)), Policy(tiny_model(layers=2))
+    for part in (*split.model.model.layers, split):
+        fully_shard(part, mesh=mesh)
+    assert len(rows) % processes == 0
+    return apart(gradient_of(split, range(rank, len(rows), processes)), gradient_of(whole, range(len(rows))))
+
+
 def main(out: str) -> None:
     accelerator = Accelerator(cpu=True)
     groups, rows = fixed_groups(), {}
     mine = groups[accelerator.process_index :: accelerator.num_processes]
     for name in VARIANTS:
         rows[name] = gradient(learner_for(name, accelerator, budget=24), mine)
+    fsdp2 = sharded(accelerator.process_index, accelerator.num_processes)
     if accelerator.is_main_process:
-        torch.save({"processes": accelerator.num_processes, "gradients": rows}, out)
+        torch.save({"fsdp2": fsdp2, "processes": accelerator.num_processes, "gradients": rows}, out)
     accelerator.end_training()
 
 

@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.registry import build, parameters
 
 NAMES = ["reinforce", "reinforce_baseline", "reinforce_pp", "reinforce_pp_baseline", "remax", "rloo", "ppo"]
-NAMES += ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo", "gdpo"]
+NAMES += ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo", "gdpo", "online_dpo", "online_ipo"]
 
 
 def test_every_named_preset_is_there_and_builds() -> None:
@@ -52,7 +52,14 @@ def test_an_override_is_a_difference() -> None:
 
 def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
     needs = {n: (a.needs_reference, a.needs_value, a.needs_greedy) for n in NAMES for a in [build("algorithm", n)]}
-    assert {n for n, (reference, _, _) in needs.items() if reference} == {"reinforce_pp", "reinforce_pp_baseline", "rloo", "ppo"}
+    assert {n for n, (reference, _, _) in needs.items() if reference} == {
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "rloo",
+        "ppo",
+        "online_dpo",
+        "online_ipo",
+    }
     assert {n for n, (_, value, _) in needs.items() if value} == {"ppo"} and {n for n, (_, _, g) in needs.items() if g} == {"remax"}
     assert build("algorithm", "grpo", beta=0.1).needs_reference and not build("algorithm", "ppo", beta=0.0).needs_reference
 
@@ -69,6 +76,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("gdpo", {"scale_rewards": "none"}, "normalize_then_sum"),
     ("grpo", {"reward_weights": {"a": 1.0}}, "gdpo"),
     ("grpo", {"delta": 1.1}, "under the clip"),
+    ("online_dpo", {"beta": 0.0}, "against a reference"),
+    ("online_dpo", {"num_iterations": 2}, "holds at the weights"),
+    ("grpo", {"label_smoothing": 0.1}, "do nothing"),
     ("reinforce_pp", {"scale_rewards": "batch"}, "scaled twice"),
     ("grpo", {"loss_type": "dr_grpo"}, "whole recipe"),
     ("grpo", {"loss_type": "clipped"}, "did you mean 'clip'"),

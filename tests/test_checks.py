@@ -70,7 +70,7 @@ VERIFIER_DEFECTS = [
 SHARED = """
     def shared(self, right, said):
         self.mine = right
-        time.sleep(0.002)
+        time.sleep(0.05)
         return float(self.mine == said)
 """
 

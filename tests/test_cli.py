@@ -161,9 +161,13 @@ def test_replay_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
     from rlvr.config import load
 
     out = tmp_path / "run"
-    setting = ["--set", 'levels=["2+1", "2+2", "2-2"]']  # those of the recipe
-    obey(["eval", "arithmetic", "--policy", "scripted:gold", "--tasks", "6", "--max-new-tokens", "6", "--out", str(out), *setting], capsys)
-    (out / "config.yaml").write_text(load("quickstart", ["tokenizer=bytes"]).dump(), "utf-8")
+    recipe = load("quickstart", ["tokenizer=bytes"])
+    settings = [word for key, value in recipe.env.items() if key != "name" for word in ("--set", f"{key}={json.dumps(value)}")]
+    room = str(recipe.rollout.max_completion_length)
+    obey(
+        ["eval", "arithmetic", "--policy", "scripted:gold", "--tasks", "6", "--max-new-tokens", room, "--out", str(out), *settings], capsys
+    )
+    (out / "config.yaml").write_text(recipe.dump(), "utf-8")
     assert parsed(["replay", str(out)], capsys)["mismatches"] == 0
     assert "6 episodes stepped again, 0 differ" in obey(["replay", str(out)], capsys)
     rows = [json.loads(line) for line in (out / "episodes.jsonl").read_text("utf-8").splitlines()]

@@ -121,6 +121,15 @@ def test_state_brings_a_learner_back_to_the_bit() -> None:
     assert torch.equal(weights(whole), weights(second)) and last == again
 
 
+def test_the_reference_follows_the_policy_where_asked() -> None:
+    subject = learner("grpo", beta=0.1, ref_model_sync_steps=2, ref_model_mixup_alpha=1.0)
+    assert subject.reference is not None
+    for step in range(1, 5):
+        subject.update([group([1.0, 0.0, 0.5, 0.2])])
+        held = torch.cat([p.flatten() for p in subject.reference.policy.parameters()])
+        assert torch.equal(held, weights(subject)) == (step % 2 == 0)
+
+
 def test_supervision_teaches_the_acted_tokens() -> None:
     subject = learner()
     rows = [([1, 2, 5, 6], [False, False, True, True]), ([2, 1, 7], [False, False, True])]

@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from rlvr.episode import End, Episode
-from tests.gradients import VARIANTS, fixed_groups, gradient, learner_for
+from tests.gradients import VARIANTS, apart, fixed_groups, gradient, learner_for
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,11 +31,6 @@ def one_thread() -> Iterator[None]:
 @lru_cache
 def whole(name: str) -> torch.Tensor:
     return gradient(learner_for(name, Accelerator(cpu=True)), fixed_groups())
-
-
-def apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The relative distance of two gradients."""
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -92,7 +87,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def test_two_processes_have_one_gradient(tmp_path: Path) -> None:
+def test_two_processes_have_one_gradient_replicated_or_sharded(tmp_path: Path) -> None:
     out = tmp_path / "two.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     command += ["-m", "tests.gradients", str(out)]
@@ -100,6 +95,6 @@ def test_two_processes_have_one_gradient(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr[-3000:]
     saved = torch.load(out, weights_only=True)
-    assert saved["processes"] == 2
+    assert saved["processes"] == 2 and saved["fsdp2"] < 1e-6
     distances = {name: apart(found, whole(name)) for name, found in saved["gradients"].items()}
     assert set(distances) == set(VARIANTS) and max(distances.values()) < 1e-6, distances

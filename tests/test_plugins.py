@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,95 +12,124 @@ import pytest
 from rlvr.checks import check_plugin, failures
 from rlvr.registry import entries, load
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-# What a plugin needs before it can be built here: settings, made from a folder for small files.
-SETTINGS: dict[str, dict[str, Any]] = {}
-GSM8K = '{"question": "Ann has %d pens and buys %d more. How many pens has she?", "answer": "She has <<%d+%d=%d>>%d pens.\\n#### %d"}\n'
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+PROCESS = {"name": "process", "trusted": True}
+"""What stands in for containers where there are none; the kits' programs are ours."""
 
 
-def gsm8k(folder: Path) -> dict[str, Any]:
-    for split, first in (("train", 3), ("test", 103)):
-        rows = (GSM8K % (n, 2 * n, n, 2 * n, 3 * n, 3 * n, 3 * n) for n in range(first, first + 30))
-        (folder / f"{split}.jsonl").write_text("".join(rows), "utf-8")
-    return {"path": str(folder)}
+# ---- small files for environments that read some
 
 
-def competition_math(folder: Path) -> dict[str, Any]:
-    row = '{"problem": "What is half of %d?", "solution": "It is $\\\\boxed{\\\\frac{%d}{2}}$.", "subject": "Algebra", "level": 1}\n'
-    for split, first in (("train", 3), ("test", 103)):
-        (folder / f"{split}.jsonl").write_text("".join(row % (n, n) for n in range(first, first + 60, 2)), "utf-8")
-    return {"path": str(folder)}
+def lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
 
 
-def mbpp(folder: Path) -> dict[str, Any]:
-    """Thirty problems in the published form: add n."""
-    problems = [
-        {
-            "task_id": n,
-            "prompt": f"Write a function that adds {n} to a number.",
-            "code": f"def add_{n}(x):\n    return x + {n}",
-            "test_imports": [],
-            "test_list": [f"assert add_{n}(1) == {n + 1}", f"assert add_{n}(-5) == {n - 5}"],
-        }
-        for n in range(30)
-    ]
-    (folder / "mbpp.json").write_text(json.dumps(problems), "utf-8")
-    return {"path": str(folder / "mbpp.json")}
+def gsm8k(folder: Path) -> Path:
+    for split, start in (("train", 3), ("test", 103)):
+        rows = (
+            {"question": f"Ann has {n} pens and buys {2 * n} more. How many?", "answer": f"{n}+{2 * n}=<<{3 * n}>>{3 * n}\n#### {3 * n}"}
+            for n in range(start, start + 30)
+        )
+        lines(folder / f"{split}.jsonl", rows)
+    return folder
 
 
-def humaneval(folder: Path) -> dict[str, Any]:
-    """Thirty problems in the published form: add n."""
-    problems = [
-        {
-            "task_id": f"HumanEval/{n}",
-            "prompt": f'from typing import List\n\ndef add_{n}(x: int) -> int:\n    """Add {n}."""\n',
-            "entry_point": f"add_{n}",
-            "canonical_solution": f"    return x + {n}\n",
-            "test": f"def check(candidate):\n    assert candidate(1) == {n + 1}\n    assert candidate(-5) == {n - 5}\n",
-        }
-        for n in range(30)
-    ]
-    (folder / "HumanEval.jsonl").write_text("\n".join(map(json.dumps, problems)), "utf-8")
-    return {"path": str(folder)}
+def competition_math(folder: Path) -> Path:
+    for split, start in (("train", 3), ("test", 103)):
+        rows = (
+            {"problem": f"Solve $x^2 = {n * n}$ for $x > 0$ and divide by 7.", "answer": f"\\frac{{{n}}}{{7}}", "solution": ""}
+            for n in range(start, start + 30)
+        )
+        lines(folder / f"{split}.jsonl", rows)  # fmt: skip
+    return folder
 
 
-PREPARED = {"gsm8k": gsm8k, "competition_math": competition_math, "mbpp": mbpp, "humaneval": humaneval}
+def mbpp(folder: Path) -> Path:
+    lines(
+        folder / "mbpp.jsonl",
+        (
+            {
+                "task_id": n,
+                "prompt": f"Write a function to add {n} to a number.",
+                "code": f"def add_{n}(x):\n    return x + {n}",
+                "test_list": [f"assert add_{n}({k}) == {n + k}" for k in (0, 1, 5)],
+            }
+            for n in range(3, 43)
+        ),
+    )
+    return folder / "mbpp.jsonl"
 
 
-def settings_of(kind: str, name: str, folder: Path) -> dict[str, Any]:
-    return PREPARED[name](folder) if kind == "env" and name in PREPARED else SETTINGS.get(name, {})
+def humaneval(folder: Path) -> Path:
+    lines(
+        folder / "HumanEval.jsonl",
+        (
+            {
+                "task_id": f"HumanEval/{n}",
+                "prompt": f'def add_{n}(x: int) -> int:\n    """Add {n} to a number."""\n',
+                "entry_point": f"add_{n}",
+                "canonical_solution": f"    return x + {n}\n",
+                "test": f"def check(candidate):\n    assert candidate(1) == {n + 1}\n    assert candidate(-2) == {n - 2}\n",
+            }
+            for n in range(3, 33)
+        ),
+    )
+    return folder / "HumanEval.jsonl"
+
+
+FILES: dict[str, Callable[[Path], Path]] = {"gsm8k": gsm8k, "competition_math": competition_math, "mbpp": mbpp, "humaneval": humaneval}
+
+
+# ---- the kits
 
 
 def needs_docker(kind: str, name: str) -> bool:
     """Whether the chain of `needs` ends in a container."""
-    if (kind, name) == ("sandbox", "docker"):
-        return True
-    return any(needs_docker(other, default) for other, default in dict(getattr(load(kind, name), "needs", {})).items())
+    return (kind, name) == ("sandbox", "docker") or any(needs_docker(*need) for need in needs(kind, name))
+
+
+def needs(kind: str, name: str) -> list[tuple[str, str]]:
+    return list(dict(getattr(load(kind, name), "needs", {})).items())
+
+
+def without_docker(kind: str, name: str) -> dict[str, Any]:
+    """Settings that put the process sandbox where the container would be."""
+    return {
+        other: PROCESS if other == "sandbox" else {"name": default, **without_docker(other, default)}
+        for other, default in needs(kind, name)
+        if needs_docker(other, default)
+    }
 
 
 def everything() -> list[Any]:
     found = []
     for kind in ("env", "verifier"):
         for entry in entries(kind):
-            marks = [pytest.mark.docker] if needs_docker(kind, entry.name) else []
-            found.append(pytest.param(kind, entry.name, id=f"{kind}-{entry.name}", marks=marks))
+            found.append(pytest.param(kind, entry.name, without_docker(kind, entry.name), id=f"{kind}-{entry.name}"))
+            if needs_docker(kind, entry.name):
+                found.append(pytest.param(kind, entry.name, {}, id=f"{kind}-{entry.name}-docker", marks=pytest.mark.docker))
     return found
 
 
-@pytest.mark.parametrize(("kind", "name"), everything())
-def test_it_keeps_its_contract(kind: str, name: str, tmp_path: Path) -> None:
-    checks = check_plugin(kind, name, **settings_of(kind, name, tmp_path))
+@pytest.mark.parametrize(("kind", "name", "settings"), everything())
+def test_it_keeps_its_contract(kind: str, name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    if name == "code_contest":
+        settings = settings | {"hidden": 1, "shown": 1}  # each hidden test is a program run for each answer
+    if kind == "env" and name in FILES:
+        settings = settings | {"path": str(FILES[name](tmp_path))}
+    checks = check_plugin(kind, name, **settings)
     assert failures(checks) == []
     assert sum(not check.skipped for check in checks) >= 12, [check for check in checks if check.skipped]
 
 
 def test_the_kits_see_every_file_of_the_rooms() -> None:
-    root = Path(__file__).resolve().parents[1]
+    seen = {case.values[:2] for case in everything()}
     for kind, room in (("env", "envs"), ("verifier", "verifiers")):
-        on_disk = {path.stem for path in (root / room).glob("*.py") if not path.stem.startswith("_")}
-        assert on_disk <= {entry.name for entry in entries(kind)}
+        on_disk = {(kind, path.stem) for path in (ROOT / room).glob("*.py") if not path.stem.startswith("_")}
+        assert on_disk and on_disk <= seen
 
 
-@pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").is_file(), reason=f"the published GSM8K files are not in {DATA}")
+@pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").is_file(), reason="the published GSM8K files do not lie beside the project")
 def test_the_published_gsm8k_is_sound() -> None:
     assert failures(check_plugin("env", "gsm8k", path=str(DATA))) == []

@@ -64,7 +64,6 @@ def test_its_checker_finds_nothing(obs: str) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.slow
 def test_ppo_beats_a_random_policy_three_times(random_reward: float) -> None:
     learner = PPO(
         "MlpPolicy", digits(), seed=0, device="cpu", n_steps=512, batch_size=128, n_epochs=8, learning_rate=3e-3, ent_coef=0.02, gamma=1.0
@@ -76,7 +75,6 @@ def test_ppo_beats_a_random_policy_three_times(random_reward: float) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.slow
 def test_dqn_beats_a_random_policy_three_times(random_reward: float) -> None:
     learner = DQN(
         "MlpPolicy",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -16,8 +17,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from rlvr.config import load
-from rlvr.errors import ConfigError, NotFound
+from rlvr.errors import CheckFailed, ConfigError, NotFound
 from rlvr.learn.train import TrainReport, train
+from rlvr.registry import entries
 from rlvr.replay import replay
 from rlvr.runlog import config_of, rows_of
 from tests.tiny import tiny_run
@@ -87,19 +89,19 @@ import sys
 from pathlib import Path
 from rlvr.learn.train import train
 from tests.tiny import tiny_run
-train(tiny_run(train={"steps": 60, "learning_rate": 1e-3}, log={"save_every": 3}), out=Path(sys.argv[1]), resume=sys.argv[2] == "resume")
+train(tiny_run(train={"steps": 24, "learning_rate": 1e-3}, log={"save_every": 3}), out=Path(sys.argv[1]), resume=sys.argv[2] == "resume")
 """
 
 
 def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"train": {"steps": 60, "learning_rate": 1e-3}, "log": {"save_every": 3}}
+    settings: dict[str, Any] = {"train": {"steps": 24, "learning_rate": 1e-3}, "log": {"save_every": 3}}
     run(tmp_path / "whole", **settings)
     folder = tmp_path / "killed"
     with (tmp_path / "output").open("w") as output:
         process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), "new"], cwd=ROOT, stdout=output, stderr=output)
         deadline = time.monotonic() + 120
         while process.poll() is None and time.monotonic() < deadline:
-            if (folder / "metrics.jsonl").exists() and len((folder / "metrics.jsonl").read_text().splitlines()) >= 20:
+            if (folder / "metrics.jsonl").exists() and len((folder / "metrics.jsonl").read_text().splitlines()) >= 8:
                 break
             time.sleep(0.01)
         assert process.poll() is None, (tmp_path / "output").read_text()
@@ -113,6 +115,51 @@ def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> 
     assert config_of(folder) == config_of(tmp_path / "whole")
 
 
+PRESETS = [entry.name for entry in entries("algorithm")]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+    settings: dict[str, Any] = {
+        "algorithm": {"name": name},
+        "train": {"steps": 2, "learning_rate": 1e-3, "minibatches_per_step": 1 if name.startswith("online_") else 2},
+        "log": {"save_every": 1},
+    }
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(whole, **settings)
+    shutil.copytree(whole, cut, symlinks=True)
+    shutil.rmtree(cut / "checkpoints" / "step-000002")
+    (cut / "report.json").unlink()
+    run(cut, resume=True, **settings)
+    assert same(weights(whole), weights(cut)) and (whole / "metrics.jsonl").read_text() == (cut / "metrics.jsonl").read_text()
+    initial = load_file(whole / "checkpoints" / "step-000001" / "model.safetensors")
+    assert not same(weights(whole), initial)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").write_text(tiny_run(**settings).dump())
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "torn')
+    run(tmp_path / "a", resume=True, **settings)
+    assert same(weights(finished[0]), weights(tmp_path / "a"))
+
+
+def test_verify_repeats_a_step_and_catches_one_that_differs(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
+    folder = tmp_path / "a"
+    shutil.copytree(finished[0], folder, symlinks=True)
+    said = io.StringIO()
+    train(tiny_run(**settings), out=folder, resume=True, verify=True, console=Console(file=said, width=200))
+    assert "step 3 repeated: 16 episodes" in said.getvalue()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(lines[2])
+    lines[2] = json.dumps(row | {"grad_norm": row["grad_norm"] * (1 + 1e-9)})
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(CheckFailed, match=r"step 3 .* its metrics grad_norm"):
+        train(tiny_run(**settings), out=folder, resume=True, verify=True, console=Console(file=io.StringIO()))
+
+
 def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
     folder, _ = finished
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
@@ -124,7 +171,7 @@ def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
 def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.learning_rate: 0.001 -> 0.5"):
         run(finished[0], resume=True, train={"steps": 4, "learning_rate": 0.5}, log={"save_every": 2})
-    with pytest.raises(NotFound, match="no checkpoint"):
+    with pytest.raises(NotFound, match="no run folder"):
         run(tmp_path / "nowhere", resume=True)
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from rlvr.verifiers._tree import MAX_BITS, TooBig, Tree
 
-MAX_FACTORIAL = 2_000
+MAX_FACTORIAL = 3_000
 
 
 class NotFinite(Exception):

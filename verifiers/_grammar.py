@@ -33,6 +33,7 @@ CONSTANTS = {
     r"\Z": "Z",
     r"\N": "N",
 }
+CONSTANTS |= {dots: "dots" for dots in (r"\ldots", r"\cdots", r"\dots")}
 CONSTANTS |= {r"\Q": "Q", r"\C": "C", r"\degree": "deg"}
 WORDS = {"pi": "pi", "oo": "oo", "inf": "oo", "infinity": "oo", "infty": "oo", "i": "i", "e": "e"}
 FIELDS = frozenset("RZNQC")
@@ -180,7 +181,7 @@ class Reader:
                 top, _, low = self.take(), self.take(), self.take()
                 if top.text.isdigit() and low.text.isdigit() and 0 < int(top.text) < int(low.text) and self.peek().text not in ("^", "!"):
                     return ("add", left, ("div", ("num", int(top.text), 1), ("num", int(low.text), 1)))
-            if left[0] == "const" or (left[0] == "mul" and left[-1][0] == "const"):
+            if left[0] in ("const", "fact") or (left[0] == "mul" and left[-1][0] in ("const", "fact")):
                 return _times(left, self.factor())
             raise Unreadable(f"the numeral {token.text[:20]} stands beside something with no sign between them")
         if token.kind == "word" and token.text.lower() in MULTIPLES:
@@ -201,6 +202,9 @@ class Reader:
                 tree = self.power(tree)
             elif self.accept("%", r"\%"):
                 tree = ("percent", tree)
+            elif self.peek().text in ("$", r"\$") and self.peek(1).kind == "eof":
+                self.at += 1
+                tree = ("unit", tree, "dollar")
             elif self.accept(r"\degree"):
                 tree = ("unit", tree, "degree")
             elif self.peek().text == "'" and tree[0] == "sym":
@@ -226,6 +230,8 @@ class Reader:
         while self.peek().text in ("^", "**") and self.row[self.at - 1].text != "}":
             self.at += 1
             exponent = self.power(exponent)
+        if base[0] == "sym" and re.fullmatch(r"C_\d+", base[1]) and exponent[0] == "num":
+            return ("binom", ("num", int(base[1][2:]), 1), exponent)  # the other notation of binomials
         return ("pow", base, exponent)
 
     def factor_after_plus(self) -> Tree:

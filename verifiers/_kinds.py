@@ -119,6 +119,8 @@ def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if not len(gold) > 1:
         empty = value in (("set",), ("text", "no solution"), ("text", "none"))
         return Judged(empty, f"{say(value)} {'is' if empty else 'is not'} the empty set")
+    if gold[0] == "set" and value[0] in ("union", "inter", "minus", "builder"):
+        return _region_or_words(gold, value, bench)
     strict = bench.policy.brackets == "strict"
     ordered = bench.policy.order == "strict" and gold[0] == "list"
     if value[0] == "tuple" and gold[0] == "list" and not strict:

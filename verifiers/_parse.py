@@ -225,7 +225,7 @@ class Parser(Atoms):
             return ("tuple", *found)
         if len(found) == 1:
             return ("fun", {r"\lfloor": "floor", r"\lceil": "ceil"}[opener], found[0]) if opener != "{" else found[0]
-        return ("set", *found)
+        return ("list", *found)
 
     def environment(self, name: str) -> Tree:
         """A matrix, a determinant, or a case distinction."""

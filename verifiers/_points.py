@@ -7,6 +7,7 @@ mpmath contexts are not safe to share, so each thread has its own.
 from __future__ import annotations
 
 import threading
+import zlib
 from fractions import Fraction
 from typing import Any
 
@@ -215,11 +216,11 @@ _FUNCTIONS |= {"ln": "ln", "arcsin": "asin", "arccos": "acos", "arctan": "atan",
 _FUNCTIONS |= {"asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "Re": "re", "Im": "im", "sgn": "sign", "Gamma": "gamma"}
 
 
-def sample(names: frozenset[str], turn: int) -> dict[str, Fraction]:
-    """A point for these letters, the same in every process: mixed signs, no small integers."""
+def sample(names: frozenset[str], turn: int, salt: int) -> dict[str, Fraction]:
+    """A point for these letters, the same in every process: mixed signs, no small integers, moved by the expressions themselves."""
     point = {}
     for place, name in enumerate(sorted(names)):
-        seed = (place * 7919 + turn * 104_729 + 31_337) * 48_271 % 2_147_483_647
+        seed = (place * 7919 + turn * 104_729 + salt + 31_337) * 48_271 % 2_147_483_647
         sign = -1 if turn % 2 and (place + turn) % 3 != 0 else 1
         point[name] = sign * (Fraction(seed % 9973, 9973) + Fraction(1, 7)) * SCALES[turn]
     return point
@@ -229,9 +230,10 @@ def differ(a: Tree, b: Tree) -> bool | None:
     """True: the two differ somewhere. False: they agree to all digits at every point tried. None: no rule decides."""
     names = symbols(a) | symbols(b)
     digits = digits_needed(a, b)
+    salt = zlib.crc32(repr((a, b)).encode())
     tried = 0
     for turn in range(POINTS if names else 1):
-        point = sample(names, turn)
+        point = sample(names, turn, salt)
         left, right = Evaluator(digits, point), Evaluator(digits, point)
         try:
             x = left.value(a)

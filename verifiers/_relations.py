@@ -9,7 +9,7 @@ from rlvr.verifiers._exact import NotFinite, exact
 from rlvr.verifiers._points import real
 from rlvr.verifiers._regions import FLIP, judge_region, region
 from rlvr.verifiers._scalars import Bench, Judged
-from rlvr.verifiers._tree import Tree, say, show, symbols
+from rlvr.verifiers._tree import Tree, say, show, symbols, walk
 
 Judge = Callable[[Tree, Tree, Bench], Judged]
 ZERO: Tree = ("num", 0, 1)
@@ -19,12 +19,16 @@ def name_of(tree: Tree) -> str:
     """The name on one side of an assignment: `x`, `f(x)`, `(x, y)`; empty when it is none."""
     if tree[0] == "sym":
         return str(tree[1])
+    if tree[0] == "mul" and all(node[0] == "mul" or (node[0] == "sym" and node[1].isupper()) for node in walk(tree)):
+        return "".join(sorted(symbols(tree)))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[2][0] in ("sym", "tuple"):
         return tree[1][1] if tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
     if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
         return tree[1][1][1] + "^-1"
-    if tree[0] == "mul" and all(arg[0] == "sym" and arg[1].isupper() for arg in tree[1:]):
-        return "".join(arg[1] for arg in tree[1:])
+    if tree[0] == "fun" and tree[1] == "abs":
+        return name_of(tree[2])
+    if tree[0] == "div" and tree[1][0] == tree[2][0] == "mul" and tree[1][1] == tree[2][1] == ("sym", "d"):
+        return "d/d"
     if tree[0] == "tuple" and all(arg[0] == "sym" for arg in tree[1:]):
         return "(" + ",".join(arg[1] for arg in tree[1:]) + ")"
     return ""

@@ -30,7 +30,7 @@ volume@ 473176473/1000000000: pint | volume@ 2365882365/10000000000: cup
 n@ 1: n newton | j@ 1: j joule | j@ 1000: kj kilojoule | w@ 1: w watt | w@ 1000: kw kilowatt
 hz@ 1: hz hertz | v@ 1: v volt | pa@ 1: pa pascal
 kelvin@ 1: k kelvin | celsius@ 1: celsius | fahrenheit@ 1: fahrenheit | mol@ 1: mol mole | bit@ 1: bit | bit@ 8: byte
-m/s 1: mps | mph 1: mph | percent@ 1: percent percentage pct | unit@ 1: unit | unit@ 2: pair
+percent@ 1: percent percentage pct | unit@ 1: unit | unit@ 2: pair
 """
 
 _UNITS: dict[str, tuple[str, Fraction]] = {}
@@ -117,6 +117,8 @@ def measure(label: str) -> Measure | None:
     ((('m', 2),), Fraction(16129, 25000000))
     """
     text = re.sub(r"\s+", " ", label.lower().replace("\\", " ").replace("{", "").replace("}", "").replace(".", " ")).strip()
+    text = re.sub(r"\b(?:mph|kph|kmh|mps)\b", lambda m: {"mph": "mile/hour", "mps": "m/s"}.get(m[0], "km/hour"), text)
+    text = re.sub(r"^of (?:the|a|an) (?=\w+$)", "", text)
     if not text or len(text) > 60 or not re.fullmatch(r"[a-zà-ɏ0-9^/*() '-]+", text):
         return None
     over = re.split(r"\s*/\s*|\s+per\s+|^per\s+", text)

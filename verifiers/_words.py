@@ -65,6 +65,7 @@ _SHORT = frozenset(
         "monday",
     ]
 )
+_GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SAME = {
     "no solutions": "no solution",
     "no real solutions": "no solution",
@@ -96,6 +97,8 @@ def unwrap(text: str) -> str:
     for _ in range(6):
         before = text
         text = text.strip().strip("\u200b")
+        if len(text) > 1 and text[-1] == "," and text[-2] != "\\":
+            text = text[:-1].rstrip()
         if len(text) > 1 and text[-1] == "." and not text.endswith(".."):
             text = text[:-1].rstrip()
         for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")):
@@ -106,10 +109,11 @@ def unwrap(text: str) -> str:
         match = _COMMAND.match(text)
         if match and text.endswith("}") and _closes(text, match.end()):
             text = text[match.end() : -1]
+        text = re.sub(r"^(?:=|\\approx(?![a-zA-Z]))\s*", "", text)
         text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
         if text == before:
             break
-    return text
+    return text.replace(" ", "") if _GROUPED.fullmatch(text) else text
 
 
 def _closes(text: str, at: int) -> bool:

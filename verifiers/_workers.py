@@ -28,6 +28,10 @@ MAIN = Path(__file__).with_name("_worker_main.py")
 RETRIES = 5
 PATIENCE = 20.0
 """Wall-clock seconds per attempt, as a multiple of the CPU budget: only a machine that stands still runs into it."""
+WINDOWS = 40
+"""How many such spells a worker that makes progress is waited for."""
+CRAWL = 0.002
+"""The share of a processor below which a worker stands still."""
 START_S = 120.0
 REPLY_LIMIT = 65_536
 
@@ -65,7 +69,17 @@ class Worker:
         assert stdin is not None
         stdin.write(json.dumps(question).encode() + b"\n")
         stdin.flush()
-        reply = json.loads(self._line(time.monotonic() + wall_s))
+        used = self.cpu()
+        for _ in range(WINDOWS):
+            try:
+                reply = json.loads(self._line(time.monotonic() + wall_s))
+                break
+            except TimeoutError:
+                before, used = used, self.cpu()
+                if before is None or used is None or used - before < CRAWL * wall_s:
+                    raise  # it stands still; a worker that is only slow is waited for
+        else:
+            raise TimeoutError("it never came to an end")
         assert isinstance(reply, dict)
         return reply
 
@@ -74,7 +88,9 @@ class Worker:
         assert stdout is not None
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([stdout], [], [], left)[0]:
+            poll = select.poll()
+            poll.register(stdout, select.POLLIN)
+            if left <= 0 or not poll.poll(1000 * left):
                 raise TimeoutError("it does not answer in time")
             piece = os.read(stdout.fileno(), 65_536)
             if not piece or len(self._buffer) > REPLY_LIMIT:
@@ -118,10 +134,13 @@ class Budget:
 class Pool:
     """A few warm workers that any thread may use; started at the first question, gone with `close`."""
 
-    def __init__(self, size: int = 1, *, cpu_s: float = 1.0, memory_mb: int = 1024) -> None:
-        self.size, self.cpu_s, self.memory_mb = size, cpu_s, memory_mb
+    def __init__(self, size: int = 1, *, cpu_s: float = 1.0, memory_mb: int = 1024, patience: float = PATIENCE) -> None:
+        self.size, self.cpu_s, self.memory_mb, self.patience = size, cpu_s, memory_mb, patience
+        self._open()
+
+    def _open(self) -> None:
         self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
-        for _ in range(size):
+        for _ in range(self.size):
             self._idle.put(None)
         self._live: set[Worker] = set()
         self._lock = threading.Lock()
@@ -146,7 +165,7 @@ class Pool:
             worker = self._borrow()
             start = worker.cpu() or 0.0
             try:
-                reply = worker.ask(question, max(5.0, PATIENCE * budget.left))
+                reply = worker.ask(question, max(0.25 * self.patience, self.patience * budget.left))
             except (OSError, EOFError, TimeoutError, ValueError) as error:
                 used = (worker.cpu() or start) - start
                 status = self._bury(worker)
@@ -155,6 +174,9 @@ class Pool:
                     budget.left = 0.0
                     raise Overrun(f"algebra takes more than {self.cpu_s:g} s of processor time") from error
                 continue
+            except BaseException:
+                self._bury(worker)
+                raise
             budget.left -= float(reply.get("cpu", 0.0))
             self._idle.put(worker)
             if reply.get("over"):
@@ -166,7 +188,7 @@ class Pool:
 
     def _borrow(self) -> Worker:
         if os.getpid() != self._owner:
-            raise Lost("the pool belongs to the process that built it; build the verifier in this one")
+            self._open()  # after a fork the workers are the parent's: their pipes must not be shared
         try:
             worker = self._idle.get(timeout=300)
         except queue.Empty as error:

@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from rlvr.algorithm import Algorithm, LossInputs
-from rlvr.algos import aggregate, credit, kl, mismatch, surrogate, values
+from rlvr.algos import aggregate, credit, kl, mismatch, preferences, surrogate, values
 from rlvr.algos.credit import Rewards, Total, alone
 from rlvr.algos.settings import Settings, active
 from rlvr.episode import End, Episode
@@ -49,6 +49,7 @@ class PolicyGradient(Algorithm):
         self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
         self.bypass = s.old_from_sampler
         self.controller = kl.Controller(s.beta, target=s.kl_target, horizon=s.kl_horizon)
+        self.single_step = s.baseline == "pair"
         self.cap = 0
         """The run's own cap on an answer, told by the first `row_weights`."""
         self._running, self._seen, self._steps = 0.0, 0.0, 0
@@ -75,6 +76,8 @@ class PolicyGradient(Algorithm):
             if values is None:
                 raise ConfigError("an algorithm with baseline=value needs the critic's values")
             raw = self._gae(groups, net, values)
+        elif self.settings.baseline == "pair":
+            raw = self._pairs(groups, penalties, total)
         elif self.settings.returns == "to_go":
             raw = self._to_go(groups, net)
         else:
@@ -101,6 +104,30 @@ class PolicyGradient(Algorithm):
             if buffer and e.length:
                 row[len(row) - 1 - e.acted[::-1].index(True)] += credit.overlong(e.length, cap, buffer)
         return net
+
+    def _pairs(self, groups: Sequence[Sequence[Episode]], penalties: Nested | None, total: Total) -> list[list[list[float]]]:
+        """The pull of a preference loss on the best and the worst answer of each group."""
+        s, out = self.settings, [[[0.0] * len(e.tokens) for e in group] for group in groups]
+        chosen = [preferences.pair([e.reward if self.trains(e) and e.length else None for e in group]) for group in groups]
+        rows = sum(self.trains(e) and e.length > 0 for group in groups for e in group)
+        count, everyone = total([float(sum(p is not None for p in chosen)), float(rows)])
+        losses, margins = [], []
+        for g, picked in enumerate(chosen):
+            if picked is None:
+                continue
+            if penalties is None:
+                raise ConfigError("preferences need the policy's and the reference's log-probabilities")
+            margin = math.fsum(penalties[g][picked[0]]) - math.fsum(penalties[g][picked[1]])
+            force = preferences.pull(margin, self.beta, s.preference_loss, s.label_smoothing) * everyone / count
+            for i, sign in zip(picked, (1.0, -1.0), strict=True):
+                out[g][i] = credit.over_tokens(groups[g][i], sign * force)
+            losses.append(preferences.loss(margin, self.beta, s.preference_loss, s.label_smoothing))
+            margins.append(margin)
+        self.figures = {"preference/pairs": float(len(margins))}
+        if margins:
+            self.figures |= {"preference/loss": math.fsum(losses) / len(losses), "preference/margin": math.fsum(margins) / len(margins)}
+            self.figures["preference/accuracy"] = sum(m > 0 for m in margins) / len(margins)
+        return out
 
     def _outcomes(self, groups: Sequence[Sequence[Episode]], net: Nested, total: Total) -> list[list[float]]:
         """One advantage per episode."""
@@ -267,6 +294,11 @@ class PolicyGradient(Algorithm):
             self._running += (added / count - self._running) * 0.1 / self._seen
         if kl_value is not None:
             self.controller.observe(kl_value, round(count))
+
+    def refresh(self) -> float:
+        """How far the reference moves toward the policy after this step."""
+        every = self.settings.ref_model_sync_steps
+        return self.settings.ref_model_mixup_alpha if every and self._steps % every == 0 else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """The running baseline, the beta in force, and how many steps there were."""

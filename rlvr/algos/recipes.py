@@ -147,6 +147,18 @@ PRESETS: Mapping[str, Preset] = {
         "A = whiten(sum_k w_k (R^k - mean_g) / (std_g + 1e-4)),  GRPO's loss",
         Settings(normalize_then_sum=True, whiten="samples"),
     ),
+    "online_dpo": Preset(
+        "Online DPO: the best and the worst answer of each group as a pair, ties skipped",
+        "2402.04792",
+        "d = beta ((l+ - l+_ref) - (l- - l-_ref)),  L = -mean log sigmoid(d)",
+        Settings(baseline="pair", beta=0.1, kl_estimator="k1", kl_in="reward", **TRUE_GRADIENT),
+    ),
+    "online_ipo": Preset(
+        "Online IPO: as online DPO, with a squared loss that wants a margin of 1 / (2 beta) and no more",
+        "2310.12036",
+        "d as in DPO,  L = mean (d / beta - 1 / (2 beta))^2",
+        Settings(baseline="pair", preference_loss="ipo", beta=0.1, kl_estimator="k1", kl_in="reward", **TRUE_GRADIENT),
+    ),
 }  # fmt: skip
 
 

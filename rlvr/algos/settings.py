@@ -13,11 +13,13 @@ from typing import Any
 from rlvr.algos.aggregate import AGGREGATIONS
 from rlvr.algos.kl import ESTIMATORS
 from rlvr.algos.mismatch import CORRECTIONS
+from rlvr.algos.preferences import LOSSES
 from rlvr.algos.surrogate import LEVELS, LOSS_TYPES
 from rlvr.errors import ConfigError, suggest
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "baseline": ("none", "running", "group", "leave_one_out", "greedy", "value"),
+    "baseline": ("none", "running", "group", "leave_one_out", "greedy", "value", "pair"),
+    "preference_loss": LOSSES,
     "returns": ("outcome", "to_go"),
     "scale_rewards": ("none", "group", "batch"),
     "whiten": ("none", "tokens", "samples"),
@@ -49,6 +51,9 @@ class Settings:
     """GDPO: which of the verdict's parts count, and how much. Empty: the one reward there is."""
     normalize_then_sum: bool = False
     """GDPO: normalise each named reward in its group before adding them up."""
+    preference_loss: str = "dpo"
+    """With baseline=pair: which loss on the pair of the group's best and worst answer."""
+    label_smoothing: float = 0.0
     # ratio, clip or gate
     importance_sampling_level: str = "token"
     loss_type: str = "clip"
@@ -75,6 +80,10 @@ class Settings:
     kl_target: float | None = None
     """With it, beta adapts toward this KL."""
     kl_horizon: int = 10_000
+    ref_model_sync_steps: int = 0
+    """After every so many steps the reference moves toward the policy. 0: never."""
+    ref_model_mixup_alpha: float = 0.6
+    """How far: 1 makes it the policy."""
     entropy_coef: float = 0.0
     # value
     gamma: float = 1.0
@@ -117,6 +126,7 @@ class Settings:
 INFINITY = math.inf
 BOUNDS = (
     ("advantage_epsilon", 0.0, 1.0),
+    ("label_smoothing", 0.0, 0.5),
     ("epsilon", 0.0, 1.0),
     ("epsilon_high", 0.0, INFINITY),
     ("delta", 1.0, INFINITY),
@@ -128,6 +138,8 @@ BOUNDS = (
     ("beta", 0.0, INFINITY),
     ("kl_target", 1e-12, INFINITY),
     ("kl_horizon", 1, INFINITY),
+    ("ref_model_sync_steps", 0, INFINITY),
+    ("ref_model_mixup_alpha", 0.0, 1.0),
     ("gamma", 0.0, 1.0),
     ("lam", 0.0, 1.0),
     ("vf_coef", 0.0, INFINITY),
@@ -141,6 +153,10 @@ BOUNDS = (
 
 def known_bad(s: Settings) -> list[tuple[bool, str]]:
     """The mixes that look reasonable and are wrong, each with its reason and the way out."""
+    return [*_bad_losses(s), *_bad_credit(s)]
+
+
+def _bad_losses(s: Settings) -> list[tuple[bool, str]]:
     pooled = s.importance_sampling_level != "token"
     return [
         (
@@ -171,6 +187,15 @@ def known_bad(s: Settings) -> list[tuple[bool, str]]:
             "twice; drop one of them",
         ),
         (
+            s.delta is not None and s.delta <= 1 + s.upper,
+            f"delta {s.delta} lies under the clip at {1 + s.upper:g} and would cut good answers too; raise it",
+        ),
+    ]
+
+
+def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
+    return [
+        (
             s.baseline == "value" and (s.scale_rewards != "none" or s.normalize_then_sum or s.returns != "outcome"),
             "with a critic the advantage is GAE; scale_rewards, normalize_then_sum and returns have no place: set scale_rewards=none, "
             "whiten=tokens",
@@ -187,11 +212,17 @@ def known_bad(s: Settings) -> list[tuple[bool, str]]:
             0 < s.max_completion_length < s.overlong_buffer,
             f"overlong_buffer {s.overlong_buffer} is longer than max_completion_length {s.max_completion_length}; make it a part of it",
         ),
-        (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
         (
-            s.delta is not None and s.delta <= 1 + s.upper,
-            f"delta {s.delta} lies under the clip at {1 + s.upper:g} and would cut good answers too; raise it",
+            s.baseline == "pair" and (s.beta == 0 or s.kl_in != "reward" or s.loss_type != "reinforce" or s.scale_rewards != "none"),
+            "preferences are learned against a reference: baseline=pair needs beta above 0, kl_in=reward, loss_type=reinforce and "
+            "scale_rewards=none (the dpo recipe)",
         ),
+        (
+            s.baseline == "pair" and (s.num_iterations > 1 or s.loss_aggregation != "seq-mean-token-sum" or s.whiten != "none"),
+            "a pair's pull holds at the weights that scored it and counts whole answers; leave num_iterations=1, whiten=none and "
+            "loss_aggregation=seq-mean-token-sum",
+        ),
+        (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
     ]
 
 
@@ -202,10 +233,12 @@ def active(s: Settings) -> dict[str, bool]:
         **dict.fromkeys(("epsilon", "epsilon_high", "delta"), clip),
         "ratio_max": s.loss_type in ("cispo", "reinforce"),
         **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg"), s.loss_type == "sapo"),
-        **dict.fromkeys(("kl_estimator", "kl_in", "kl_target", "kl_horizon"), kl),
+        **dict.fromkeys(("kl_estimator", "kl_in", "kl_target", "kl_horizon", "ref_model_sync_steps"), kl),
+        "ref_model_mixup_alpha": kl and s.ref_model_sync_steps > 0,
         **dict.fromkeys(("lam", "vf_coef", "epsilon_value", "value_pretraining_steps"), critic),
         "gamma": critic or s.returns == "to_go",
         "advantage_epsilon": s.scale_rewards != "none",
+        **dict.fromkeys(("preference_loss", "label_smoothing"), s.baseline == "pair"),
         "reward_weights": s.normalize_then_sum,
         "max_completion_length": s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer > 0,
         "importance_sampling_cap": s.importance_sampling_correction != "none",

@@ -13,7 +13,7 @@ from rlvr.commands.settings import settings_from
 from rlvr.errors import MissingExtra
 
 
-def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume: bool, json: bool) -> None:
+def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume: bool, verify: bool, json: bool) -> None:
     """Read the recipe, train, and say how it ended; JSON on the last line where it is asked for."""
     from rlvr.config import load
 
@@ -24,7 +24,7 @@ def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume
         from rlvr.learn.train import train
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
-    report = train(config, out=out, resume=resume, console=screen.err() if json else screen.out())
+    report = train(config, out=out, resume=resume, verify=verify, console=screen.err() if json else screen.out())
     if json:
         screen.say_json(report.record())
 

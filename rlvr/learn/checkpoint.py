@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,26 @@ def save(folder: Path, model: Any, tokenizer: Any, learner_state: Mapping[str, A
     return place
 
 
+def any_in(folder: Path) -> bool:
+    """Whether a run got as far as a checkpoint; one that did not can only begin anew."""
+    return any((folder / "checkpoints").glob("step-*"))
+
+
 def newest(folder: Path) -> Path:
     """The newest whole checkpoint of a run."""
     found = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
-    whole = next((place for place in found if not torn(place)), None)
+    whole = next(whole_ones(folder), None)
     if whole is None:
         told = f"{len(found)} found, none of them whole" if found else "none was written yet"
         raise NotFound(f"{folder} has no checkpoint to resume from ({told}); start the run anew with another --out")
     return whole
+
+
+def whole_ones(folder: Path) -> Iterator[Path]:
+    """The checkpoints that can be trusted, the newest first."""
+    for place in sorted((folder / "checkpoints").glob("step-*"), reverse=True):
+        if not torn(place):
+            yield place
 
 
 def torn(place: Path) -> str:

@@ -60,6 +60,10 @@ class Learner:
             raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
         self.max_completion_length = max_completion_length
+        if algorithm.single_step and optimization.minibatches_per_step > 1:
+            raise ConfigError(
+                f"minibatches_per_step is {optimization.minibatches_per_step}; this algorithm takes one step per batch: set it to 1"
+            )
         algorithm.row_weights([1], ["0"], max_length=max_completion_length)  # a missing constant is a bad config: say so now
         without_dropout(model)
         if optimization.gradient_checkpointing:
@@ -109,10 +113,13 @@ class Learner:
         }
         metrics |= {"optimizer_steps": float(steps - broken), "step/skipped": float(steps == 0), "step/skipped_minibatches": float(skipped)}
         metrics |= {"step/nonfinite": float(broken)} | tally.means(self.total) | self._account(step, tally)
+        metrics |= algorithm.figures
         rewards = [e.reward for e in step.episodes if not e.meta.get("greedy")]
         algorithm.observe(rewards, metrics.get("kl"), self.total)
-        if algorithm.needs_reference:
+        if self.reference is not None:
             metrics["beta"] = algorithm.beta
+            if mix := algorithm.refresh():
+                self.reference.refresh(self.accelerator.unwrap_model(self.policy).model, mix)
         if steps > broken:  # a step that moved nothing does not move the schedule either
             self.scheduler.step()
         self.policy.eval()

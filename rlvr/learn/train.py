@@ -24,19 +24,17 @@ from rich.console import Console
 
 from rlvr import report
 from rlvr.config import RunConfig
-from rlvr.contracts import Sampling
-from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
-from rlvr.evaluate import measure, summarise
 from rlvr.learn import checkpoint
+from rlvr.learn.again import repeat_one_step
 from rlvr.learn.banner import banner
 from rlvr.learn.checkpoint import Progress
 from rlvr.learn.crew import Crew, assemble, enlist
-from rlvr.learn.schedule import Schedule
+from rlvr.learn.held_out import accuracy, held_out_seen
+from rlvr.learn.one_step import one_step
 from rlvr.learn.warmstart import warmstart
 from rlvr.model import exported
 from rlvr.progress import Work
-from rlvr.rollout import Draw, seed_of
 from rlvr.runlog import RunLog, rows_of
 
 
@@ -65,21 +63,28 @@ class TrainReport:
         return {key: value for key, value in asdict(self).items() if key != "rewards"}
 
 
-def train(config: RunConfig, *, out: Path | None = None, resume: bool = False, console: Console | None = None) -> TrainReport:
-    """Train as the configuration says, and leave a run folder behind."""
+def train(
+    config: RunConfig, *, out: Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
+) -> TrainReport:
+    """Train as the configuration says, and leave a run folder behind; `verify` first repeats one recorded step of a resumed run."""
     console = console or Console(stderr=True)
     transformers.utils.logging.disable_progress_bar()  # one bar at a time, and it is ours
     began = time.monotonic()
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
+    if verify and not resume:
+        raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
     folder = out or Path("runs") / f"{config.env['name']}-{datetime.now():%Y%m%d-%H%M%S}"
+    if verify:
+        console.print(repeat_one_step(config, folder), highlight=False)
     with ExitStack() as stack:
-        place = checkpoint.newest(folder) if resume else None
+        place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None
         crew = assemble(config, folder, stack, weights=place)
         run = RunLog.reopen(folder, config) if resume else RunLog.create(folder, config)
         stack.callback(run.close)
         console.print(banner(crew, folder))
-        crew.accelerator.init_trackers("rlvr", config={"config": config.dump()}) if config.log.report_to else None
+        if config.log.report_to:
+            crew.accelerator.init_trackers("rlvr", config={"config": config.dump()})
         done = resumed(crew, run, place) if place else begun(crew, run, console)
         with Work(console, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
@@ -97,6 +102,7 @@ def train(config: RunConfig, *, out: Path | None = None, resume: bool = False, c
 
 def begun(crew: Crew, run: RunLog, console: Console) -> Progress:
     """A new run up to its first step: warm start, accuracy before, a checkpoint to come back to."""
+    run.rewind({})  # a run that was killed before its first checkpoint begins anew
     if crew.config.warmstart is not None:
         with Work(console, "warm start", crew.config.warmstart.steps) as work:
             warmstart(crew, crew.config.warmstart, work)
@@ -119,74 +125,6 @@ def resumed(crew: Crew, run: RunLog, place: Path) -> Progress:
     run.rewind(progress.offsets)
     crew.sampler.load(crew.accelerator.unwrap_model(crew.model), progress.step)
     return progress
-
-
-def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One step of the loop: its numbers, and its times."""
-    assert crew.learner is not None
-    clock = time.perf_counter()
-    groups = collect(crew, step)
-    sampled = time.perf_counter()
-    metrics = crew.learner.update(groups)
-    updated = time.perf_counter()
-    crew.sampler.load(crew.accelerator.unwrap_model(crew.model), step + 1)
-    row: dict[str, Any] = {"step": step + 1, **sampled_metrics(groups), **metrics}
-    every = crew.config.eval.every
-    if every and (step + 1) % every == 0:
-        row["eval/accuracy"] = accuracy(crew)
-    timing, ended = crew.rollout.timing, time.perf_counter()
-    tokens = sum(episode.length for group in groups for episode in group)
-    times = {
-        "step": step + 1,
-        "step_time": ended - clock,
-        "time/sample": timing.sampling,
-        "time/verify_waited": timing.waiting,
-        "time/verify": timing.verifying,
-        "time/update": updated - sampled,
-        "tokens_per_second": tokens / (ended - clock),
-    }
-    run.metrics(row, times)
-    if crew.config.log.episodes:
-        run.episodes(step + 1, groups, crew.learner.advantages)
-    return row, times
-
-
-def collect(crew: Crew, step: int) -> list[list[Episode]]:
-    """The groups of one step: the same task in each, another seed for each member."""
-    settings = crew.config.rollout
-    draws = [
-        Draw(task, f"{step + 1}:{place}", seed_of(crew.config.seed, step, place, member), {"split": "train", "index": index})
-        for place, (index, task) in enumerate(crew.schedule.tasks(step, settings.prompts_per_step))
-        for member in range(settings.num_generations)
-    ]
-    episodes = crew.rollout.collect(draws, crew.sampling, version=step)
-    return [episodes[i : i + settings.num_generations] for i in range(0, len(episodes), settings.num_generations)]
-
-
-def sampled_metrics(groups: list[list[Episode]]) -> dict[str, float | None]:
-    """What the episodes themselves say; a group's reward counts only members that have a verdict."""
-    everyone = [episode for group in groups for episode in group]
-    rewards = [episode.reward for episode in everyone if episode.scored]
-    lengths = [episode.length for episode in everyone]
-    mean = sum(rewards) / len(rewards) if rewards else None
-    spread = (sum((r - mean) ** 2 for r in rewards) / max(len(rewards) - 1, 1)) ** 0.5 if mean is not None else None
-    return {
-        "reward": mean,
-        "reward_std": spread,
-        "completions/mean_length": sum(lengths) / len(lengths),
-        "completions/max_length": max(lengths),
-        "completions/clipped_ratio": sum(episode.end is End.TRUNCATED for episode in everyone) / len(everyone),
-        "unscored": len(everyone) - len(rewards),
-        "num_tokens": sum(lengths),
-    }
-
-
-def accuracy(crew: Crew) -> float | None:
-    """Mean score on the held-out tasks; None when not one could be judged."""
-    settings = crew.config.eval
-    sampling = Sampling(settings.temperature, stop_ids=crew.tokenizer.stop_ids)
-    episodes = measure(crew.rollout, split=settings.split, tasks=settings.tasks, n=1, sampling=sampling, seed=crew.config.seed)
-    return summarise(episodes, env=crew.config.env["name"], policy="trained", split=settings.split).accuracy
 
 
 def save(crew: Crew, run: RunLog, progress: Progress) -> None:
@@ -215,20 +153,6 @@ def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float)
         soft_wrap=True,
     )
     return ended
-
-
-def held_out_seen(crew: Crew) -> tuple[int, int]:
-    """How many tasks are held out, and how many of those questions were ever trained on."""
-    config, environment = crew.config, crew.environment
-    size = environment.size(config.eval.split)
-    count = config.eval.tasks if size is None else min(config.eval.tasks, size)
-    held_out = {environment.task(config.eval.split, index).question for index in range(count)}
-    warm = config.warmstart
-    rounds = [(crew.schedule, config.train.steps, config.rollout.prompts_per_step)]
-    if warm:
-        rounds.append((Schedule(environment, "train", seed=config.seed, purpose="warmstart"), warm.steps, warm.batch_size))
-    trained = {task.question for schedule, steps, each in rounds for step in range(steps) for _, task in schedule.tasks(step, each)}
-    return count, len(held_out & trained)
 
 
 def seconds_so_far(done: Progress, began: float) -> float:

@@ -13,7 +13,7 @@ from rlvr.mdp import TokenMDP
 from rlvr.progress import Work
 from rlvr.task import Task
 
-LOOK_EVERY, LOOKED_AT = 10, 200
+LOOK_EVERY, LOOKED_AT = 5, 400
 """How often the accuracy is looked at during a warm start, and on how many tasks."""
 
 

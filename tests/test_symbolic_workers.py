@@ -1,0 +1,146 @@
+"""The algebra workers: killed, stopped or given too much, they change no verdict and outlive nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlvr.task import Fault, Task, Verdict, user
+from rlvr.verifiers import _workers
+from rlvr.verifiers._parse import parse
+from rlvr.verifiers._workers import Lost, Overrun, Pool
+from rlvr.verifiers.symbolic import Symbolic
+
+# only a proof counts for absolute values, so these pairs reach the workers
+PAIRS = [(f"|x-{n}|", f"|{n}-x|") for n in range(2, 26)]
+PAIRS += [(f"|x-{n}|", f"|x+{n}|") for n in range(2, 12)]
+SLOW = parse(r"|(\sin x+\cos x+\tan x+\cot x+\sec x+1)^{12}+\sqrt{1+\sin^2 x}|")
+
+
+def scores(verifier: Symbolic) -> list[float | None]:
+    return [ask(verifier, *pair).score for pair in PAIRS]
+
+
+def ask(verifier: Symbolic, gold: str, answer: str) -> Verdict:
+    return verifier.verify(Task("t", user("?"), reference=gold), answer)
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    made = Pool(1, cpu_s=0.4, patience=2.0)
+    yield made
+    made.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_the_pairs_reach_the_workers() -> None:
+    with Symbolic() as verifier:
+        assert ask(verifier, *PAIRS[0]).score == 1.0
+        pids = verifier.pool.pids()
+        assert len(pids) == 1
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_killing_workers_changes_no_verdict() -> None:
+    with Symbolic() as verifier:
+        undisturbed = scores(verifier)
+    assert 0.0 in undisturbed and 1.0 in undisturbed
+    with Symbolic(workers=2) as verifier:
+        done = threading.Event()
+        kills = 0
+
+        def shoot() -> None:
+            nonlocal kills
+            while not done.wait(0.3) and kills < 6:
+                for pid in verifier.pool.pids():
+                    os.kill(pid, signal.SIGKILL)
+                    kills += 1
+
+        shooter = threading.Thread(target=shoot)
+        shooter.start()
+        try:
+            rounds = []
+            while kills < 2:
+                rounds.append(scores(verifier))
+                verifier._cache.clear()
+        finally:
+            done.set()
+            shooter.join()
+        assert rounds and all(each == undisturbed for each in rounds)
+
+
+def test_too_much_algebra_is_the_answers_fault_and_the_next_question_is_answered(pool: Pool) -> None:
+    with pytest.raises(Overrun):
+        pool.equal(SLOW, parse("|x|"), pool.budget())
+    assert pool.equal(parse("|x-1|"), parse("|1-x|"), pool.budget()) is True
+
+
+def test_a_budget_is_spent_only_once(pool: Pool) -> None:
+    budget = pool.budget()
+    with pytest.raises(Overrun):
+        pool.equal(SLOW, parse("|x|"), budget)
+    start = time.process_time()
+    with pytest.raises(Overrun):
+        pool.equal(parse("|x-1|"), parse("|1-x|"), budget)
+    assert time.process_time() - start < 0.2
+
+
+def test_a_worker_that_is_stopped_is_replaced_and_nobody_is_blamed(pool: Pool) -> None:
+    assert pool.equal(parse("|x-1|"), parse("|1-x|"), pool.budget()) is True
+    (stopped,) = pool.pids()
+    os.kill(stopped, signal.SIGSTOP)
+    assert pool.equal(parse("|x-2|"), parse("|2-x|"), pool.budget()) is True
+    assert not alive(stopped)
+    assert pool.pids() != [stopped]
+
+
+def test_a_dead_pool_gives_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(3)\n", "utf-8")
+    monkeypatch.setattr(_workers, "MAIN", broken)
+    with Symbolic() as verifier:
+        verdict = ask(verifier, *PAIRS[0])
+        assert verdict.score is None and verdict.fault is Fault.INFRA
+        assert ask(verifier, "1/2", "0.5").score == 1.0
+        with pytest.raises(Lost):
+            verifier.pool.equal(parse("|x|"), parse("|-x|"), verifier.pool.budget())
+        monkeypatch.undo()
+        assert ask(verifier, *PAIRS[0]).score == 1.0  # a fault of the machinery is not remembered
+
+
+def test_memory_is_limited() -> None:
+    pool = Pool(1, cpu_s=1.5, memory_mb=300)
+    try:
+        with pytest.raises(Overrun):
+            pool.equal(("fun", "abs", ("pow", ("num", 7, 1), ("num", 10**10, 1))), ("sym", "x"), pool.budget())
+        assert pool.equal(parse("|x-1|"), parse("|1-x|"), pool.budget()) is True
+    finally:
+        pool.close()
+
+
+def test_an_interpreter_that_ends_without_closing_leaves_no_worker() -> None:
+    code = (
+        "from rlvr.verifiers.symbolic import Symbolic; from rlvr.task import Task, user\n"
+        "v = Symbolic(); v.verify(Task('t', user('?'), reference='|x-1|'), '|1-x|'); print(v.pool.pids()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    deadline = time.monotonic() + 20
+    while alive(int(done.stdout)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(int(done.stdout))
