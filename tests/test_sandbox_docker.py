@@ -64,7 +64,8 @@ def test_closing_leaves_no_container(engine: Any) -> None:
 def test_a_killed_run_leaves_no_container(engine: Any) -> None:
     script = (
         "from rlvr.registry import build\nfrom rlvr.contracts import *\ns = build('sandbox', 'docker', containers=1)\n"
-        "s.run(Program('1'))\nprint(s.containers()[0], flush=True)\ns.run(Program('import time; time.sleep(600)', limits=Limits(wall_s=600)))"
+        "s.run(Program('1'))\nprint(s.containers()[0], flush=True)\n"
+        "s.run(Program('import time; time.sleep(600)', limits=Limits(wall_s=600)))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=HERE, env={**os.environ, "PYTHONPATH": str(HERE)}
