@@ -177,7 +177,7 @@ class Fake:
 
 
 def pool(size: int, seconds: float = 60) -> Any:
-    return Pool(Fake, size, seconds)  # type: ignore[type-var]
+    return Pool(Fake, size, seconds)
 
 
 def test_a_pool_serves_first_come_first_served() -> None:
@@ -220,7 +220,7 @@ def test_a_pool_that_cannot_start_one_keeps_its_room() -> None:
     def fail() -> Fake:
         raise SandboxError("no engine")
 
-    shared: Any = Pool(fail, 1, 1)  # type: ignore[type-var]
+    shared: Any = Pool(fail, 1, 1)
     for _ in range(3):
         with pytest.raises(SandboxError, match="no engine"):
             shared.take()
