@@ -194,7 +194,14 @@ def _status(code: object) -> int:
 
 def _finish(main: types.ModuleType, status: int) -> int:
     """What the interpreter does at its end, without taking itself apart: that alone would cost more than all the rest."""
-    for step in (threading._shutdown, atexit._run_exitfuncs, main.__dict__.clear):  # type: ignore[attr-defined]
+
+    def let_go() -> None:
+        """Objects go while modules, functions and classes, which their last words may need, are still there."""
+        kept = (types.ModuleType, types.FunctionType, type)
+        for name in [name for name, value in main.__dict__.items() if not isinstance(value, kept) and name != "__builtins__"]:
+            main.__dict__.pop(name, None)
+
+    for step in (threading._shutdown, atexit._run_exitfuncs, let_go):  # type: ignore[attr-defined]
         with contextlib.suppress(BaseException):
             step()
     for stream in (sys.stdout, sys.__stdout__):  # the program may have put another one in its place
