@@ -212,6 +212,7 @@ def test_every_number_counts_once() -> None:
         "2*2*3=13": 0.0,
     }
     assert {text: ask(verifier, reference, text).score for text in answers} == answers
+    assert ask(verifier, {"numbers": [2, 3, 50], "target": 6}, "2*3").score == 0.0
     some = make("verifier", "countdown", use_all=False)
     assert ask(some, {"numbers": [2, 3, 50], "target": 6}, "2*3").score == 1.0
     for broken in (None, {}, {"numbers": [], "target": 1}, {"numbers": [1], "target": "1"}, {"numbers": [1.5], "target": 1}, [1, 2]):

@@ -1,0 +1,55 @@
+"""Curriculum: ask the tasks whose outcome is open, by a running solve rate for each task.
+
+A task solved with probability p teaches most near p = 1/2: a group of it has a reward variance of p (1 - p). Tasks never
+asked are open by assumption, and every task keeps a floor, so that none is forgotten and a lost skill is seen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlvr.errors import ConfigError
+
+
+class Curriculum:
+    """Solve rates, and draws by them. All its state is plain JSON.
+
+    >>> c = Curriculum(decay=0.5)
+    >>> c.observe("easy", 1.0); c.observe("open", 0.5)
+    >>> c.weight("open") > c.weight("easy")
+    True
+    """
+
+    def __init__(self, *, decay: float = 0.7, floor: float = 0.05) -> None:
+        if not 0 <= decay < 1 or not 0 < floor <= 1:
+            raise ConfigError(f"decay {decay} must lie from 0 to under 1, and floor {floor} above 0 up to 1")
+        self.decay, self.floor = decay, floor
+        self.rates: dict[str, float] = {}
+
+    def observe(self, task: str, solved: float) -> None:
+        """What share of a group's answers was right, the newest counting most. An unscored group is not observed."""
+        before = self.rates.get(task)
+        self.rates[task] = solved if before is None else self.decay * before + (1 - self.decay) * solved
+
+    def weight(self, task: str) -> float:
+        """How much the task wants to be asked, from the floor to 1."""
+        p = self.rates.get(task, 0.5)
+        return max(self.floor, 4 * p * (1 - p))
+
+    def choose(self, tasks: Sequence[str], count: int, *, seed: int) -> list[str]:
+        """Draw different tasks by weight; the same draw for the same state and seed."""
+        if count > len(tasks):
+            raise ConfigError(f"{count} tasks are wanted of {len(tasks)}; lower the count or add tasks")
+        dice = random.Random(seed)
+        keys = {task: dice.random() ** (1 / self.weight(task)) for task in tasks}
+        return sorted(tasks, key=lambda task: -keys[task])[:count]
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"rates": dict(self.rates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.rates = {str(task): float(rate) for task, rate in state["rates"].items()}
