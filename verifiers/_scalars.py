@@ -262,7 +262,8 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     whole = exact_or_none(gold)
     if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):
         unit = _place(of_answer[1])
-        if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)):
+        noise = of_answer[0] >= 15 and gap <= abs(x) / 10**15  # a double, printed in full
+        if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)) or noise:
             return f"{show(answer)} is {show(gold)} to {of_answer[0]} significant digits"
     return ""
 
