@@ -194,9 +194,7 @@ def _final_line(text: str) -> Found:
     said: list[str] = []
     marks = list(_ANSWER.finditer(text))
     # "to find the answer: ..." counts only where nobody says "the answer is", "final answer", or starts a line with it
-    firm = [
-        mark for mark in marks if _FIRM.match(mark[0]) or not text[text.rfind("\n", 0, mark.start()) + 1 : mark.start()].strip("#*_ >-")
-    ]
+    firm = [mark for mark in marks if _FIRM.match(mark[0]) or _starts_line(text, mark.start())]
     marks = (firm or marks)[-100:]
     for mark, after in itertools.zip_longest(marks, marks[1:]):
         end = text.find("\n", mark.end())

@@ -18,7 +18,7 @@ Tree = tuple[Any, ...]
 
 MAX_NODES = 600
 """More nodes than this and a tree is refused before any arithmetic."""
-MAX_BITS = 40_000
+MAX_BITS = 60_000
 """The largest exact integer, in bits, that is computed while judging."""
 
 
