@@ -1,6 +1,6 @@
 """Is `symbolic` right more often than math-verify 0.9.0, and how much faster? One line a family, then one JSON line of totals.
 
-    python benchmarks/symbolic_peers.py [--data FOLDER] [--take N]
+    python benchmarks/symbolic_peers.py [--data FOLDER] [--take N] [--every N] [--venv FOLDER]
 
 math-verify goes into a virtual environment of its own in a temporary folder. Both judge the same pairs one after the other, in
 one process each, in the same run; ours without its cache. With --data, GSM8K and MATH-500 answers are timed too: the golds with
@@ -82,12 +82,17 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--data", type=Path)
     options.add_argument("--take", type=int, default=100)
+    options.add_argument("--every", type=int, default=1, help="judge every n-th pair of the corpus only")
+    options.add_argument("--venv", type=Path, help="where math-verify is, or shall stay, installed")
     given = options.parse_args()
-    corpus = {file.stem: [json.loads(line) for line in file.read_text("utf-8").splitlines()] for file in sorted(CORPUS.glob("*.jsonl"))}
+    corpus = {
+        file.stem: [json.loads(line) for line in file.read_text("utf-8").splitlines()][:: given.every]
+        for file in sorted(CORPUS.glob("*.jsonl"))
+    }
     timed = from_data(given.data, given.take) if given.data else {}
     rows = [row for family in (*corpus.values(), *timed.values()) for row in family]
     with tempfile.TemporaryDirectory() as folder:
-        theirs = peer(rows, Path(folder) / "venv")
+        theirs = peer(rows, given.venv or Path(folder) / "venv")
     mine = ours(rows)
     at, totals = 0, {"ours": [0, 0], "math-verify": [0, 0]}
     worse: list[str] = []

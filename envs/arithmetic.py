@@ -83,13 +83,15 @@ def split_of(left: int, sign: str, right: int) -> str:
 
 
 def steps(left: int, sign: str, right: int) -> list[str]:
-    """The way to the answer, one place of the second number after the other.
+    """The way to the answer: column by column with the carry in front for a sum, place by place otherwise.
 
     >>> steps(37, "+", 58)
-    ['37+50=87', '87+8=95']
+    ['7+8=15', '1+3+5=9']
     >>> steps(37, "*", 58)
     ['37*50=1850', '37*8=296', '1850+296=2146']
     """
+    if sign == "+":
+        return _columns(left, right)
     places = [int(digit) * 10**place for place, digit in zip(range(len(str(right)) - 1, -1, -1), str(right), strict=True)]
     parts = [part for part in places if part] or [0]
     lines = []
@@ -101,8 +103,19 @@ def steps(left: int, sign: str, right: int) -> list[str]:
             total += left * part
         return lines
     for part in parts:
-        lines.append(f"{left}{sign}{part}={_value(left, sign, part)}")
-        left = _value(left, sign, part)
+        lines.append(f"{left}-{part}={left - part}")
+        left -= part
+    return lines
+
+
+def _columns(left: int, right: int) -> list[str]:
+    """The sum of each column from the right, the carry of the one before it in front."""
+    lines, carry = [], 0
+    width = max(len(str(left)), len(str(right)))
+    for column in range(width):
+        a, b = left // 10**column % 10, right // 10**column % 10
+        lines.append(f"{a}+{b}={a + b}" if column == 0 else f"{carry}+{a}+{b}={carry + a + b}")
+        carry = (carry + a + b) // 10
     return lines
 
 

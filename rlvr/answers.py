@@ -186,12 +186,16 @@ _ANSWER = re.compile(
     r"(?:\bfinal\s+answer|\banswer|\bANSWER)\b[*_\s]*(?:\(?final\)?\s*)?(?:(?:is|are)\b\s*:?|:|=|(?=\s[$\\]))[*_]*|^[#*_\s]*final\s+answer[*_#.\s]*$",
     re.IGNORECASE | re.MULTILINE,
 )
+_FIRM = re.compile(r"\s*final|answers?[*_\s]*(?:is|are)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"[.!?](?=\s+\S)(?!\s*\d)")
 
 
 def _final_line(text: str) -> Found:
     said: list[str] = []
-    marks = list(_ANSWER.finditer(text))[-100:]
+    marks = list(_ANSWER.finditer(text))
+    # "to find the answer: ..." counts only where nobody says "the answer is", "final answer", or starts a line with it
+    firm = [mark for mark in marks if _FIRM.match(mark[0]) or _starts_line(text, mark.start())]
+    marks = (firm or marks)[-100:]
     for mark, after in itertools.zip_longest(marks, marks[1:]):
         end = text.find("\n", mark.end())
         end = min(end if end >= 0 else len(text), after.start() if after else len(text))
@@ -212,6 +216,12 @@ def _final_line(text: str) -> Found:
             return Found(None, "after the answer more is said that may be another answer", (head[0], head[1]))
         answers.append(_inside(_bare(head[0].strip().rstrip("."))))
     return _one(answers, "the answer line")
+
+
+def _starts_line(text: str, at: int) -> bool:
+    """Whether only Markdown stands before a place on its line."""
+    before = ("\n" + text[:at] if at < 40 else text[at - 40 : at]).rpartition("\n")
+    return bool(before[1]) and not before[2].strip("#*_ >-")
 
 
 def _bare(line: str) -> str:

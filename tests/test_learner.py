@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
@@ -119,6 +120,20 @@ def test_state_brings_a_learner_back_to_the_bit() -> None:
     for _ in range(2):
         again = second.update(data)
     assert torch.equal(weights(whole), weights(second)) and last == again
+
+
+def test_in_bfloat16_a_policy_that_has_not_moved_has_no_kl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.learn.policy.CHUNK_ELEMENTS", 24)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        subject = Learner(
+            tiny_model(), build("algorithm", "grpo", beta=0.1), Optimization(learning_rate=1e-2),
+            accelerator=Accelerator(cpu=True, mixed_precision="bf16"), total_steps=3,
+        )  # fmt: skip
+        first, second = (subject.update([group([1.0, 0.0, 0.5, 0.2])]) for _ in range(2))
+        assert first["kl"] == 0.0 and first["grad_norm"] > 0 and second["kl"] > 0
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_the_reference_follows_the_policy_where_asked() -> None:

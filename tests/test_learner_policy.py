@@ -189,6 +189,21 @@ def test_bfloat16_stays_near() -> None:
     assert grad.dtype == torch.bfloat16 and torch.isfinite(grad).all()
 
 
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_under_autocast_the_second_logits_are_the_first(chunk: int) -> None:
+    """In full precision the slopes of log p over the vocabulary add up to nothing: only if both passes agree."""
+    g = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(8, 16, generator=g).mul_(4).requires_grad_(), torch.randn(40, 16, generator=g).mul_(2).requires_grad_()
+    target = torch.randint(0, 40, (8,), generator=g)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logs, _ = token_logprobs(hidden, weight, None, target, chunk=chunk)
+    assert logs.dtype == torch.float32
+    [grad] = torch.autograd.grad(logs.sum(), hidden)
+    wide, _ = token_logprobs(hidden, weight, None, target)
+    [truth] = torch.autograd.grad(wide.sum(), hidden)
+    assert float((grad - truth).norm() / truth.norm()) < 0.05
+
+
 def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, weight = torch.randn(5, 4).requires_grad_(), torch.randn(9, 4)
     logs, _ = token_logprobs(hidden, weight, None, torch.arange(5), chunk=2)

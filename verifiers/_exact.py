@@ -110,7 +110,7 @@ def binomial(top: Fraction, low: Fraction) -> Fraction | None:
     """N over k for integers that are not too large."""
     if top.denominator != 1 or low.denominator != 1 or top < 0:
         return None
-    if top > 10_000 or min(low, top - low) > 1_000:
+    if top > 20_000 or min(low, top - low) > 3_000:
         raise TooBig("a binomial in it is too large")
     return Fraction(math.comb(int(top), int(low))) if low >= 0 else Fraction(0)
 

@@ -286,6 +286,8 @@ def parse(text: str) -> Tree:
     >>> parse(r"\dfrac12")
     ('div', ('num', 1, 1), ('num', 2, 1))
     """
+    if len(text) < 19 and text.isascii() and text.isdigit():
+        return ("num", int(text), 1)  # most answers of most data sets
     shown = unwrap(plain(text))
     if not shown:
         raise Unreadable("it is empty")

@@ -17,6 +17,8 @@ from rlvr.verifiers._units import is_angle, is_degree, is_letter_unit, is_unit, 
 
 PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
 """Functions for which agreement at sample points says little: there only a proof counts."""
+VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", "n", "theta"))
+"""Letters that something is integrated over: beside one of them an added C is a constant, elsewhere it is a letter."""
 Algebra = Callable[[Tree, Tree], bool | None]
 
 
@@ -193,7 +195,9 @@ def _percent(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, f"{say(answer)} is not {say(gold)}" + ("" if lenient else ", whose percent sign is missing"))
     assert marked is not None
     gold_value = quantity(gold)[0]
-    if number(gold_value, ("div", marked, ("num", 100, 1)), bench).right or (lenient and number(gold_value, marked, bench).right):
+    plain = exact_or_none(gold_value)  # 50% for the gold 50, but not 0.5% for the gold 0.5
+    facing = lenient and (plain is None or abs(plain) > 1) and number(gold_value, marked, bench).right
+    if facing or number(gold_value, ("div", marked, ("num", 100, 1)), bench).right:
         return Judged(True, f"{show(answer)} is {show(gold)}")
     return Judged(False, f"{say(answer)} is not {say(gold)}")
 
@@ -262,7 +266,8 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     whole = exact_or_none(gold)
     if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):
         unit = _place(of_answer[1])
-        if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)):
+        noise = of_answer[0] >= 15 and gap <= abs(x) / 10**15  # a double, printed in full
+        if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)) or noise:
             return f"{show(answer)} is {show(gold)} to {of_answer[0]} significant digits"
     return ""
 
@@ -286,10 +291,9 @@ def _value(tree: Tree) -> Any:
 
 def _constants(gold: Tree, answer: Tree) -> str:
     """The letter of an added constant in the gold, when the answer has one too: families `... + C`."""
-    for name in ("C", "c", "K", "k"):
-        if gold[0] == "add" and ("sym", name) in gold[1:] and len(symbols(gold)) > 1:
-            extra = [arg for arg in answer[1:] if answer[0] == "add" and arg[0] == "sym" and arg[1][0] in "CcKk"]
-            return name if len(extra) == 1 and len(symbols(answer)) > 1 else ""
+    if gold[0] == "add" and ("sym", "C") in gold[1:] and symbols(gold) & VARIABLES and answer[0] == "add":
+        extra = [arg for arg in answer[1:] if arg[0] == "sym" and arg[1][0] in "CcKk"]
+        return "C" if len(extra) == 1 and len(symbols(answer)) > 1 else ""
     return ""
 
 

@@ -41,59 +41,12 @@ for _entry in re.split(r"[|\n]", _TABLE.strip()):
     for _word in _words.split():
         _UNITS[_word] = (_base, Fraction(1) if _factor == "pi" else Fraction(_factor))
 
-NOT_THINGS = frozenset(
-    [
-        "or",
-        "and",
-        "not",
-        "maybe",
-        "either",
-        "neither",
-        "nor",
-        "to",
-        "than",
-        "is",
-        "are",
-        "be",
-        "was",
-        "if",
-        "then",
-        "else",
-        "but",
-        "also",
-        "approximately",
-        "about",
-        "probably",
-        "answer",
-        "the",
-        "a",
-        "an",
-        "of",
-        "in",
-        "base",
-        "mod",
-        "no",
-        "yes",
-        "none",
-        "all",
-        "any",
-        "both",
-        "true",
-        "false",
-        "impossible",
-        "undefined",
-        "when",
-        "where",
-        "for",
-        "such",
-        "that",
-        "with",
-        "without",
-        "from",
-        "between",
-        "only",
-    ]
+_NOT_THINGS = (
+    "or and wrong incorrect invalid factorial half halves thirds fourths tenths hundredths plus minus times divided choose not "
+    "maybe either neither nor to than is are be was if then else but also approximately about probably answer the a an of in base "
+    "mod no yes none all any both true false impossible undefined when where for such that with without from between only"
 )
+NOT_THINGS = frozenset(_NOT_THINGS.split())
 _LONG = frozenset(word for word in _UNITS if len(word) >= 2) | frozenset(MULTIPLES) - {"in", "percent"}
 _SINGLE = frozenset("mgshLlNJWV")
 
@@ -167,6 +120,8 @@ def _part(text: str) -> Measure | None:
             return None
     if things:
         powers[" ".join(things)] = 1
+    if raised > 1 and not powers:
+        return None
     return tuple((base, power * raised) for base, power in powers.items()), factor**raised
 
 

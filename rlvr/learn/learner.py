@@ -164,7 +164,8 @@ class Learner:
         if self.reference is not None:
             column = step.empty("reference")
             for batch, real in self._batches(step.rows, chosen):
-                scores_ = self.reference.logprobs(batch)
+                with self.accelerator.autocast():  # in the policy's own precision, or the KL would be that of rounding
+                    scores_ = self.reference.logprobs(batch)
                 if real:
                     column[batch.take.cpu()] = scores_.float().cpu()
 

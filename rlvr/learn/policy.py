@@ -51,11 +51,19 @@ class ChunkedLogprobs(torch.autograd.Function):
                 entropies[part] = norms[part] - expected
         ctx.save_for_backward(hidden, weight, bias, target, norms, entropies)
         ctx.temperature, ctx.chunk, ctx.entropy = temperature, chunk, entropy
+        kind = hidden.device.type
+        ctx.precision = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """The slopes: of log p, onehot - p; of the entropy H, -p (log p + H)."""
+        """The slopes: of log p, onehot - p; of the entropy H, -p (log p + H). The logits are made as they were the first time."""
+        kind, dtype, enabled = ctx.precision
+        with torch.autocast(kind, dtype=dtype, enabled=enabled):
+            return ChunkedLogprobs._backward(ctx, *grad_outputs)
+
+    @staticmethod
+    def _backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropies = grad_outputs
         hidden, weight, bias, target, norms, entropies = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
@@ -77,7 +85,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                 grad_bias += grad.sum(0)
             grad = grad.to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = grad @ weight.to(hidden.dtype)
+                grad_hidden[part] = (grad @ weight.to(hidden.dtype)).to(hidden.dtype)
             if grad_weight is not None:
                 grad_weight += grad.t() @ hidden[part]
         cast_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
