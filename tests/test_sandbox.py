@@ -79,6 +79,10 @@ IDIOMS = {
     "dataclasses and pickle": (
         "import dataclasses, pickle, sys\n@dataclasses.dataclass\nclass P:\n    x: str\nprint(pickle.loads(pickle.dumps(P(sys.stdin.read().strip()))).x)"
     ),
+    "a stdout of its own": "import os, sys\nprint('alpha')\nold = sys.stdout\nsys.stdout = os.fdopen(os.dup(1), 'w')\nold.flush()\nprint('beta')",
+    "a file left open": "import sys\nout = open('/dev/stdout', 'w')\nout.write(sys.stdin.read())",
+    "an object that prints at its end": "import sys\nclass D:\n    def __del__(self): print(sys.stdin.read().strip())\nd = D()",
+    "a thread that outlives main": "import sys, threading, time\ndef late():\n    time.sleep(0.2)\n    print(sys.stdin.read().strip())\nthreading.Thread(target=late).start()",
     "warnings as usual": "import sys, warnings\nwarnings.warn('x')\nprint(sys.stdin.read().strip())",
 }
 

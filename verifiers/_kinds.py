@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr.verifiers._exact import exact
+from rlvr.verifiers._plusminus import spread
 from rlvr.verifiers._regions import judge_region, region
 from rlvr.verifiers._relations import judge_relation, named, settled
 from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
-from rlvr.verifiers._tree import TooBig, Tree, has, say, show, symbols, walk
+from rlvr.verifiers._tree import TooBig, Tree, has, say, show, symbols
 
 MAX_MEMBERS = 60
 UNWORKED = ("sum", "prod", "integral", "limit")
@@ -17,6 +18,9 @@ UNWORKED = ("sum", "prod", "integral", "limit")
 
 def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """Whether the answer is the gold, under the bench's policy."""
+    if gold[0] == answer[0] == "num" and not bench.policy.form and gold[2] and answer[2]:  # what most answers are
+        right = gold[1] * answer[2] == answer[1] * gold[2]
+        return Judged(right, f"{show(answer)} {'equals' if right else 'is not'} {show(gold)}")
     wrong = finite(answer)
     if wrong:
         return Judged(False, wrong)
@@ -69,38 +73,6 @@ NOT_VALUES = frozenset(
         "builder",
     ]
 )
-
-
-def spread(tree: Tree) -> Tree:
-    r"""Plus-minus written out: `1 \\pm 2` is the list -1, 3; inside a list or a set it adds two members."""
-    if not has(tree, "pm"):
-        return tree
-    if tree[0] in ("list", "set", "tuple"):
-        members: list[Tree] = []
-        for arg in tree[1:]:
-            arg = spread(arg)
-            members.extend(arg[1:] if arg[0] == "list" and tree[0] != "tuple" else [arg])
-        return (tree[0], *members)
-    if tree[0] == "rel" and tree[2] == "=" and len(tree) == 4:
-        right = spread(tree[3])
-        return ("list", *(("rel", tree[1], "=", arg) for arg in right[1:])) if right[0] == "list" else tree
-    signs = sum(1 for node in walk(tree) if node[0] == "pm")
-    if signs > 4:
-        raise TooBig("it holds more than four plus-minus signs")
-    same = signs > 1 and any(node[0] == "pm" and node[3] == "∓" for node in walk(tree))
-    patterns = range(2) if same else range(2**signs)
-    return ("list", *(_signed(tree, pattern, same, [0]) for pattern in patterns))
-
-
-def _signed(tree: Tree, pattern: int, same: bool, seen: list[int]) -> Tree:
-    if tree[0] == "pm":
-        bit = pattern if same else (pattern >> seen[0]) & 1
-        seen[0] += 1
-        minus = bool(bit) != (tree[3] == "∓")
-        left, right = (_signed(arg, pattern, same, seen) for arg in tree[1:3])
-        right = ("neg", right) if minus else right
-        return right if left == ("num", 0, 1) else ("add", left, right)
-    return tuple(_signed(arg, pattern, same, seen) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
 
 
 def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:

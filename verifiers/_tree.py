@@ -22,6 +22,9 @@ MAX_BITS = 60_000
 """The largest exact integer, in bits, that is computed while judging."""
 
 
+LEAVES = frozenset(("num", "dec", "sym", "const", "text", "choice"))
+
+
 class Unreadable(Exception):
     """The text is no answer that the grammar knows; the message says where it stops."""
 
@@ -32,6 +35,8 @@ class TooBig(Exception):
 
 def children(tree: Tree) -> Iterator[Tree]:
     """The sub-trees right below."""
+    if tree[0] in LEAVES:
+        return
     for arg in tree[1:]:
         if isinstance(arg, tuple) and arg:
             if isinstance(arg[0], str):
