@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rlvr.config import ModelConfig
@@ -14,6 +14,7 @@ from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError
 from rlvr.tokenizers import EOS, SPECIALS, UNKNOWN, CharTokenizer, HFTokenizer
 
+fast: Any = importlib.import_module("tokenizers")  # by name: type checkers take `tokenizers` for the module beside this one
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'assistant' %}<policy>{{ message.content }}<eos>"
     "{% else %}<user>{{ message.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<policy>{% endif %}"
@@ -53,15 +54,15 @@ def exported(tokenizer: TokenizerContract) -> Any:
     if not isinstance(tokenizer, CharTokenizer):
         return None
     words = [*SPECIALS, *tokenizer.alphabet]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=SPECIALS[UNKNOWN]))
+    made = fast.Tokenizer(fast.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=SPECIALS[UNKNOWN]))
     made.add_special_tokens(list(SPECIALS))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
-    made.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
+    made.pre_tokenizer = fast.pre_tokenizers.Split(fast.Regex("[\\s\\S]"), "isolated")
+    made.decoder = fast.decoders.Fuse()
+    exported = PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=SPECIALS[EOS], unk_token=SPECIALS[UNKNOWN], clean_up_tokenization_spaces=False
     )
-    fast.chat_template = TEMPLATE
-    return fast
+    exported.chat_template = TEMPLATE
+    return exported
 
 
 def parameters(model: Any) -> int:

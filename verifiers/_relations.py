@@ -96,7 +96,7 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
     if list(signs) == ["in"] or all(sign in FLIP for sign in signs):
         want, have = region(gold), region(answer)
         if want is not None and have is not None and not (answer[0] == "set" and len(answer) > 1):
-            if answer[0] == "rel" and symbols(answer) and symbols(gold) and symbols(answer) != symbols(gold):
+            if answer[0] == "rel" and symbols(answer) and symbols(gold) and symbols(answer) != symbols(gold):  # pyright: ignore[reportGeneralTypeIssues]
                 return Judged(
                     False, f"it is about {', '.join(sorted(symbols(answer)))}; the gold is about {', '.join(sorted(symbols(gold)))}"
                 )
@@ -116,7 +116,7 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
         mine, mine_value = named(answer)
         if name and mine and mine == name and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
-        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
+        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...  # pyright: ignore[reportGeneralTypeIssues]
         if name and mine and applied and symbols(value) and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
         if name and mine and mine != name and not symbols(value) and not symbols(mine_value):
@@ -171,5 +171,5 @@ def _inequality(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if factor is None:
         return Judged(False, f"{say(answer)} is not {say(gold)}")
     sign = answer[2] if factor[1] > 0 else FLIP[answer[2]]
-    right = sign == gold[2]
+    right = sign == gold[2]  # pyright: ignore[reportGeneralTypeIssues]
     return Judged(right, f"{say(answer)} {'is' if right else 'is not'} {say(gold)}")

@@ -67,7 +67,7 @@ def train(
     config: RunConfig, *, out: Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
 ) -> TrainReport:
     """Train as the configuration says, and leave a run folder behind; `verify` first repeats one recorded step of a resumed run."""
-    console = console or Console(stderr=True)
+    console = Console(stderr=True) if console is None else console
     transformers.utils.logging.disable_progress_bar()  # one bar at a time, and it is ours
     began = time.monotonic()
     if resume and out is None:
@@ -79,8 +79,9 @@ def train(
         console.print(repeat_one_step(config, folder), highlight=False)
     with ExitStack() as stack:
         place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None
+        old = RunLog.reopen(folder, config) if resume else None  # another configuration is refused before anything is built
         crew = assemble(config, folder, stack, weights=place)
-        run = RunLog.reopen(folder, config) if resume else RunLog.create(folder, config)
+        run = old or RunLog.create(folder, config)
         stack.callback(run.close)
         console.print(banner(crew, folder))
         if config.log.report_to:
