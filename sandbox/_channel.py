@@ -19,7 +19,7 @@ from rlvr.errors import SandboxError
 from rlvr.sandbox._frames import pack, unpack
 
 HERE = Path(__file__).parent
-FILES = ("_frames", "_meter", "_namespaces", "_places", "_probe", "_seccomp", "_zygote", "_supervisor")
+FILES = ("_frames", "_meter", "_namespaces", "_places", "_probe", "_seccomp", "_streams", "_zygote", "_supervisor")
 BOOT = """
 import json, os, sys, types
 def exactly(count):

@@ -22,7 +22,7 @@ import sys
 import time
 from typing import Any
 
-from rlvr.sandbox import _frames, _meter, _namespaces, _places, _probe, _seccomp, _zygote
+from rlvr.sandbox import _frames, _meter, _namespaces, _places, _probe, _seccomp, _streams, _zygote
 
 LOOK_S = 0.005  # how often a running program is measured
 HARD = 10.0  # times the wall limit: the end of patience with a machine that is too busy to run the program
@@ -38,22 +38,6 @@ class Gone(Exception):
     """Our owner or our zygote is gone: there is nothing left to do here."""
 
 
-class Run:
-    """One program on its way: what it said so far, what it used, and why it was stopped."""
-
-    def __init__(self, limits: dict[str, float]) -> None:
-        self.limits = limits
-        self.said: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
-        self.stop, self.reason, self.cut, self.peak, self.cpu, self.wall = "", "", False, 0, 0.0, 0.0
-        self.pids: list[int] = []
-        self.exit: int | None = None
-
-    def halt(self, stop: str, reason: str) -> None:
-        """Note the first reason to stop it."""
-        if not self.stop:
-            self.stop, self.reason = stop, reason
-
-
 class Supervisor:
     """Starts, watches and clears away one program after another."""
 
@@ -66,7 +50,7 @@ class Supervisor:
 
     def run(self, request: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
         """One program from its first byte to its last trace; the reply's header, and the bytes it goes with."""
-        run = Run(request["limits"])
+        run = _streams.Run(request["limits"])
         language = request["language"]
         if self.uid is not None:
             self.uid += 2  # one for the program, one for its judge; nobody had them before
@@ -78,12 +62,12 @@ class Supervisor:
         if language != "python":
             self._write(FILES[language], parts["source"])
         if language in COMPILERS:
-            run = Run({**request["limits"], **COMPILING})
+            run = _streams.Run({**request["limits"], **COMPILING})
             self._stage(run, {}, argv=COMPILERS[language])
             if run.stop in ("RE", "TLE", "MLE", "OLE"):
                 run.stop, run.reason = "CE", run.reason or "it does not compile"
             elif not run.stop:
-                run = Run(request["limits"])
+                run = _streams.Run(request["limits"])
         if not run.stop:
             self._stage(run, parts, argv=RUNNERS.get(language, []))
         try:
@@ -103,7 +87,7 @@ class Supervisor:
         with open(number, "wb") as file:
             file.write(data)
 
-    def _stage(self, run: Run, parts: dict[str, bytes], argv: list[str]) -> None:
+    def _stage(self, run: _streams.Run, parts: dict[str, bytes], argv: list[str]) -> None:
         """Start the program (and its judge), watch until the end, note what became of it."""
         ours: dict[int, str] = {}  # the reading ends that we keep, by what comes out of them
         settled: list[int] = []
@@ -115,19 +99,25 @@ class Supervisor:
             os.set_blocking(read, False)
             ours[read] = name
             theirs.append(write)
-            if name == "stdout":
+            if name != "report":
+                os.fchmod(write, 0o222)  # so that /dev/stdout opens for a program that is not our user
                 with contextlib.suppress(OSError):
                     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
             return write
 
-        places = {0: _memory_file(parts.get("stdin", b"")), 1: out("stdout"), 2: out("stderr"), 9: _memory_file(parts.get("source", b""))}
+        places = {
+            0: _streams.memory_file(parts.get("stdin", b"")),
+            1: out("stdout"),
+            2: out("stderr"),
+            9: _streams.memory_file(parts.get("source", b"")),
+        }
         theirs += [places[0], places[9]]
         asked: dict[int, int] = {}
         if judged:
             (from_program, to_judge), (from_judge, to_program) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
             places |= {3: from_judge, 4: to_judge}
-            asked = {0: _memory_file(parts["brief"]), 1: places[2], 2: places[2], 3: from_program, 4: to_program, 5: out("report")}
-            asked[9] = _memory_file(parts["judge"])
+            asked = {0: _streams.memory_file(parts["brief"]), 1: places[2], 2: places[2], 3: from_program, 4: to_program, 5: out("report")}
+            asked[9] = _streams.memory_file(parts["judge"])
             theirs += [from_program, to_judge, from_judge, to_program, asked[0], asked[9]]
         else:
             places[5] = out("report")
@@ -137,7 +127,7 @@ class Supervisor:
                 settled.append(read)
                 theirs.append(ports[8])
         base = self.meter.memory()
-        cpu, kills, began = self.meter.cpu(), self.meter.kills(), time.monotonic()
+        cpu, kills = self.meter.cpu(), self.meter.kills()
         try:
             run.pids = [self._start(places, run.limits, argv, self.uid, self.places[0], 1000)]
             if judged:
@@ -145,9 +135,10 @@ class Supervisor:
                 run.pids.append(self._start(asked, run.limits, [], other, "/", 500))
             for number in set(theirs):
                 os.close(number)
+            began = time.monotonic()
             self._watch(run, ours, (base, cpu, began))
             self.kill()
-            _drain(run, ours)
+            _streams.drain(run, ours)
             run.wall, run.cpu = time.monotonic() - began, max(run.cpu, self.meter.cpu() - cpu)
             self._conclude(run, kills, all(os.read(number, 1) == b"+" for number in settled))
         finally:
@@ -185,7 +176,7 @@ class Supervisor:
             self.ended[message["pid"]] = message
         return message
 
-    def _watch(self, run: Run, ours: dict[int, str], start: tuple[int, float, float]) -> None:
+    def _watch(self, run: _streams.Run, ours: dict[int, str], start: tuple[int, float, float]) -> None:
         """Read what it says and measure what it uses, until it ends or breaks a limit."""
         with selectors.DefaultSelector() as selector:
             for number in ours:
@@ -199,14 +190,14 @@ class Supervisor:
                         self._hear()
                     elif key.fd == 0:
                         raise Gone("the owner is gone")
-                    elif _read(run, key.fd, ours[key.fd]) == 0:
+                    elif _streams.read(run, key.fd, ours[key.fd]) == 0:
                         selector.unregister(key.fd)
                 now = time.monotonic()
                 if now - looked >= LOOK_S and not run.stop:
                     looked = now
                     self._measure(run, *start, now)
 
-    def _measure(self, run: Run, base: int, cpu: float, began: float, now: float) -> None:
+    def _measure(self, run: _streams.Run, base: int, cpu: float, began: float, now: float) -> None:
         limits, elapsed = run.limits, now - began
         run.peak = max(run.peak, self.meter.memory() - base)
         run.cpu = self.meter.cpu() - cpu
@@ -214,9 +205,15 @@ class Supervisor:
             run.halt("MLE", f"it used more than {limits['memory_mb']} MB")
         elif run.cpu > limits["cpu_s"]:
             run.halt("TLE", f"it used more than {limits['cpu_s']} s of processor time")
-        elif elapsed > limits["wall_s"]:
-            idle = elapsed - sum(_meter.waited(pid) for pid in run.pids)
-            if idle > limits["wall_s"] or elapsed > HARD * limits["wall_s"]:
+        elif elapsed > limits["wall_s"] / 2:
+            for pid in run.pids:  # a process that is gone tells nothing any more: what it told before stands
+                run.waited[pid] = max(run.waited.get(pid, 0.0), _meter.waited(pid))
+            over = elapsed - sum(run.waited.values()) > limits["wall_s"]
+            if (
+                run.pids[-1] not in self.ended
+                and _meter.stat(run.pids[-1])[:1] not in ([], ["Z"])
+                and (over or elapsed > HARD * limits["wall_s"])
+            ):
                 run.halt("TLE", f"it did not end within {limits['wall_s']} s")
 
     def kill(self) -> None:
@@ -235,7 +232,7 @@ class Supervisor:
             time.sleep(0.0002)
         _reap()
 
-    def _conclude(self, run: Run, kills: int, settled: bool) -> None:
+    def _conclude(self, run: _streams.Run, kills: int, settled: bool) -> None:
         while any(pid not in self.ended for pid in run.pids):
             self._hear()
         reports = [self.ended.pop(pid) for pid in run.pids]
@@ -253,48 +250,10 @@ class Supervisor:
             run.halt("RE", f"killed by signal {-run.exit}" if run.exit < 0 else f"exit status {run.exit}")
 
 
-def _read(run: Run, number: int, name: str) -> int:
-    """Take what there is: how many bytes, 0 at the end of the stream, -1 for nothing yet."""
-    try:
-        data = os.read(number, CHUNK)
-    except BlockingIOError:
-        return -1
-    said, limit = run.said[name], int(run.limits["output_bytes"])
-    room = limit - (len(said) if name == "report" else len(run.said["stdout"]) + len(run.said["stderr"]))
-    said += data[: max(room, 0)]
-    if len(data) > room:
-        run.cut = True
-        run.halt("OLE", f"it wrote more than {limit} bytes")
-        return 0
-    return len(data)
-
-
-def _drain(run: Run, ours: dict[int, str]) -> None:
-    """What was written before the end and not yet read; every writer is dead by now."""
-    for number, name in ours.items():
-        while _read(run, number, name) > 0:
-            pass
-
-
 def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _memory_file(data: bytes) -> int:
-    """A descriptor to read `data` from: no pipe to fill, no file to find."""
-    if not data:
-        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    number = os.memfd_create("input", os.MFD_CLOEXEC)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(number, view) :]
-    os.fchmod(number, 0o444)
-    try:
-        return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(number)
 
 
 def _exactly(count: int) -> bytes:

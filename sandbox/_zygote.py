@@ -8,6 +8,7 @@ The child gives up root for a user id that nobody had before, puts its limits on
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -20,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 import types
 from typing import Any, NoReturn
@@ -88,7 +90,7 @@ def _report(door: socket.socket, living: set[int]) -> None:
 
 
 def become(order: dict[str, Any]) -> None:
-    """In the child: turn into the program that was ordered, and run it. Returns when a Python program came to its end."""
+    """In the child: turn into the program that was ordered, and run it to its end."""
     try:
         source = _settle(order)
     except BaseException:
@@ -162,16 +164,52 @@ def run_python(source: bytes) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__="answer.py", __builtins__=__builtins__)
     sys.modules["__main__"] = main
+    leave = os._exit  # whatever the program does to our modules, this ends it
+    status = 1
     try:
         code = compile(source, "answer.py", "exec", dont_inherit=True)
-    except Exception as error:
-        error.__traceback__ = None
-        sys.excepthook(type(error), error, None)
-        sys.exit(1)
-    del source
-    try:
+        del source
         exec(code, main.__dict__)
-    except Exception as error:
-        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(1)
+        status = 0
+    except SystemExit as error:
+        status = _status(error.code)
+    except BaseException as error:
+        frame = error.__traceback__.tb_next if error.__traceback__ else None
+        error.__traceback__ = frame
+        with contextlib.suppress(BaseException):
+            sys.excepthook(type(error), error, frame)
+    leave(_finish(main, status))
+
+
+def _status(code: object) -> int:
+    """The exit status that SystemExit's argument means."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    with contextlib.suppress(BaseException):
+        print(code, file=sys.stderr)
+    return 1
+
+
+def _finish(main: types.ModuleType, status: int) -> int:
+    """What the interpreter does at its end, without taking itself apart: that alone would cost more than all the rest."""
+
+    def let_go() -> None:
+        """Objects go while modules, functions and classes, which their last words may need, are still there."""
+        kept = (types.ModuleType, types.FunctionType, type)
+        for name in [name for name, value in main.__dict__.items() if not isinstance(value, kept) and name != "__builtins__"]:
+            main.__dict__.pop(name, None)
+
+    for step in (threading._shutdown, atexit._run_exitfuncs, let_go):  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            step()
+    for stream in (sys.stdout, sys.__stdout__):  # the program may have put another one in its place
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except BaseException:
+            status = 120
+    with contextlib.suppress(BaseException):
+        sys.stderr.flush()
+    return status

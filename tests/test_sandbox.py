@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rlvr.checks import check_plugin
 from rlvr.checks_sandbox import PROBES, check_sandbox
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError
@@ -44,6 +45,12 @@ def test_the_kit_sees_through_a_plain_subprocess(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("rlvr.checks_sandbox.PROBES", {name: PROBES[name] for name in harmless})
     rows = {row.name: row.ok for row in check_sandbox(Naive())}
     assert rows == {"runs a program": True, "no sockets but local pairs": False, "output is limited": False, "argv is clean": True}
+
+
+def test_the_kit_runs_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("runs a program", "argv is clean")
+    monkeypatch.setattr("rlvr.checks_sandbox.PROBES", {name: PROBES[name] for name in names})
+    assert [(row.name, row.ok) for row in check_plugin("sandbox", "process", trusted=True)] == [(name, True) for name in names]
 
 
 IDIOMS = {
@@ -79,6 +86,10 @@ IDIOMS = {
     "dataclasses and pickle": (
         "import dataclasses, pickle, sys\n@dataclasses.dataclass\nclass P:\n    x: str\nprint(pickle.loads(pickle.dumps(P(sys.stdin.read().strip()))).x)"
     ),
+    "a stdout of its own": "import os, sys\nprint('alpha')\nold = sys.stdout\nsys.stdout = os.fdopen(os.dup(1), 'w')\nold.flush()\nprint('beta')",
+    "a file left open": "import sys\nout = open('/dev/stdout', 'w')\nout.write(sys.stdin.read())",
+    "an object that prints at its end": "import sys\nclass D:\n    def __del__(self): print(sys.stdin.read().strip())\nd = D()",
+    "a thread that outlives main": "import sys, threading, time\ndef late():\n    time.sleep(0.2)\n    print(sys.stdin.read().strip())\nthreading.Thread(target=late).start()",
     "warnings as usual": "import sys, warnings\nwarnings.warn('x')\nprint(sys.stdin.read().strip())",
 }
 

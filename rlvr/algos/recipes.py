@@ -185,7 +185,8 @@ def factory(name: str) -> Callable[..., PolicyGradient]:
                 raise ConfigError(f"{key}={value!r} would do nothing here ({_why(key, settings)}); leave it out")
         return PolicyGradient(name, settings, preset=preset.settings, formula=preset.formula, paper=preset.paper)
 
-    make.__doc__ = f"{preset.summary} (arXiv {preset.paper})."
+    parts = "\n".join(f"{part:12} {what}" for part, what in preset.parts.items())
+    make.__doc__ = f"{preset.summary}\n\n{preset.formula}\n\n{parts}\npaper        {preset.paper}"
     make.__name__ = name
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [

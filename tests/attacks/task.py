@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 INPUTS = (3, 10, -4, 1000)
 
@@ -13,7 +14,7 @@ def secret(x: int) -> int:
 
 
 RIGHT = "def f(x):\n    return x * 7919 + 13\nif __name__ == '__main__':\n    print(f(int(input())))"
-LIMITS = {"cpu_s": 1.0, "wall_s": 2.0, "memory_mb": 96, "output_bytes": 300_000, "file_mb": 4, "processes": 12}
+LIMITS: dict[str, Any] = {"cpu_s": 1.0, "wall_s": 2.0, "memory_mb": 96, "output_bytes": 300_000, "file_mb": 4, "processes": 12}
 REFERENCES = {
     "stdio": {"kind": "stdio", "limits": LIMITS, "cases": [{"stdin": str(x), "stdout": str(secret(x))} for x in INPUTS]},
     "calls": {"kind": "calls", "limits": LIMITS, "function": "f", "cases": [{"args": [x], "expected": secret(x)} for x in INPUTS]},

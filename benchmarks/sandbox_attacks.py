@@ -1,0 +1,61 @@
+"""How many of the attacks does each judge pay? Ours, and the plain one that runs the tests behind the answer. One JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from rlvr.contracts import Limits, Program, Stop
+from rlvr.registry import build
+from rlvr.task import Task, user
+from tests.attacks.harm import HARM
+from tests.attacks.scoring import SCORING
+from tests.attacks.task import LIMITS, REFERENCES, RIGHT, Attack, naive
+
+
+def main() -> None:
+    """Run the corpus through both, and an honest answer after every attack. The plain judge runs inside a container of ours."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--threads", type=int, default=3)
+    threads = arguments.parse_args().threads
+    sandbox = build("sandbox", "docker")
+    verifier = build("verifier", "unit_tests", sandbox=sandbox)
+    limits = Limits(**LIMITS)
+
+    def judge(kind: str, code: str) -> float | None:
+        score: float | None = verifier.verify(Task("t", user("x"), REFERENCES[kind]), f"```python\n{code}\n```").score
+        return score
+
+    def one(attack: Attack) -> tuple[list[float | None], list[float | None], bool]:
+        paid = [judge(kind, attack.code) for kind in attack.kinds]
+        after = [judge(kind, RIGHT) for kind in attack.kinds[:1]]
+        outcome = sandbox.run(Program(naive(attack), limits=limits))
+        return paid, after, outcome.stop is Stop.OK
+
+    corpus: list[Attack] = SCORING + HARM
+    with ThreadPoolExecutor(threads) as pool:
+        rows = list(pool.map(one, corpus))
+    sandbox.close()
+    families = collections.Counter(attack.family for attack, row in zip(corpus, rows, strict=True) if row[2])
+    scores = [score for row in rows for score in row[0]]
+    result = {
+        "programs": len(corpus),
+        "families": len({attack.family for attack in corpus}),
+        "runs": len(scores),
+        "paid": sum(score is not None and score > 0 for score in scores),
+        "without_verdict": scores.count(None),
+        "honest_answers_disturbed": sum(score != 1.0 for row in rows for score in row[1]),
+        "paid_by_subprocess_and_asserts": sum(row[2] for row in rows),
+        "by_family": dict(sorted(families.items(), key=lambda item: int(item[0][1:]))),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

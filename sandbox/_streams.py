@@ -1,0 +1,62 @@
+"""What a program says, and where it reads from: capped, never waited for. Runs inside the container: standard library only."""
+
+from __future__ import annotations
+
+import os
+
+CHUNK = 1 << 18
+
+
+class Run:
+    """One program on its way: what it said so far, what it used, and why it was stopped."""
+
+    def __init__(self, limits: dict[str, float]) -> None:
+        self.limits = limits
+        self.said: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
+        self.stop, self.reason, self.cut, self.peak, self.cpu, self.wall = "", "", False, 0, 0.0, 0.0
+        self.pids: list[int] = []
+        self.waited: dict[int, float] = {}
+        self.exit: int | None = None
+
+    def halt(self, stop: str, reason: str) -> None:
+        """Note the first reason to stop it."""
+        if not self.stop:
+            self.stop, self.reason = stop, reason
+
+
+def read(run: Run, number: int, name: str) -> int:
+    """Take what there is: how many bytes, 0 at the end of the stream, -1 for nothing yet."""
+    try:
+        data = os.read(number, CHUNK)
+    except BlockingIOError:
+        return -1
+    said, limit = run.said[name], int(run.limits["output_bytes"])
+    room = limit - (len(said) if name == "report" else len(run.said["stdout"]) + len(run.said["stderr"]))
+    said += data[: max(room, 0)]
+    if len(data) > room:
+        run.cut = True
+        run.halt("OLE", f"it wrote more than {limit} bytes")
+        return 0
+    return len(data)
+
+
+def drain(run: Run, ours: dict[int, str]) -> None:
+    """What was written before the end and not yet read; every writer is dead by now."""
+    for number, name in ours.items():
+        while read(run, number, name) > 0:
+            pass
+
+
+def memory_file(data: bytes) -> int:
+    """A descriptor to read `data` from: no pipe to fill, no file to find."""
+    if not data:
+        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    number = os.memfd_create("input", os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(number, view) :]
+    os.fchmod(number, 0o444)
+    try:
+        return os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(number)
