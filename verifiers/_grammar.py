@@ -90,7 +90,7 @@ class Reader:
         self.depth += 1
         if self.depth > 2 * MAX_DEPTH:
             raise TooBig(f"it is nested more than {2 * MAX_DEPTH} deep")
-        terms = [self.product()]
+        terms: list[Tree] = [self.product()]
         while True:
             sign = self.peek()
             if sign.kind == "op" and sign.text == "+":
@@ -209,7 +209,7 @@ class Reader:
                 tree = ("unit", tree, "degree")
             elif self.peek().text == "'" and tree[0] == "sym":
                 self.at += 1
-                tree = ("sym", tree[1] + "'")
+                tree = ("sym", f"{tree[1]}'")
             elif self.accept("_"):
                 tree = ("base", *self.numeral_in_base(tree))
             else:

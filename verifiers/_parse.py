@@ -142,7 +142,7 @@ class Parser(Atoms):
         a, colon, b, after = (self.peek(k) for k in range(4))
         if not (a.kind == b.kind == "num" and colon.text == ":" and a.text.isdigit() and b.text.isdigit() and len(b.text) == 2):
             return None
-        half = ""
+        half, dotted = "", False
         if after.kind in ("word", "text"):
             half = after.text.lower().replace(".", "").strip()
             dotted = half in ("a", "p") and self.peek(4).text == "." and self.peek(5).text.lower() == "m"
