@@ -32,7 +32,7 @@ class CompetitionMath(Environment):
 
         Args:
             verifier: judges the answer in the box.
-            path: a .jsonl file (every split reads it), or a folder with train.jsonl and test.jsonl.
+            path: a .jsonl file (the split test, or train if its name says so), or a folder with train.jsonl and test.jsonl.
             instruction: what is said after each problem.
             subject: keep the problems of one subject only ("Algebra").
         """
@@ -43,6 +43,9 @@ class CompetitionMath(Environment):
             raise NotFound(
                 f"there is no file or folder {path!r}; path names a .jsonl file of problems, or a folder with train.jsonl and test.jsonl"
             )
+
+        if self.path.is_file():  # one file is one split, told by its name; the contract's class-wide splits give way on this object
+            vars(self)["splits"] = ("train",) if "train" in self.path.stem else ("test",)
 
     def task(self, split: str, index: int) -> Task:
         """The problem at `index` of the file's order."""

@@ -77,7 +77,11 @@ def stream(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Check]:
         return run(env_checks(name, settings))
     if wanted == "verifier":
         return run(_verifier_checks(name, settings))
-    raise ConfigError(f"there is no kit for a {wanted}; {suggest(wanted, ['env', 'verifier'])}")
+    if wanted == "sandbox":
+        from rlvr.checks_sandbox import sandbox_checks
+
+        return run(sandbox_checks(name, settings))
+    raise ConfigError(f"there is no kit for a {wanted}; {suggest(wanted, ['env', 'verifier', 'sandbox'])}")
 
 
 Steps = Iterator[tuple[str, Callable[[], str]]]

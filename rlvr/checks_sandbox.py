@@ -15,23 +15,29 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
-from rlvr.checks import Check
+from rlvr.checks import Check, Steps, run
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
+from rlvr.registry import build
 
 SMALL = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_mb=4, processes=12)
 
 
 def check_sandbox(sandbox: Sandbox) -> list[Check]:
     """Attack a sandbox; one row for each thing it promises. It is left as it was, ready for more."""
-    rows = []
-    for name, probe in PROBES.items():
-        try:
-            complaint = probe(sandbox)
-        except Exception as error:
-            complaint = f"the check broke: {type(error).__name__}: {error}"
-        rows.append(Check(name, not complaint, complaint or "holds"))
-    return rows
+    return list(run((name, partial(probe, sandbox)) for name, probe in PROBES.items()))
+
+
+def sandbox_checks(name: str, settings: dict[str, Any]) -> Steps:
+    """The same for a sandbox by its name: built, attacked, put away."""
+    sandbox: Sandbox = build("sandbox", name, **settings)
+    try:
+        for check, probe in PROBES.items():
+            yield check, partial(probe, sandbox)
+    finally:
+        sandbox.close()
 
 
 Probe = Callable[[Sandbox], str]

@@ -93,10 +93,11 @@ def _near(a: Tree, b: Tree) -> bool:
 def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judged:
     """A gold that is a relation: a membership, an assignment, an equation, an inequality."""
     signs = gold[2::2]
+    size, gold_size = len(answer), len(gold)
     if list(signs) == ["in"] or all(sign in FLIP for sign in signs):
         want, have = region(gold), region(answer)
-        if want is not None and have is not None and not (answer[0] == "set" and len(answer) > 1):
-            if answer[0] == "rel" and symbols(answer) and symbols(gold) and symbols(answer) != symbols(gold):  # pyright: ignore[reportGeneralTypeIssues]
+        if want is not None and have is not None and not (answer[0] == "set" and size > 1):
+            if answer[0] == "rel" and symbols(answer) and symbols(gold) and symbols(answer) != symbols(gold):
                 return Judged(
                     False, f"it is about {', '.join(sorted(symbols(answer)))}; the gold is about {', '.join(sorted(symbols(gold)))}"
                 )
@@ -105,18 +106,18 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
             return judge(gold[3], answer, bench)
         return _inequality(gold, answer, bench)
     name, value = named(gold)
-    if len(gold) > 4 or "~" in gold[2::2]:
+    if gold_size > 4 or "~" in gold[2::2]:
         inner, why = settled(("num", 0, 1), gold, bench)
         return judge(inner, answer, bench) if inner is not None else Judged(False, f"the gold's {why}")
     if answer[0] != "rel":
         if not name:
             return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
         return judge(value, answer, bench)
-    if len(answer) == 4 and answer[2] == "=":
+    if size == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
         if name and mine and mine == name and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
-        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...  # pyright: ignore[reportGeneralTypeIssues]
+        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
         if name and mine and applied and symbols(value) and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
         if name and mine and mine != name and not symbols(value) and not symbols(mine_value):
@@ -159,9 +160,10 @@ def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
 
 def _inequality(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """Two inequalities that are not solved: the same one, moved, turned round or scaled."""
-    if answer[0] != "rel" or len(answer) != len(gold) or any(sign not in FLIP for sign in answer[2::2]):
+    size, gold_size = len(answer), len(gold)
+    if answer[0] != "rel" or size != gold_size or any(sign not in FLIP for sign in answer[2::2]):
         return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")
-    if len(gold) > 4:
+    if gold_size > 4:
         turned: list[Any] = [FLIP.get(p, p) if isinstance(p, str) else p for p in reversed(answer[1:])]
         for parts in (list(answer[1:]), turned):
             if parts[1::2] == list(gold[2::2]) and all(bench.same(x, y) for x, y in zip(gold[1::2], parts[0::2], strict=True)):
@@ -171,5 +173,5 @@ def _inequality(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if factor is None:
         return Judged(False, f"{say(answer)} is not {say(gold)}")
     sign = answer[2] if factor[1] > 0 else FLIP[answer[2]]
-    right = sign == gold[2]  # pyright: ignore[reportGeneralTypeIssues]
+    right = sign == gold[2]
     return Judged(right, f"{say(answer)} {'is' if right else 'is not'} {say(gold)}")
