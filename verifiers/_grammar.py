@@ -209,11 +209,7 @@ class Reader:
                 tree = ("unit", tree, "degree")
             elif self.peek().text == "'" and tree[0] == "sym":
                 self.at += 1
-<<<<<<< HEAD
-                tree = ("sym", str(tree[1]) + "'")
-=======
                 tree = ("sym", f"{tree[1]}'")
->>>>>>> main
             elif self.accept("_"):
                 tree = ("base", *self.numeral_in_base(tree))
             else:

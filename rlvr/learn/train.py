@@ -67,7 +67,7 @@ def train(
     config: RunConfig, *, out: Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
 ) -> TrainReport:
     """Train as the configuration says, and leave a run folder behind; `verify` first repeats one recorded step of a resumed run."""
-    console = Console(stderr=True) if console is None else console
+    screen: Console = console or Console(stderr=True)
     transformers.utils.logging.disable_progress_bar()  # one bar at a time, and it is ours
     began = time.monotonic()
     if resume and out is None:
@@ -76,18 +76,18 @@ def train(
         raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
     folder = out or Path("runs") / f"{config.env['name']}-{datetime.now():%Y%m%d-%H%M%S}"
     if verify:
-        console.print(repeat_one_step(config, folder), highlight=False)
+        screen.print(repeat_one_step(config, folder), highlight=False)
     with ExitStack() as stack:
         place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None
         old = RunLog.reopen(folder, config) if resume else None  # another configuration is refused before anything is built
         crew = assemble(config, folder, stack, weights=place)
         run = old or RunLog.create(folder, config)
         stack.callback(run.close)
-        console.print(banner(crew, folder))
+        screen.print(banner(crew, folder))
         if config.log.report_to:
             crew.accelerator.init_trackers("rlvr", config={"config": config.dump()})
-        done = resumed(crew, run, place) if place else begun(crew, run, console)
-        with Work(console, "training", config.train.steps, done.step) as work:
+        done = resumed(crew, run, place) if place else begun(crew, run, screen)
+        with Work(screen, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
                 row, times = one_step(crew, run, step)
                 crew.accelerator.log({**row, **times}, step=step + 1)
@@ -96,7 +96,7 @@ def train(
                     facts = {**done.facts, "seconds": seconds_so_far(done, began)}
                     save(crew, run, Progress(step + 1, run.offsets(), facts))
                 work.advance(shown(row, times))
-        ended = end(crew, run, done, console, began)
+        ended = end(crew, run, done, screen, began)
         crew.accelerator.end_training()
         return ended
 
