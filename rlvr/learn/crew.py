@@ -82,7 +82,8 @@ def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
             raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known)}")
         if name not in installed:
             raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
-    return Accelerator(mixed_precision=config.train.mixed_precision, log_with=config.log.report_to or None, project_dir=str(folder))
+    trackers: Any = config.log.report_to or None
+    return Accelerator(mixed_precision=config.train.mixed_precision, log_with=trackers, project_dir=str(folder))
 
 
 def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
