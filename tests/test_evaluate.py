@@ -77,7 +77,12 @@ def test_the_samples_are_written_and_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "told"),
-    [("scripted", "hf:DIR"), ("scriptd:gold", "scripted:gold|noop|random"), ("scripted:", "not understood"), ("", "not understood")],
+    [
+        ("scripted", "hf:DIR"),
+        ("scriptd:gold", "did you mean 'scripted'"),
+        ("scripted:", "is not SAMPLER:WHAT"),
+        ("", "is not SAMPLER:WHAT"),
+    ],
 )
 def test_a_policy_that_is_none(policy: str, told: str) -> None:
     with pytest.raises(NotFound) as error:
