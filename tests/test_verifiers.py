@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import random
 import ast
-import re
+import random
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
