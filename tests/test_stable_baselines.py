@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -48,6 +49,11 @@ def random_reward() -> float:
     env = digits()
     env.action_space.seed(0)
     return mean_reward(lambda observation: int(env.action_space.sample()), 1000)
+
+
+@pytest.fixture(autouse=True)
+def its_logs_stay_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SB3_LOGDIR", str(tmp_path))
 
 
 @pytest.fixture
