@@ -81,6 +81,7 @@ def survey(env: Environment, threads: int, with_wrong: bool) -> dict[str, Any]:
         began = time.perf_counter()
         gold = list(pool.map(lambda task: env.verifier.verify(task, env.gold(task) or "").score, tasks))
         row: dict[str, Any] = {"tasks": len(tasks), "passed": gold.count(1.0), "seconds": round(time.perf_counter() - began, 2)}
+        row["unjudged"] = gold.count(None)
         if with_wrong:
             pairs = [(task, *item) for n, task in enumerate(tasks) for item in wrong(task, tasks[(n + 7) % len(tasks)], n)]
             scores = list(pool.map(lambda pair: env.verifier.verify(pair[0], f"```python\n{pair[2]}\n```").score, pairs))
