@@ -9,12 +9,10 @@ import random
 from functools import lru_cache
 
 from rlvr.contracts import Environment
+from rlvr.env import PROCEDURAL_TASKS
 from rlvr.errors import ConfigError
 from rlvr.rollout import seed_of
 from rlvr.task import Task
-
-ENDLESS = 2**31
-"""Tasks of a procedural source are drawn from this many."""
 
 
 class Schedule:
@@ -32,7 +30,7 @@ class Schedule:
     def index(self, position: int) -> int:
         """The index of the task at one position of the endless row."""
         if self.size is None:
-            return seed_of(self.seed, self.purpose, position) % ENDLESS
+            return seed_of(self.seed, self.purpose, position) % PROCEDURAL_TASKS
         return _shuffled(self.size, seed_of(self.seed, self.purpose, position // self.size))[position % self.size]
 
     def tasks(self, step: int, count: int) -> list[tuple[int, Task]]:
