@@ -1,0 +1,214 @@
+"""What samples say about a policy, and how far that can be trusted. Pure arithmetic: scores in, figures out.
+
+A task is a cluster: its samples share a question, so they are not independent, and every figure here is a mean over tasks
+of one value a task. Those values are exact expectations over the samples that really arrived (`m` of them, whatever was asked
+for); a figure at `k` leaves out the tasks with fewer than `k` samples, and says how many it stands on.
+
+    avg@n     the mean score
+    pass@k    the chance that one of k samples is right
+    pass^k    the chance that all k are
+    maj@k     the expected score of the answer that most of k samples give
+    best@k    the expected score of the sample that a selector prefers among k
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z95 = NormalDist().inv_cdf(0.975)
+EQUAL_TASKS = 2.0
+"""How many imagined tasks speak for `all tasks are equally spread` when few real ones have been seen. By measurement: without
+them the interval of 20 tasks with 16 samples each holds the truth in 91 of 100 cases, with them in 95."""
+
+
+def pass_at(right: int, samples: int, k: int) -> float | None:
+    """The chance that at least one of `k` samples, drawn without replacement, is right; None with fewer than `k` samples.
+
+    >>> pass_at(1, 4, 2)
+    0.5
+    """
+    return None if k > samples else 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def pass_all(right: int, samples: int, k: int) -> float | None:
+    """The chance that all of `k` samples, drawn without replacement, are right: pass^k.
+
+    >>> pass_all(3, 4, 2)
+    0.5
+    """
+    return None if k > samples else math.comb(right, k) / math.comb(samples, k)
+
+
+def majority_at(votes: Sequence[Hashable | None], scores: Sequence[float], k: int) -> float | None:
+    """The expected score of the answer that most of `k` samples give.
+
+    `votes` names the class of equal answers that each sample belongs to. A tie is broken by lot among the classes that tie.
+    None is a sample without an answer: it is drawn like any other and votes for nobody; where nobody votes, the score is 0.
+
+    >>> majority_at(["4", "4", "5", None], [1.0, 1.0, 0.0, 0.0], 3)
+    0.875
+    """
+    if k > len(votes):
+        return None
+    sizes = Counter(vote for vote in votes if vote is not None)
+    worth = {vote: math.fsum(s for v, s in zip(votes, scores, strict=True) if v == vote) / size for vote, size in sizes.items()}
+    silent = sum(vote is None for vote in votes)
+    return math.fsum(
+        score * _wins(sizes[vote], tuple(sorted((sizes - Counter({vote: sizes[vote]})).values())), silent, k)
+        for vote, score in worth.items()
+        if score
+    )
+
+
+@lru_cache(maxsize=65536)
+def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> float:
+    """The chance that a class of `own` answers wins the vote of `k`, against classes of these sizes and `silent` abstentions.
+
+    For each number `x` of its own votes: in how many ways the others stay at or below `x`, by how many of them tie.
+    """
+    chance = 0.0
+    for x in range(1, min(own, k) + 1):
+        ways: dict[tuple[int, int], int] = {(y, 0): math.comb(silent, y) for y in range(min(silent, k - x) + 1)}
+        for size in others:
+            grown: dict[tuple[int, int], int] = {}
+            for (used, ties), count in ways.items():
+                for y in range(min(size, x, k - x - used) + 1):
+                    at = (used + y, ties + (y == x))
+                    grown[at] = grown.get(at, 0) + count * math.comb(size, y)
+            ways = grown
+        for (used, ties), count in ways.items():
+            if used == k - x:
+                chance += math.comb(own, x) * count / (ties + 1) / math.comb(own + sum(others) + silent, k)
+    return chance
+
+
+def best_at(ranked: Sequence[float], k: int) -> float | None:
+    """The expected score of the most preferred of `k` samples; `ranked` holds the scores, the most preferred first.
+
+    >>> best_at([1.0, 0.0, 0.0], 2) == 2 / 3
+    True
+    """
+    m = len(ranked)
+    if k > m:
+        return None
+    return math.fsum(score * math.comb(m - place - 1, k - 1) for place, score in enumerate(ranked)) / math.comb(m, k)
+
+
+def budgets(n: int) -> list[int]:
+    """The k at which figures are given: powers of two up to `n`, and `n` itself.
+
+    >>> budgets(12)
+    [1, 2, 4, 8, 12]
+    """
+    return sorted({2**power for power in range(n.bit_length()) if 2**power <= n} | {n})
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over tasks with its standard error and its 95 % interval.
+
+    >>> estimate([1.0, 0.0, 1.0, 1.0]).value
+    0.75
+    """
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+    tasks: int
+    """How many tasks it is the mean of."""
+
+
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """The mean of one value a task; None stands for a task that has none, and is left out. None where no task has one."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    low, high = wilson(known)
+    return Estimate(mean(known), standard_error(known), low, high, len(known))
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, rounded once."""
+    return math.fsum(values) / len(values)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of one value a task: the tasks are the clusters, so what happens inside them needs no model.
+
+    >>> standard_error([0.0, 1.0, 1.0, 0.0]) == (1 / 12) ** 0.5
+    True
+    """
+    return math.sqrt(_variance(values) / len(values))
+
+
+def wilson(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % score interval of a mean of values from 0 to 1, one a task.
+
+    It is Wilson's for as many yes-or-no tasks as these values are worth: values that spread less than yes and no (several
+    samples a task) count for more. It stays inside 0 and 1, and is not empty where all values are equal.
+
+    >>> [round(end, 3) for end in wilson([1.0] * 20)]
+    [0.839, 1.0]
+    """
+    tasks, centre = len(values), min(max(mean(values), 0.0), 1.0)
+    widest = centre * (1 - centre) * tasks / (tasks - 1) if tasks > 1 else 0.0
+    spread = min(_variance(values) / widest, 1.0) if widest > 0 else 1.0
+    worth = tasks / ((tasks * spread + EQUAL_TASKS) / (tasks + EQUAL_TASKS))
+    z2 = Z95**2 / worth
+    middle = (centre + z2 / 2) / (1 + z2)
+    half = Z95 / (1 + z2) * math.sqrt(centre * (1 - centre) / worth + z2 / (4 * worth))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def resampled(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> NDArray[np.float64]:
+    """The means of `draws` resamples of the tasks, sorted: the cluster bootstrap. The same seed gives the same means.
+
+    They are stretched about the mean to the width that so few tasks deserve, so their quantiles are an interval.
+    """
+    sample = np.asarray(values, dtype=np.float64)
+    tasks = len(sample)
+    dice = np.random.default_rng(seed)
+    means = np.concatenate([dice.multinomial(tasks, np.full(tasks, 1 / tasks), size=500) @ sample / tasks for _ in range(-(-draws // 500))])
+    stretch = math.sqrt(tasks / (tasks - 1)) * t_quantile(tasks - 1) / Z95 if tasks > 1 else 1.0
+    return np.sort(sample.mean() + (means[:draws] - sample.mean()) * stretch)
+
+
+def bootstrap(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> tuple[float, float]:
+    """The 95 % interval of a mean by resampling tasks: for values that have no bounds, such as differences.
+
+    >>> bootstrap([0.5, -0.5] * 50, seed=1) == bootstrap([0.5, -0.5] * 50, seed=1)
+    True
+    """
+    low, high = np.quantile(resampled(values, seed=seed, draws=draws), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, by its expansion about the normal one (exact to a thousandth from 5 degrees on).
+
+    >>> round(t_quantile(19), 3)
+    2.093
+    """
+    z = Z95
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))
+
+
+def _variance(values: Sequence[float]) -> float:
+    """The sample variance; a single value has none to show."""
+    centre = mean(values)
+    return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1) if len(values) > 1 else 0.0

@@ -1,0 +1,142 @@
+"""Estimators against every possible draw, intervals and tests against what is known of them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations
+
+import pytest
+
+from rlvr.paired import holm, mcnemar, paired
+from rlvr.statistics import best_at, bootstrap, budgets, estimate, majority_at, pass_all, pass_at, standard_error, t_quantile, wilson
+
+
+def every_draw(m: int, k: int) -> list[tuple[int, ...]]:
+    return list(combinations(range(m), k))
+
+
+def brute_majority(votes: Sequence[str | None], scores: Sequence[float], k: int) -> float:
+    total = Fraction(0)
+    draws = every_draw(len(votes), k)
+    for draw in draws:
+        count = Counter(votes[i] for i in draw if votes[i] is not None)
+        if not count:
+            continue
+        most = max(count.values())
+        tied = [vote for vote in count if count[vote] == most]
+        for vote in tied:
+            members = [Fraction(s) for v, s in zip(votes, scores, strict=True) if v == vote]
+            total += sum(members) / len(members) / len(tied)
+    return float(total / len(draws))
+
+
+@pytest.mark.parametrize("m", range(1, 9))
+def test_pass_at_k_and_pass_all_k_are_the_share_of_all_draws(m: int) -> None:
+    for right in range(m + 1):
+        for k in range(1, m + 1):
+            draws = every_draw(m, k)
+            any_right = Fraction(sum(any(i < right for i in draw) for draw in draws), len(draws))
+            all_right = Fraction(sum(all(i < right for i in draw) for draw in draws), len(draws))
+            assert pass_at(right, m, k) == pytest.approx(float(any_right), rel=1e-12, abs=1e-15)
+            assert pass_all(right, m, k) == pytest.approx(float(all_right), rel=1e-12)
+
+
+def test_majority_at_k_is_the_mean_over_all_draws() -> None:
+    dice = random.Random(0)
+    for _ in range(150):
+        m = dice.randint(1, 8)
+        votes = [dice.choice(["a", "b", "c", "d", None]) for _ in range(m)]
+        worth = {vote: dice.choice([0.0, 0.0, 0.5, 1.0]) for vote in "abcd"}
+        scores = [worth[vote] if vote else 0.0 for vote in votes]
+        for k in range(1, m + 1):
+            assert majority_at(votes, scores, k) == pytest.approx(brute_majority(votes, scores, k), abs=1e-12), (votes, scores, k)
+
+
+def test_best_at_k_is_the_mean_over_all_draws() -> None:
+    scores = [0.0, 1.0, 0.25, 1.0, 0.0, 0.5]
+    for k in range(1, len(scores) + 1):
+        draws = every_draw(len(scores), k)
+        assert best_at(scores, k) == pytest.approx(math.fsum(scores[min(draw)] for draw in draws) / len(draws), abs=1e-12)
+
+
+def test_more_than_arrived_is_no_figure_and_one_sample_is_the_score() -> None:
+    assert pass_at(0, 2, 3) is None and pass_at(2, 2, 3) is None and pass_all(2, 2, 3) is None
+    assert majority_at(["a"], [1.0], 2) is None and best_at([1.0], 2) is None
+    assert pass_at(1, 4, 1) == pass_all(1, 4, 1) == majority_at(list("abcd"), [1.0, 0, 0, 0], 1) == best_at([0, 1.0, 0, 0], 1) == 0.25
+
+
+def test_a_task_with_fewer_samples_is_left_out_and_counted() -> None:
+    found = estimate([pass_at(right, m, 4) for right, m in ((4, 4), (0, 4), (3, 3), (0, 0))])
+    assert found is not None and (found.value, found.tasks) == (0.5, 2)
+    assert estimate([None, None]) is None
+
+
+def test_a_long_vote_is_quick() -> None:
+    votes = [str(i % 24) for i in range(64)]
+    assert majority_at(votes, [float(v == "0") for v in votes], 32) == pytest.approx(0.0512, abs=0.03)
+
+
+def test_wilson_is_wilsons_for_yes_and_no() -> None:
+    z2 = 1.959963984540054**2
+    for right, tasks in ((7, 20), (50, 100), (1, 500)):
+        values = [1.0] * right + [0.0] * (tasks - right)
+        p = right / tasks
+        half = math.sqrt(z2 * p * (1 - p) / tasks + z2 * z2 / (4 * tasks * tasks)) / (1 + z2 / tasks)
+        middle = (p + z2 / (2 * tasks)) / (1 + z2 / tasks)
+        assert wilson(values) == pytest.approx((middle - half, middle + half), abs=1e-9)
+
+
+def test_intervals_know_their_edges() -> None:
+    assert wilson([0.0] * 50)[0] == 0.0 < wilson([0.0] * 50)[1] < 0.1
+    assert wilson([1.0])[0] < 0.5 and wilson([1.0])[1] == 1.0
+    steady, wild = [0.4, 0.6] * 50, [0.0, 1.0] * 50
+    assert wilson(steady)[1] - wilson(steady)[0] < (wilson(wild)[1] - wilson(wild)[0]) / 2
+    assert standard_error([0.5]) == 0.0
+
+
+def test_the_bootstrap_repeats_itself_and_is_as_wide_as_students_interval() -> None:
+    dice = random.Random(5)
+    values = [dice.gauss(0.1, 1.0) for _ in range(200)]
+    low, high = bootstrap(values, seed=3)
+    assert (low, high) == bootstrap(values, seed=3) != bootstrap(values, seed=4)
+    assert high - low == pytest.approx(2 * t_quantile(199) * standard_error(values), rel=0.03)
+
+
+@pytest.mark.parametrize(("freedom", "value"), [(5, 2.5706), (9, 2.2622), (29, 2.0452), (99, 1.9842)])
+def test_students_quantile(freedom: int, value: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(value, abs=1e-3)
+
+
+def test_the_k_that_are_shown() -> None:
+    assert [budgets(n) for n in (1, 2, 5, 8)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8]]
+
+
+def test_mcnemar_is_the_count_of_coin_rows() -> None:
+    for wins, losses in ((0, 0), (3, 3), (5, 1), (0, 6)):
+        total = wins + losses
+        as_uneven = sum(abs(2 * sum(row) - total) >= abs(wins - losses) for row in _coins(total))
+        assert mcnemar(wins, losses) == pytest.approx(min(1.0, as_uneven / 2**total))
+
+
+def _coins(total: int) -> list[tuple[int, ...]]:
+    return [tuple(number >> i & 1 for i in range(total)) for number in range(2**total)]
+
+
+def test_holm_keeps_the_order_and_never_falls_below_the_p_value() -> None:
+    assert holm([]) == [] and holm([0.2]) == [0.2]
+    assert holm([0.5, 0.001, 0.02]) == pytest.approx([0.5, 0.003, 0.04])
+
+
+def test_a_paired_difference() -> None:
+    clear = paired([1.0] * 15 + [0.0] * 85, greedy=True)
+    assert (clear.difference, clear.wins, clear.losses, clear.ties, clear.test) == (0.15, 15, 0, 85, "mcnemar")
+    assert clear.low > 0 and clear.p < 0.001
+    none = paired([0.0] * 30)
+    assert (none.p, none.low, none.high, none.detectable) == (1.0, 0.0, 0.0, 0.0)
+    noise = paired([0.25, -0.25] * 20, seed=1)
+    assert noise == paired([0.25, -0.25] * 20, seed=1) and noise.p > 0.9 and noise.low < 0 < noise.high
+    assert noise.test == "bootstrap" and 0.05 < noise.detectable < 0.15
