@@ -76,7 +76,7 @@ def mcnemar(wins: int, losses: int) -> float:
     0.021484375
     """
     total = wins + losses
-    tail = sum(math.comb(total, i) for i in range(min(wins, losses) + 1)) / 2**total
+    tail: float = sum(math.comb(total, i) for i in range(min(wins, losses) + 1)) / 2**total
     return min(1.0, 2 * tail)
 
 

@@ -30,7 +30,7 @@ def brute_majority(votes: Sequence[str | None], scores: Sequence[float], k: int)
         tied = [vote for vote in count if count[vote] == most]
         for vote in tied:
             members = [Fraction(s) for v, s in zip(votes, scores, strict=True) if v == vote]
-            total += sum(members) / len(members) / len(tied)
+            total += sum(members, Fraction(0)) / len(members) / len(tied)
     return float(total / len(draws))
 
 
