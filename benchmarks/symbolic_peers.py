@@ -50,7 +50,7 @@ def ours(rows: list[Row]) -> list[Result]:
     with Symbolic(cache=1) as verifier:
         verifier.verify(Task("warm", user("?"), reference="|x-1|"), "|1-x|")
         for row in rows:
-            task = Task("t", user("?"), reference=row["reference"])
+            task = Task("t", user("?"), reference=row["reference"], meta=row.get("meta", {}))
             parse.cache_clear()
             start = time.perf_counter()
             verdict = verifier.verify(task, row["answer"])

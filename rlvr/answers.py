@@ -127,6 +127,8 @@ def _boxed(text: str) -> Found:
         between = [text[a[1] : b[0]] for a, b in itertools.pairwise(asserted)]
         if len(asserted) <= 12 and all(len(gap) < 40 and _JOINT.fullmatch(gap) and _JOINT_WORD.search(gap) for gap in between):
             parts = _distinct([_unbox(box[2]) for box in asserted])
+            if any(part.count("(") + part.count("[") != part.count(")") + part.count("]") for part in parts):
+                return Found(None, "a bracket opens in one box and closes in another")
             return Found(", ".join(parts), "in boxes side by side") if len(parts) > 1 else Found(parts[0], "in the box")
     return _one([_unbox(box[2]) for box in asserted], "the box")
 

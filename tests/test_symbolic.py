@@ -50,7 +50,7 @@ def test_the_corpus_is_large_enough() -> None:
 def test_every_labelled_pair_is_judged_as_labelled(verifier: Symbolic, family: str) -> None:
     wrong = []
     for row in rows(family):
-        verdict = ask(verifier, row["reference"], row["answer"])
+        verdict = ask(verifier, row["reference"], row["answer"], **row.get("meta", {}))
         if verdict.score != float(row["right"]):
             wrong.append(f"{row['reference']} <- {row['answer']}: {verdict.score} ({verdict.reason})")
     assert wrong == []

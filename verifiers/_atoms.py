@@ -6,7 +6,7 @@ import re
 
 from rlvr.verifiers._grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, WORDS, Reader, splits
 from rlvr.verifiers._tokens import Token
-from rlvr.verifiers._tree import TooBig, Tree, Unreadable
+from rlvr.verifiers._tree import TooBig, Tree, Unreadable, has
 
 MAX_EXPONENT = 5_000
 
@@ -152,7 +152,9 @@ class Atoms(Reader):
             return self.big(name)
         if text in (r"\mathbb", r"\Bbb") and self.peek().text in FIELDS:
             return ("const", self.take().text)
-        if text in (r"\vec", r"\hat", r"\bar", r"\mathbf", r"\overrightarrow", r"\overline"):
+        if text in (r"\bar", r"\overline"):
+            return _conjugate(self.argument())
+        if text in (r"\vec", r"\hat", r"\mathbf", r"\overrightarrow"):
             return self.argument()
         raise Unreadable(f"the command {text[:30]} is not part of an answer")
 
@@ -217,6 +219,17 @@ def single(tree: Tree) -> Tree:
     """What was in a bracket, when it is one value."""
     if tree[0] in ("tuple", "list", "set", "interval"):
         raise Unreadable("several values stand where one is expected")
+    return tree
+
+
+def _conjugate(tree: Tree) -> Tree:
+    """What a bar over a value means: the conjugate of a number, another letter than without it, nothing over a name like AB."""
+    if tree[0] == "sym":
+        return ("sym", f"{tree[1]}_bar")
+    if tree == ("const", "i"):
+        return ("neg", tree)
+    if tree[0] in ("add", "neg", "div", "mul", "pow") and has(tree, "num", "dec", "const"):
+        return (tree[0], *(_conjugate(arg) for arg in tree[1:]))
     return tree
 
 

@@ -8,13 +8,27 @@ from rlvr.verifiers._exact import exact
 from rlvr.verifiers._tree import Tree, has, walk
 
 
-def wrong_form(tree: Tree, form: str) -> str:
+def wrong_form(tree: Tree, form: str, gold: Tree) -> str:
     """What is wrong with the form; empty when it is as required.
 
-    >>> wrong_form(("div", ("num", 2, 1), ("num", 4, 1)), "reduced")
+    >>> wrong_form(("div", ("num", 2, 1), ("num", 4, 1)), "reduced", ("num", 1, 2))
     'a fraction in it is not in lowest terms'
     """
+    if form == "factored" and _factors(tree) < _factors(gold):
+        return "it has fewer factors than the gold"
     return RULES[form](tree) if form else ""
+
+
+def _factors(tree: Tree) -> int:
+    """How many factors with letters a product has, powers counted."""
+    if tree[0] in ("neg", "div"):
+        return _factors(tree[1])
+    if tree[0] == "mul":
+        return sum(_factors(arg) for arg in tree[1:])
+    if tree[0] == "pow":
+        times = exact(tree[2])
+        return _factors(tree[1]) * int(times) if times is not None and 1 <= times <= 64 else 1
+    return int(has(tree, "sym"))
 
 
 def _reduced(tree: Tree) -> str:
@@ -54,10 +68,15 @@ def _numeral(tree: Tree) -> str:
     bare = tree[1] if tree[0] == "neg" else tree
     simple = (
         bare[0] in ("num", "dec")
-        or (bare[0] == "div" and all(arg[0] in ("num", "neg") for arg in bare[1:]))
+        or (bare[0] == "div" and all(arg[0] in ("num", "neg") for arg in bare[1:]) and not _whole(bare))
         or (bare[0] == "add" and _mixed(bare))
     )
     return "" if simple else "it is arithmetic, and a numeral is asked for"
+
+
+def _whole(tree: Tree) -> bool:
+    value = exact(tree)
+    return value is not None and value.denominator == 1
 
 
 RULES = {"reduced": _reduced, "factored": _factored, "expanded": _expanded, "numeral": _numeral}

@@ -10,10 +10,12 @@ from rlvr.verifiers._plusminus import spread
 from rlvr.verifiers._regions import judge_region, region
 from rlvr.verifiers._relations import judge_relation, named, settled
 from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
-from rlvr.verifiers._tree import TooBig, Tree, has, say, show, symbols
+from rlvr.verifiers._tree import TooBig, Tree, say, show, symbols, walk
 
 MAX_MEMBERS = 60
-UNWORKED = ("sum", "prod", "integral", "limit")
+UNWORKED = {"sum": "a sum", "prod": "a product", "integral": "an integral", "limit": "a limit", "deriv": "a derivative"}
+PICKED = {"gcd": "a greatest common divisor", "lcm": "a least common multiple", "max": "a maximum", "min": "a minimum"}
+PICKED |= {"det": "a determinant"}
 
 
 def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
@@ -24,9 +26,19 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     wrong = finite(answer)
     if wrong:
         return Judged(False, wrong)
-    if bench.policy.evaluated and has(answer, *UNWORKED) and not has(gold, *UNWORKED):
-        return Judged(False, "it was not worked out: a sum, product, integral or limit is left in it")
+    if bench.policy.evaluated and _unworked(answer) and not _unworked(gold):
+        return Judged(False, f"it was not worked out: {_unworked(answer)} is left in it")
     return _judge(spread(gold), spread(answer), bench)
+
+
+def _unworked(tree: Tree) -> str:
+    """What in a tree is a question rather than an answer; empty when nothing is."""
+    for node in walk(tree):
+        if node[0] in UNWORKED:
+            return UNWORKED[node[0]]
+        if node[0] == "fun" and node[1] in PICKED and not symbols(node):
+            return PICKED[node[1]]
+    return ""
 
 
 def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
@@ -159,9 +171,10 @@ def _tuple(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         value = ("tuple", *(cell for row in value[1] for cell in row))
     if value[0] == "list" and not strict:
         pairs = [named(arg) for arg in value[1:]]
-        if all(name for name, _ in pairs) and len({name for name, _ in pairs}) == len(pairs):
+        names = {name for name, _ in pairs}
+        if "" not in names and len(names) == len(pairs):
             pairs.sort(key=lambda pair: pair[0])
-        value = ("tuple", *(part for _, part in pairs)) if len({name for name, _ in pairs}) in (1, len(pairs)) else value
+        value = ("tuple", *(part for _, part in pairs)) if names == {""} or len(names) == len(pairs) else value  # x = 1, x = 2 is no pair
     if value[0] == "tuple":
         if len(value) != len(gold):
             return Judged(False, f"it has {len(value) - 1} members; the gold {say(gold)} has {len(gold) - 1}")

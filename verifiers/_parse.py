@@ -11,7 +11,7 @@ from functools import lru_cache
 from rlvr.verifiers._atoms import Atoms
 from rlvr.verifiers._grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
 from rlvr.verifiers._tokens import Token, plain, tokens
-from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, walk
+from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, infinite, symbols, walk
 from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, is_letter_unit, is_unit, measure
 from rlvr.verifiers._words import choice, unwrap, words
 
@@ -29,8 +29,7 @@ class Parser(Atoms):
     def top(self) -> Tree:
         """Everything there is, to the last token."""
         items = self.items()
-        while self.peek().kind == "op" and self.peek().text == ".":
-            self.at += 1
+        self.accept(".")
         if self.peek().kind != "eof":
             raise Unreadable(f"{self.peek().text[:30]!r} is left over")
         return items[0] if len(items) == 1 else ("list", *items)
@@ -39,6 +38,7 @@ class Parser(Atoms):
         """Clauses with commas, semicolons, `and` or `or` between them."""
         found = [self.clause()]
         while True:
+            joint = self.peek().text.strip(" ,").lower()
             if self.accept(",", ";", r"\lor", r"\land", r"\vee", r"\wedge"):
                 if self.joins(self.peek()):
                     self.at += 1
@@ -46,7 +46,11 @@ class Parser(Atoms):
                 self.at += 1
             else:
                 return found
-            found.append(self.clause())
+            after = self.clause()
+            if joint in ("and", r"\land", r"\wedge") and _bounds(found[-1]) and symbols(found[-1]) == symbols(after) and _bounds(after):
+                found[-1] = ("inter", found[-1], after)
+            else:
+                found.append(after)
 
     def joins(self, token: Token) -> bool:
         """Whether a token is the word `and` or `or`."""
@@ -268,6 +272,11 @@ class Parser(Atoms):
         return self.clause()
 
 
+def _bounds(tree: Tree) -> bool:
+    """Whether a tree is an inequality about one letter: two of them with `and` between hold at once."""
+    return (tree[0] == "inter" or (tree[0] == "rel" and all(sign[0] in "<>" for sign in tree[2::2]))) and len(symbols(tree)) == 1
+
+
 def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
     plainly = (opener, closer) == ("(", ")")
     if len(found) == 1 and (plainly or (opener, closer) == ("[", "]")):
@@ -276,6 +285,8 @@ def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
         return ("tuple", *found)
     if len(found) != 2:
         raise Unreadable("an interval has two ends")
+    if any(side in ("[", "]") and infinite(end) for side, end in ((opener, found[0]), (closer, found[1]))):
+        raise Unreadable("an interval is open at infinity")
     return ("interval", found[0], found[1], opener, closer)
 
 

@@ -7,8 +7,8 @@ from functools import total_ordering
 from typing import Any
 
 from rlvr.verifiers._points import real
-from rlvr.verifiers._scalars import Bench, Judged, infinite
-from rlvr.verifiers._tree import Tree, Unreadable, show, symbols
+from rlvr.verifiers._scalars import Bench, Judged
+from rlvr.verifiers._tree import Tree, Unreadable, infinite, show, symbols
 
 MINUS: Tree = ("neg", ("const", "oo"))
 PLUS: Tree = ("const", "oo")

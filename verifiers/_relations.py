@@ -118,6 +118,7 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
         if name and mine and mine == name and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
         applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
+        applied = applied and (answer[1][0] != "mul" or symbols(answer[1][2]) <= symbols(value))  # f(y) = 2x + 3 is another function
         if name and mine and applied and symbols(value) and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
         if name and mine and mine != name and not symbols(value) and not symbols(mine_value):

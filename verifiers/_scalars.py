@@ -12,7 +12,7 @@ from rlvr.verifiers._forms import wrong_form
 from rlvr.verifiers._normal import compare
 from rlvr.verifiers._points import context, differ, real
 from rlvr.verifiers._policy import Policy
-from rlvr.verifiers._tree import Tree, has, say, show, symbols, walk
+from rlvr.verifiers._tree import Tree, has, infinite, say, show, symbols, walk
 from rlvr.verifiers._units import is_angle, is_degree, is_letter_unit, is_unit, measure
 
 PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
@@ -67,13 +67,6 @@ class Bench:
             return True  # to sixty digits and more, at points that nobody chose
         decided = self.algebra(a, b)
         return decided is True
-
-
-def infinite(tree: Tree) -> int:
-    """1 or -1 when the tree is exactly plus or minus infinity; 0 else."""
-    if tree == ("const", "oo"):
-        return 1
-    return -infinite(tree[1]) if tree[0] == "neg" else 0
 
 
 def finite(tree: Tree) -> str:
@@ -185,6 +178,9 @@ def _same_thing(one: str, other: str) -> bool:
 def _percent(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     lenient = bench.policy.percent == "lenient"
     gold_marked, marked = _unmarked(gold), _unmarked(answer)
+    other = quantity(answer if marked is None else gold)[1] if gold_marked is None or marked is None else ""
+    if other and not other.lower().startswith("percent"):
+        return Judged(False, f"the units conflict: percent and {other}")
     if gold_marked is not None and marked is not None:
         return number(gold_marked, marked, bench)
     if gold_marked is not None:
@@ -222,7 +218,7 @@ def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if extra and not _constants(gold, answer):
         return Judged(False, f"it contains {', '.join(sorted(extra))[:60]}, which the gold {say(gold)} does not")
     if bench.same(gold, answer):
-        wrong = wrong_form(answer, bench.policy.form)
+        wrong = wrong_form(answer, bench.policy.form, gold)
         return Judged(False, f"it has the right value, but {wrong}") if wrong else Judged(True, f"{say(answer)} equals {show(gold)}")
     if not symbols(gold) and not symbols(answer):
         why = _rounds(gold, answer, bench.policy)
@@ -266,7 +262,7 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     whole = exact_or_none(gold)
     if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):
         unit = _place(of_answer[1])
-        noise = of_answer[0] >= 15 and gap <= abs(x) / 10**15  # a double, printed in full
+        noise = 15 <= of_answer[0] <= 18 and gap <= abs(x) / 10**15  # a double, printed in full
         if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)) or noise:
             return f"{show(answer)} is {show(gold)} to {of_answer[0]} significant digits"
     return ""

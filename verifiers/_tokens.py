@@ -66,6 +66,9 @@ def plain(text: str) -> str:
     text = _RAISED_RUN.sub(lambda m: "^{" + m[0].translate(_RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda m: "_{" + m[0].translate(_LOWERED) + "}", text)
     text = _VULGAR.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
+    enclosed = next((char for char in text if unicodedata.category(char) in ("No", "Nl")), None)  # a circled digit, a Roman numeral
+    if enclosed is not None:
+        raise Unreadable(f"the character U+{ord(enclosed):04X} ({unicodedata.name(enclosed, 'unnamed')}) is not part of an answer")
     out = []
     for char in unicodedata.normalize("NFKC", "".join(_SIGNS.get(c, c) for c in text)):
         sign = _SIGNS.get(char, char)

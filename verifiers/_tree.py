@@ -64,6 +64,13 @@ def symbols(tree: Tree) -> frozenset[str]:
     return frozenset(node[1] for node in walk(tree) if node[0] == "sym" and node[1] not in bound)
 
 
+def infinite(tree: Tree) -> int:
+    """1 or -1 when the tree is exactly plus or minus infinity; 0 else."""
+    if tree == ("const", "oo"):
+        return 1
+    return -infinite(tree[1]) if tree[0] == "neg" else 0
+
+
 def has(tree: Tree, *ops: str) -> bool:
     """Whether a node of one of these kinds stands anywhere in the tree."""
     return any(node[0] in ops for node in walk(tree))
