@@ -93,7 +93,15 @@ def visible(text: str) -> str | None:
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s*(?=[^\s{}$\\.,;])[^\s{}$\\]+|\\[^a-zA-Z]|[{}]")
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|cannot|neither|nor)|n't)(?:\s+(?:be|equal|equals|to|is|the|answer|simply|just))*\s*[:=$\s]*$", re.IGNORECASE
+    r"(?:\b(?:not|never|cannot|neither|nor|anything\s+(?:but|except|other\s+than)|rul(?:e|ed|es|ing)\s+out"
+    r"|(?:wrong|incorrect|mistaken|false)ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?)|n't)"
+    r"(?:\s+(?:be|equal|equals|to|is|the|answer|simply|just))*\s*[:=$\s]*$",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"[\s$.,)*]*(?:\?\s*no\b|(?:is|was|are|would\s+be)\s+(?:wrong|incorrect|false|impossible|invalid"
+    r"|not\s+(?:the|correct|right|true|possible|valid|my)\b)|isn't\s+(?:the|correct|right|true))",
+    re.IGNORECASE,
 )
 _JOINT = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\q?quad|\\\(|\\\)|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|[a-zA-Z]\s*=))*")
 _JOINT_WORD = re.compile(r"[,;]|and|or")
@@ -120,9 +128,13 @@ def _boxed(text: str) -> Found:
         return Found(None, "the last box never closes")
     if not boxes:
         return Found(None, "there is no box")
-    asserted = [box for box in boxes if not _DENIED.search(text[max(0, box[0] - 40) : box[0]])]
+    asserted = [
+        box
+        for box in boxes
+        if not _DENIED.search(text[max(0, box[0] - 40) : box[0]]) and not _DENIED_AFTER.match(text[box[1] : box[1] + 60])
+    ]
     if not asserted:
-        return Found(None, "the words before the box deny it")
+        return Found(None, "the words around the box deny it")
     if len(asserted) > 1:
         between = [text[a[1] : b[0]] for a, b in itertools.pairwise(asserted)]
         if len(asserted) <= 12 and all(len(gap) < 40 and _JOINT.fullmatch(gap) and _JOINT_WORD.search(gap) for gap in between):
@@ -150,12 +162,16 @@ _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 def _tag(text: str) -> Found:
     contents: list[str] = []
     start: int | None = None
+    nested = False
     for mark in _TAG.finditer(text):
         if not mark[1]:
+            nested = nested or start is not None  # perhaps only the word "<answer>" in prose, if nothing closes it
             start = mark.end()
         elif start is not None:
             contents.append(text[start : mark.start()])
             start = None
+        elif nested:
+            return Found(None, "one <answer> stands inside another")
     if start is not None:
         return Found(None, "the last <answer> never closes")
     if not contents:

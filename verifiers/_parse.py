@@ -12,7 +12,7 @@ from rlvr.verifiers._atoms import Atoms
 from rlvr.verifiers._grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
 from rlvr.verifiers._tokens import Token, plain, tokens
 from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, infinite, symbols, walk
-from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, is_letter_unit, is_unit, measure
+from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit, measure
 from rlvr.verifiers._words import choice, unwrap, words
 
 RELATIONS = {"=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<="}
@@ -20,6 +20,10 @@ RELATIONS |= {r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", r"\ne": "!=", r"\
 RELATIONS |= {r"\equiv": "=", r"\approx": "~", r"\colon": ":", r"\implies": "->", r"\mapsto": "->"}
 SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
 JOINS = frozenset(("and", "or"))
+_JOINED = {"and": "inter", r"\land": "inter", r"\wedge": "inter", "or": "union", r"\lor": "union", r"\vee": "union"}
+"""What a word between two inequalities about one letter makes of them."""
+NAMING = frozenset(["a", "the", "of", "in", "for", "is", "by", "below", "above", "under", "off", "with", "without", "from", "between"])
+"""Words that say nothing of a thing that is counted, but may stand in the name of a value: `the distance from A = 5`."""
 MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"))
 
 
@@ -47,8 +51,9 @@ class Parser(Atoms):
             else:
                 return found
             after = self.clause()
-            if joint in ("and", r"\land", r"\wedge") and _bounds(found[-1]) and symbols(found[-1]) == symbols(after) and _bounds(after):
-                found[-1] = ("inter", found[-1], after)
+            joined = _JOINED.get(joint)
+            if joined and _bounds(found[-1]) and _bounds(after) and symbols(found[-1]) == symbols(after):
+                found[-1] = (joined, found[-1], after)
             else:
                 found.append(after)
 
@@ -135,7 +140,7 @@ class Parser(Atoms):
         while self.peek().kind in ("word", "text") and len(name) < 6:
             name.append(self.take().text)
         if name and self.peek().text == "=" and (len(name) > 1 or len(name[0]) > 3) and re.fullmatch(r"[a-zA-Z ]+", " ".join(name)):
-            if set(" ".join(name).lower().split()) & (NOT_THINGS - {"a", "the", "of", "in", "for", "is"}):
+            if set(" ".join(name).lower().split()) & ((NOT_THINGS | TURNING) - NAMING):
                 raise Unreadable(f"the words {' '.join(name)[:40]!r} are no name")
             return ("sym", " ".join(name).strip())
         self.at = at
@@ -184,6 +189,10 @@ class Parser(Atoms):
         if self.peek().text == "base" or label.strip().lower().removeprefix("in ").startswith("base"):
             return self.in_base(tree, label)
         label = label.strip()
+        first, _, rest = label.partition(" ")
+        times = MULTIPLES.get(first.lower()) or MULTIPLES.get(first.lower().removesuffix("s"))
+        if times:
+            tree, label = ("mul", tree, ("num", times, 1)), rest
         if not label:
             return tree
         if tree[0] == "unit" and tree[2] == "dollar" and measure(label) is not None:
@@ -273,8 +282,8 @@ class Parser(Atoms):
 
 
 def _bounds(tree: Tree) -> bool:
-    """Whether a tree is an inequality about one letter: two of them with `and` between hold at once."""
-    return (tree[0] == "inter" or (tree[0] == "rel" and all(sign[0] in "<>" for sign in tree[2::2]))) and len(symbols(tree)) == 1
+    """Whether a tree is an inequality about one letter, or several joined."""
+    return (tree[0] in ("inter", "union") or (tree[0] == "rel" and all(sign[0] in "<>" for sign in tree[2::2]))) and len(symbols(tree)) == 1
 
 
 def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:

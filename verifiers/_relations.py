@@ -26,7 +26,8 @@ def name_of(tree: Tree) -> str:
     if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
         return tree[1][1][1] + "^-1"
     if tree[0] == "fun" and tree[1] == "abs":
-        return name_of(tree[2])
+        inner = name_of(tree[2])
+        return inner and f"|{inner}|"
     if tree[0] == "div" and tree[1][0] == tree[2][0] == "mul" and tree[1][1] == tree[2][1] == ("sym", "d"):
         return "d/d"
     if tree[0] == "tuple" and all(arg[0] == "sym" for arg in tree[1:]):

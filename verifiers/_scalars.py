@@ -147,8 +147,10 @@ def _lettered(tree: Tree) -> tuple[Tree, str]:
 
 
 def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> Judged:
-    if gold_unit.lower() == unit.lower():
+    if gold_unit.lower() == unit.lower() and not (len(unit) < 4 and {gold_unit[0], unit[0]} == {"m", "M"}):  # mW is not MW
         return number(gold, value, bench)
+    if gold_unit.lower() == unit.lower():
+        return Judged(False, f"the units conflict: {unit}, where the gold has {gold_unit}")
     wanted, given = measure(gold_unit), measure(unit)
     if wanted is None or given is None:
         return Judged(False, f"{(gold_unit if wanted is None else unit)!r} is no unit")

@@ -44,9 +44,15 @@ for _entry in re.split(r"[|\n]", _TABLE.strip()):
 _NOT_THINGS = (
     "or and wrong incorrect invalid factorial half halves thirds fourths tenths hundredths plus minus times divided choose not "
     "maybe either neither nor to than is are be was if then else but also approximately about probably answer the a an of in base "
-    "mod no yes none all any both true false impossible undefined when where for such that with without from between only"
+    "mod no yes none all any both true false impossible undefined when where for such that with without from between only "
+    "less fewer below above under beyond by out off short remainder point twice thrice too perhaps fails wait double triple "
+    "tens hundredths thousandths millionths"
 )
 NOT_THINGS = frozenset(_NOT_THINGS.split())
+TURNING = frozenset(["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice"])
+"""Words that make another value of the one they stand beside."""
+_VERDICT = re.compile(r".+[^e]ed|negative|opposite|reciprocal|inverse|(?:possib|probab|exact|near|rough|hard|bare|suppos\w*|on|real)ly")
+"""What a counted thing's last word is not: `42 rejected`, `42 possibly`."""
 _LONG = frozenset(word for word in _UNITS if len(word) >= 2) | frozenset(MULTIPLES) - {"in", "percent"}
 _SINGLE = frozenset("mgshLlNJWV")
 
@@ -119,6 +125,8 @@ def _part(text: str) -> Measure | None:
         else:
             return None
     if things:
+        if _VERDICT.fullmatch(words[-1]) and len(words[-1]) > 4:
+            return None
         powers[" ".join(things)] = 1
     if raised > 1 and not powers:
         return None

@@ -140,7 +140,7 @@ def choice(text: str) -> str | None:
         return None
     if rest:
         marked = bracketed or (shown[:2] in (f"{bare}.", f"{bare}:", f"{bare})") and bare and bare.isupper())
-        other = re.search(r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\b[A-J][.:)]", rest)
+        other = re.search(r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\bno,|\b[A-J][.:)]|\b[B-HJ]$", rest)
         if not marked or other or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
             return None
         if bracketed and (not bracketed.isupper() or re.match(r"[-+*/=^(]|\\(?:cup|cap|in)", rest)):
