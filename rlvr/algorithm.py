@@ -53,6 +53,8 @@ class Algorithm(Plugin, ABC):
 
     num_iterations: int = 1
     """How many times the learner goes over one step's episodes."""
+    sampling_rounds: int = 1
+    """Dynamic sampling: how many rounds of sampling a step may take until enough groups teach something."""
     needs_reference: bool = False
     needs_value: bool = False
     needs_entropy: bool = False

@@ -46,6 +46,23 @@ class ModelConfig(Section):
         return self
 
 
+class CurriculumConfig(Section):
+    """Ask the tasks whose outcome is open, by their running solve rate; `{}` takes the defaults.
+
+    >>> CurriculumConfig(by="level").candidates
+    4
+    """
+
+    decay: float = Field(default=0.7, ge=0, lt=1)
+    """How much of the old rate stays when a group is judged."""
+    floor: float = Field(default=0.05, gt=0, le=1)
+    """The least weight of a task, against 1 for one that is solved half of the time."""
+    candidates: int = Field(default=4, ge=1)
+    """How many tasks are looked at for each one that is asked."""
+    by: str | None = None
+    """A key of the tasks' meta, such as level: tasks that agree on it share a rate. Unset: each task has its own."""
+
+
 class RolloutConfig(Section):
     """How episodes are sampled.
 
@@ -61,6 +78,7 @@ class RolloutConfig(Section):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
+    curriculum: CurriculumConfig | None = None
     verify_workers: int = Field(default=8, ge=1)
     verify_deadline_s: float = Field(default=600.0, gt=0)
 
@@ -87,6 +105,8 @@ class TrainConfig(Section):
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
     gradient_checkpointing: bool = False
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    process_timeout_s: float = Field(default=1800.0, gt=0)
+    """With several processes: how long one waits for another before the run is given up."""
 
 
 class WarmstartConfig(Section):

@@ -42,8 +42,9 @@ class RunLog:
     >>> run.metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})                      # doctest: +SKIP
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
+        self.folder, self.writes = folder, writes
+        """Of several processes only the main one writes."""
         self._files: dict[str, TextIO] = {}
 
     @classmethod
@@ -98,7 +99,7 @@ class RunLog:
     def rewind(self, offsets: Mapping[str, int]) -> None:
         """Cut the logs back to a checkpoint: what came after it will come again."""
         self.close()
-        for name in LOGS:
+        for name in LOGS if self.writes else ():
             path = self.folder / name
             if path.exists():
                 with path.open("r+b") as file:
@@ -106,6 +107,8 @@ class RunLog:
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """One small file, written whole or not at all."""
+        if not self.writes:
+            return
         partial = self.folder / f".{name}.part"
         partial.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
         partial.replace(self.folder / name)
@@ -117,6 +120,8 @@ class RunLog:
         self._files.clear()
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        if not self.writes:
+            return
         if name not in self._files:
             self._files[name] = (self.folder / name).open("a", encoding="utf-8")
         file = self._files[name]

@@ -11,7 +11,10 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.curriculum import Curriculum
 from rlvr.learn.dynamic import DynamicSampling
+from rlvr.learn.questions import Questions
+from rlvr.learn.schedule import Schedule
 from tests.test_algos_credit import said
+from tests.worlds import Sums
 
 
 def group(*rewards: float | None) -> list[Episode]:
@@ -21,13 +24,13 @@ def group(*rewards: float | None) -> list[Episode]:
 def test_groups_are_kept_by_the_groups_spread_and_refilled() -> None:
     collector = DynamicSampling(wanted=2, max_rounds=3)
     collector.offer([group(1.0, 1.0), group(0.95, 0.95 + 1e-9), group(1.0, None), group(0.0, 1.0)])
-    assert collector.missing == 1 and not collector.done
+    assert collector.missing == 1 and not collector.done and collector.next_size == 2
     collector.offer([group(0.4, 0.5), group(0.0, 1.0)])
     assert collector.done and [[e.reward for e in g] for g in collector.groups()] == [[0.0, 1.0], [0.4, 0.5]]
     figures = collector.figures()
-    assert figures["reward/before_filter"] == pytest.approx((2 + 1.9 + 1 + 1 + 0.9 + 1) / 11)
-    assert figures["dynamic_sampling/rounds"] == 2 and figures["dynamic_sampling/kept_share"] == pytest.approx(2 / 6)
-    assert figures["dynamic_sampling/wasted_tokens"] == 4 * 2 * 2 and figures["dynamic_sampling/short_by"] == 0
+    assert figures["dynamic_sampling/rounds"] == 2 and figures["dynamic_sampling/kept_share"] == pytest.approx(3 / 6)
+    assert figures["frac_reward_zero_std"] == pytest.approx(3 / 6) and figures["dynamic_sampling/short_by"] == 0
+    assert {reason: len(groups) for reason, groups in collector.dropped().items()} == {"zero_std": 3, "surplus": 1}
 
 
 def test_a_spent_budget_fills_up_with_flat_groups_and_says_so() -> None:
@@ -35,7 +38,7 @@ def test_a_spent_budget_fills_up_with_flat_groups_and_says_so() -> None:
     for _ in range(2):
         collector.offer([group(1.0, 1.0), group(0.0, 0.0)])
     assert collector.done and len(collector.groups()) == 3
-    assert collector.figures()["dynamic_sampling/short_by"] == 3 and collector.figures()["dynamic_sampling/wasted_tokens"] == 4
+    assert collector.figures()["dynamic_sampling/short_by"] == 3 and len(collector.dropped()["zero_std"]) == 1
     with pytest.raises(ConfigError):
         DynamicSampling(wanted=0, max_rounds=1)
 
@@ -45,12 +48,39 @@ def test_the_curriculum_asks_what_is_open_and_forgets_nothing() -> None:
     curriculum = Curriculum(decay=0.5, floor=0.05)
     for k, task in enumerate(tasks):
         curriculum.observe(task, 1.0 if k < 10 else 0.0 if k < 20 else 0.5)
-    drawn = Counter(task for seed in range(300) for task in curriculum.choose(tasks, 5, seed=seed))
+    drawn = Counter(tasks[place] for seed in range(300) for place in curriculum.choose(tasks, 5, seed=seed))
     open_ones = sum(drawn[t] for t in tasks[20:])
     assert open_ones > 0.7 * sum(drawn.values()) and all(drawn[t] for t in tasks)
     assert len(set(curriculum.choose(tasks, 30, seed=0))) == 30
     with pytest.raises(ConfigError, match="31"):
         curriculum.choose(tasks, 31, seed=0)
+
+
+class Few(Sums):
+    def size(self, split: str) -> int | None:
+        return 10
+
+
+def test_questions_walk_the_schedule_and_a_curriculum_looks_ahead() -> None:
+    plain = Questions(Schedule(Few(), "train", seed=1))
+    assert [i for _ in range(2) for i, _ in plain.take(5)] == [plain.schedule.index(k) for k in range(10)]
+    guided = Questions(Schedule(Few(), "train", seed=1), Curriculum(candidates=4))
+    for _, task in guided.schedule.tasks(0, 10):
+        guided.curriculum.observe(task.id, 0.5 if task.id.endswith(("3", "7")) else 0.0)  # type: ignore[union-attr]
+    drawn = Counter(index for _ in range(40) for index, _ in guided.take(3))
+    assert guided.position == 400 and drawn[3] + drawn[7] > 60 and len(drawn) == 10  # of 120; without weights, 24
+    assert len({i for i, _ in guided.take(3)}) == 3
+
+
+def test_questions_learn_from_scored_groups_only() -> None:
+    questions = Questions(Schedule(Few(), "train", seed=1), Curriculum(decay=0.5))
+    asked = questions.take(3)
+    questions.judged(asked, [group(1.0, 0.0, None), group(None, None), group(0.0, 0.0)])
+    rates = questions.curriculum.rates  # type: ignore[union-attr]
+    assert [rates.get(task.id) for _, task in asked] == [0.5, None, 0.0]
+    again = Questions(Schedule(Few(), "train", seed=1), Curriculum(decay=0.5))
+    again.load_state_dict(json.loads(json.dumps(questions.state_dict())))
+    assert again.take(3) == questions.take(3)
 
 
 def test_a_restored_curriculum_draws_the_same() -> None:

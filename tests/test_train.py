@@ -136,6 +136,38 @@ def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str
     assert not same(weights(whole), initial)
 
 
+EVERYTHING: dict[str, Any] = {
+    "algorithm": {"name": "dapo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "dynamic_sampling_rounds": 3},
+    "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"by": "carries", "candidates": 3}},
+    "train": {"steps": 4, "learning_rate": 1e-3, "minibatches_per_step": 2},
+    "env": {"name": "tests/worlds.py:Sums", "below": 12},
+    "log": {"save_every": 2},
+}
+"""Dynamic sampling, a curriculum, an adaptive KL and two minibatches a step, all at once."""
+
+
+def test_what_dynamic_sampling_and_the_curriculum_do_survives_a_resume(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(whole, **EVERYTHING)
+    shutil.copytree(whole, cut, symlinks=True)
+    shutil.rmtree(cut / "checkpoints" / "step-000004")
+    (cut / "report.json").unlink()
+    run(cut, resume=True, **EVERYTHING)
+    assert same(weights(whole), weights(cut))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert (whole / name).read_text() == (cut / name).read_text()
+    metrics, episodes = (list(rows_of(whole / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
+    assert max(row["dynamic_sampling/rounds"] for row in metrics) > 1 and len({row["beta"] for row in metrics}) == 4
+    assert metrics[-1]["curriculum/known"] == 2
+    for row in metrics:
+        mine = [e for e in episodes if e["step"] == row["step"]]
+        assert row["reward"] == pytest.approx(sum(e["reward"] for e in mine) / len(mine))  # before the filter
+        assert row["tokens/sampled"] == sum(sum(e["acted"]) for e in mine)
+        assert row["tokens/sampled"] == row["tokens/trained"] + row["tokens/masked"] + row["tokens/dropped"]
+        assert len([e for e in mine if "dropped" not in e]) == 16
+        assert len({e["group"] for e in mine}) == row["dynamic_sampling/groups"]
+
+
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
     (tmp_path / "a").mkdir()
@@ -191,6 +223,9 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
         ({"eval": {"split": "tset"}}, "eval.split is 'tset'; did you mean 'test'"),
         ({"model": {"path": "nowhere"}}, "model.path is 'nowhere', which is no folder"),
         ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config makes no model"),
+        ({"rollout": {"curriculum": {}}}, "made anew each time.*their meta holds: carries"),
+        ({"rollout": {"curriculum": {"by": "carry"}}}, "curriculum.by is 'carry'.*did you mean 'carries'"),
+        ({"algorithm": {"name": "ppo", "dynamic_sampling_rounds": 3}}, "baseline=value such a group still teaches"),
         ({"log": {"report_to": ["wandbb"]}}, "log.report_to names 'wandbb'; did you mean 'wandb'"),
         ({"log": {"report_to": ["aim"]}}, "log.report_to names 'aim', which is not installed"),
     ],

@@ -38,7 +38,7 @@ class Sums(Environment):
 
     def task(self, split: str, index: int) -> Task:
         a, b = index % self.below, index // self.below % self.below
-        return Task(f"sums/{split}/{index}", user(f"{a}+{b}="), reference=str(a + b))
+        return Task(f"sums/{split}/{index}", user(f"{a}+{b}="), reference=str(a + b), meta={"carries": a % 10 + b % 10 > 9})
 
     def size(self, split: str) -> int | None:
         return self.below**2 if split == "test" else None

@@ -40,7 +40,7 @@ class PolicyGradient(Algorithm):
         self.name, self.settings, self.preset = name, settings, preset or settings
         self.formula, self.paper = formula, paper
         s = settings
-        self.num_iterations = s.num_iterations
+        self.num_iterations, self.sampling_rounds = s.num_iterations, s.dynamic_sampling_rounds
         self.needs_reference = s.beta > 0
         self.needs_value = s.baseline == "value"
         self.needs_entropy = s.entropy_coef != 0
@@ -123,10 +123,9 @@ class PolicyGradient(Algorithm):
                 out[g][i] = credit.over_tokens(groups[g][i], sign * force)
             losses.append(preferences.loss(margin, self.beta, s.preference_loss, s.label_smoothing))
             margins.append(margin)
-        self.figures = {"preference/pairs": float(len(margins))}
-        if margins:
-            self.figures |= {"preference/loss": math.fsum(losses) / len(losses), "preference/margin": math.fsum(margins) / len(margins)}
-            self.figures["preference/accuracy"] = sum(m > 0 for m in margins) / len(margins)
+        sums = total([math.fsum(losses), math.fsum(margins), float(sum(m > 0 for m in margins))])
+        names = ("preference/loss", "preference/margin", "preference/accuracy")
+        self.figures = {"preference/pairs": count} | ({n: x / count for n, x in zip(names, sums, strict=True)} if count else {})
         return out
 
     def _outcomes(self, groups: Sequence[Sequence[Episode]], net: Nested, total: Total) -> list[list[float]]:

@@ -112,10 +112,10 @@ PRESETS: Mapping[str, Preset] = {
         Settings(scale_rewards="none", loss_aggregation="seq-mean-token-sum-norm"),
     ),
     "dapo": Preset(
-        "DAPO: a higher upper clip, every token counts the same, answers that were cut off are masked",
+        "DAPO: a higher upper clip, every token counts the same, cut answers are masked, groups without spread are sampled anew",
         "2503.14476",
         "A_i = (R_i - mean_g) / (std_g + 1e-4),  L = (1/N) sum -min(r A, clip(r, 0.8, 1.28) A)",
-        Settings(epsilon_high=0.28, loss_aggregation="token-mean", mask_truncated_completions=True),
+        Settings(epsilon_high=0.28, loss_aggregation="token-mean", mask_truncated_completions=True, dynamic_sampling_rounds=10),
     ),
     "gspo": Preset(
         "GSPO: one ratio per answer, the geometric mean of its tokens', clipped tightly",

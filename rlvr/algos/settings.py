@@ -73,6 +73,8 @@ class Settings:
     mask_truncated_completions: bool = False
     overlong_buffer: int = 0
     """DAPO's soft punishment: within so many tokens of the cap the reward falls linearly, by 1 at the cap. 0 switches it off."""
+    dynamic_sampling_rounds: int = 1
+    """DAPO: groups whose rewards are all equal are not trained on; others are sampled in their place, in up to so many rounds a step."""
     # KL and entropy
     beta: float = 0.0
     kl_estimator: str = "k3"
@@ -135,6 +137,7 @@ BOUNDS = (
     ("sapo_temperature_neg", 1e-6, INFINITY),
     ("max_completion_length", 0, INFINITY),
     ("overlong_buffer", 0, INFINITY),
+    ("dynamic_sampling_rounds", 1, INFINITY),
     ("beta", 0.0, INFINITY),
     ("kl_target", 1e-12, INFINITY),
     ("kl_horizon", 1, INFINITY),
@@ -221,6 +224,12 @@ def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
             s.baseline == "pair" and (s.num_iterations > 1 or s.loss_aggregation != "seq-mean-token-sum" or s.whiten != "none"),
             "a pair's pull holds at the weights that scored it and counts whole answers; leave num_iterations=1, whiten=none and "
             "loss_aggregation=seq-mean-token-sum",
+        ),
+        (
+            s.dynamic_sampling_rounds > 1 and (s.baseline not in ("group", "leave_one_out", "pair") or s.normalize_then_sum),
+            f"dynamic sampling drops groups whose rewards are all equal; with baseline={s.baseline}"
+            + (" and normalize_then_sum" if s.normalize_then_sum else "")
+            + " such a group still teaches; leave dynamic_sampling_rounds=1",
         ),
         (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
     report = train(config, out=out, resume=resume, verify=verify, console=screen.err() if json else screen.out())
-    if json:
+    if json and os.environ.get("RANK", "0") == "0":  # of several processes one speaks
         screen.say_json(report.record())
 
 

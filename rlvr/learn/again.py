@@ -11,41 +11,57 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from accelerate import Accelerator
+
 from rlvr.config import RunConfig
 from rlvr.errors import CheckFailed, NotFound
 from rlvr.learn import checkpoint
-from rlvr.learn.crew import assemble, enlist
+from rlvr.learn.crew import assemble, taken_back
 from rlvr.learn.one_step import one_step
+from rlvr.learn.processes import by_main
 from rlvr.runlog import RunLog, rows_of
 
 
-def repeat_one_step(config: RunConfig, folder: Path) -> str:
+def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path) -> str:
     """Repeat the first step after a checkpoint that the logs still hold; what was compared, or CheckFailed."""
-    recorded = {row["step"]: row for row in rows_of(folder / "metrics.jsonl")}
+    place = by_main(accelerator, lambda: repeatable(folder))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-again-")))
+        crew = assemble(config, accelerator, stack, weights=place)
+        step = taken_back(crew, folder, place).step
+        log = RunLog(scratch, writes=accelerator.is_main_process)
+        stack.callback(log.close)
+        one_step(crew, log, step)
+        told = by_main(accelerator, lambda: compared(folder, scratch, step + 1, episodes=config.log.episodes))
+    accelerator.free_memory()
+    return told
+
+
+def repeatable(folder: Path) -> Path:
+    """The newest checkpoint whose next step is in the logs."""
+    recorded = {row["step"] for row in rows_of(folder / "metrics.jsonl")}
     place = next((place for place in checkpoint.whole_ones(folder) if _step(place) + 1 in recorded), None)
     if place is None:
         raise NotFound(f"{folder} has no checkpoint with a recorded step after it, so there is nothing to compare; resume without --verify")
-    step = _step(place)
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-again-")))
-        crew = assemble(config, folder, stack, weights=place)
-        state, _ = checkpoint.read(place)
-        enlist(crew, folder, resumed=True).load_state_dict(state)
-        crew.sampler.load(crew.accelerator.unwrap_model(crew.model), step)
-        log = RunLog(scratch)
-        stack.callback(log.close)
-        one_step(crew, log, step)
-        again = next(iter(rows_of(scratch / "metrics.jsonl")))
-        episodes = list(rows_of(scratch / "episodes.jsonl")) if config.log.episodes else []
-    differs = [key for key in sorted(recorded[step + 1].keys() | again.keys()) if recorded[step + 1].get(key) != again.get(key)]
-    before = [row for row in rows_of(folder / "episodes.jsonl") if row["step"] == step + 1] if config.log.episodes else []
-    unlike = sum(json.dumps(a) != json.dumps(b) for a, b in zip(before, episodes, strict=False)) + abs(len(before) - len(episodes))
+    return place
+
+
+def compared(folder: Path, scratch: Path, step: int, *, episodes: bool) -> str:
+    """Compare one step's lines in two run folders."""
+    before, again = (next(row for row in rows_of(home / "metrics.jsonl") if row["step"] == step) for home in (folder, scratch))
+    differs = [key for key in sorted(before.keys() | again.keys()) if before.get(key) != again.get(key)]
+    old, new = (_episodes(home, step) if episodes else [] for home in (folder, scratch))
+    unlike = sum(a != b for a, b in zip(old, new, strict=False)) + abs(len(old) - len(new))
     if differs or unlike:
         raise CheckFailed(
-            f"step {step + 1} of {folder} does not repeat itself: {unlike} of {len(before)} episodes differ, and of its metrics "
+            f"step {step} of {folder} does not repeat itself: {unlike} of {len(old)} episodes differ, and of its metrics "
             f"{', '.join(differs) or 'none'}; compare versions.json with this machine, or resume without --verify"
         )
-    return f"step {step + 1} repeated: {len(episodes)} episodes and {len(again)} metrics are the same to the last digit"
+    return f"step {step} repeated: {len(new)} episodes and {len(again)} metrics are the same to the last digit"
+
+
+def _episodes(folder: Path, step: int) -> list[str]:
+    return [json.dumps(row) for row in rows_of(folder / "episodes.jsonl") if row["step"] == step]
 
 
 def _step(place: Path) -> int:

@@ -41,8 +41,8 @@ class Progress:
     """What the final report needs from before: accuracy_before, seconds so far."""
 
 
-def save(folder: Path, model: Any, tokenizer: Any, learner_state: Mapping[str, Any], progress: Progress) -> Path:
-    """Write one checkpoint and make it the last."""
+def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> Path:
+    """Write one checkpoint and make it the last. `state` is tensors and plain values, by member of the crew."""
     home = folder / "checkpoints"
     home.mkdir(exist_ok=True)
     place, partial = home / f"step-{progress.step:06d}", home / f".step-{progress.step:06d}.part"
@@ -52,7 +52,7 @@ def save(folder: Path, model: Any, tokenizer: Any, learner_state: Mapping[str, A
     model.save_pretrained(partial)
     if tokenizer is not None:
         tokenizer.save_pretrained(partial)
-    torch.save({"learner": dict(learner_state), "rng": torch.get_rng_state()}, partial / "learner.pt")
+    torch.save({**state, "rng": torch.get_rng_state()}, partial / "learner.pt")
     (partial / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
     (partial / "manifest.json").write_text(json.dumps(_hashes(partial), indent=2), "utf-8")
     for path in partial.iterdir():
@@ -101,14 +101,14 @@ def torn(place: Path) -> str:
 
 
 def read(place: Path) -> tuple[dict[str, Any], Progress]:
-    """The learner's state and the progress. The model itself is loaded by transformers."""
+    """The members' states and the progress. The model itself is loaded by transformers."""
     try:
         state = torch.load(place / "learner.pt", map_location="cpu", weights_only=True)
         progress = Progress(**json.loads((place / "progress.json").read_text("utf-8")))
+        torch.set_rng_state(state.pop("rng"))
     except Exception as error:
         raise ConfigError(f"{place} is no checkpoint of this version: {type(error).__name__}: {error}") from error
-    torch.set_rng_state(state["rng"])
-    return state["learner"], progress
+    return state, progress
 
 
 def clean(folder: Path) -> None:

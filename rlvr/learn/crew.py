@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from rlvr.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.learn import checkpoint
+from rlvr.learn.checkpoint import Progress
+from rlvr.learn.curriculum import Curriculum
 from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.processes import by_main
+from rlvr.learn.questions import Questions
 from rlvr.learn.schedule import Schedule
 from rlvr.mdp import TokenMDP
 from rlvr.model import model_from
@@ -32,7 +36,7 @@ PROMPTS_LOOKED_AT = 10_000
 class Crew:
     """The members of one run.
 
-    >>> with assemble(config, run_folder, stack) as crew: ...                    # doctest: +SKIP
+    >>> crew = assemble(config, accelerator, stack)                    # doctest: +SKIP
     """
 
     config: RunConfig
@@ -43,14 +47,24 @@ class Crew:
     algorithm: Any
     sampler: Sampler
     rollout: Rollout
-    schedule: Schedule
+    questions: Questions
     accelerator: Accelerator
     sampling: Sampling
     learner: Learner | None = None
     """Joined by `enlist`, once the weights it starts from are settled."""
 
+    @property
+    def joined(self) -> Learner:
+        """The learner, once it is there."""
+        assert self.learner is not None
+        return self.learner
 
-def assemble(config: RunConfig, folder: Path, stack: ExitStack, *, weights: Path | None = None) -> Crew:
+    def hand_over(self, version: int) -> None:
+        """The one place where the sampler gets new weights. All processes come here at once."""
+        self.sampler.load(self.joined.whole(), version)
+
+
+def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None) -> Crew:
     """Build everything that can be wrong before anything costs time. `weights` are those of a checkpoint."""
     set_seed(config.seed)
     tokenizer = tokenizer_from(config.tokenizer or str(config.model.path))
@@ -59,31 +73,21 @@ def assemble(config: RunConfig, folder: Path, stack: ExitStack, *, weights: Path
         raise ConfigError(f"eval.split is {config.eval.split!r}; {suggest(config.eval.split, environment.splits)}")
     mdp = TokenMDP(environment, tokenizer, max_new_tokens=config.rollout.max_completion_length, max_length=config.rollout.max_length)
     schedule = Schedule(environment, "train", seed=config.seed)
-    check_prompts(mdp, schedule, config)
+    curriculum = config.rollout.curriculum
+    questions = Questions(schedule, None if curriculum is None else Curriculum(**curriculum.model_dump()))
     algorithm = from_config("algorithm", config.algorithm)
+    looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
+    check_prompts(mdp, schedule, looks)
     sampler: Sampler = stack.enter_context(from_config("sampler", config.rollout.sampler))
     model = model_from(ModelConfig(path=str(weights), dtype=config.model.dtype) if weights else config.model, tokenizer, config.seed)
     rows = model.get_input_embeddings().num_embeddings
     if rows < tokenizer.vocab_size:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids but the model knows {rows}; give the model its own tokenizer")
-    accelerator = accelerator_from(config, folder)
     model.to(accelerator.device)
     sampler.bind(environment, tokenizer)
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=config.rollout.verify_workers, deadline_s=config.rollout.verify_deadline_s))
     sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
-    return Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, schedule, accelerator, sampling)
-
-
-def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
-    """Devices, precision and trackers; a tracker that is not installed is refused, not left out in silence."""
-    known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
-    for name in config.log.report_to:
-        if name not in known:
-            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known)}")
-        if name not in installed:
-            raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
-    trackers: Any = config.log.report_to or None
-    return Accelerator(mixed_precision=config.train.mixed_precision, log_with=trackers, project_dir=str(folder))
+    return Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling)
 
 
 def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
@@ -92,7 +96,7 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
     if crew.algorithm.needs_reference:
         home = folder / "reference"
         if not resumed:
-            crew.model.save_pretrained(home)
+            by_main(crew.accelerator, lambda: crew.model.save_pretrained(home))
             reference = copy.deepcopy(crew.model)
         else:
             reference = AutoModelForCausalLM.from_pretrained(home, dtype=crew.model.dtype).to(crew.accelerator.device)
@@ -111,17 +115,26 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
     return crew.learner
 
 
+def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
+    """Everybody as they were when a checkpoint was written; the crew was assembled with its weights."""
+    learner = enlist(crew, folder, resumed=True)
+    state, progress = checkpoint.read(place)
+    learner.load_state_dict(state["learner"])
+    crew.questions.load_state_dict(state["questions"])
+    crew.hand_over(progress.step)
+    return progress
+
+
 def optimization(config: RunConfig) -> Optimization:
     """The learner's settings out of the configuration's."""
     settings = config.train.model_dump()
-    for key in ("steps", "mixed_precision"):
+    for key in ("steps", "mixed_precision", "process_timeout_s"):
         del settings[key]
     return Optimization(**settings)
 
 
-def check_prompts(mdp: TokenMDP, schedule: Schedule, config: RunConfig) -> None:
+def check_prompts(mdp: TokenMDP, schedule: Schedule, asked: int) -> None:
     """Every prompt of the run must fit now; a prompt that does not is found here and not in step 700."""
-    asked = config.train.steps * config.rollout.prompts_per_step
     count = min(asked, PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT))
     longest = 0
     for position in range(count):

@@ -2,6 +2,8 @@
 
 A task solved with probability p teaches most near p = 1/2: a group of it has a reward variance of p (1 - p). Tasks never
 asked are open by assumption, and every task keeps a floor, so that none is forgotten and a lost skill is seen.
+
+Where tasks are made anew each time, none has a rate of its own; `by` then names what they share, such as their level.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.errors import ConfigError
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, suggest
+from rlvr.task import Task
 
 
 class Curriculum:
@@ -22,29 +26,45 @@ class Curriculum:
     True
     """
 
-    def __init__(self, *, decay: float = 0.7, floor: float = 0.05) -> None:
-        if not 0 <= decay < 1 or not 0 < floor <= 1:
-            raise ConfigError(f"decay {decay} must lie from 0 to under 1, and floor {floor} above 0 up to 1")
-        self.decay, self.floor = decay, floor
+    def __init__(self, *, decay: float = 0.7, floor: float = 0.05, candidates: int = 4, by: str | None = None) -> None:
+        if not 0 <= decay < 1 or not 0 < floor <= 1 or candidates < 1:
+            raise ConfigError(
+                f"decay {decay} must lie from 0 to under 1, floor {floor} above 0 up to 1, and candidates {candidates} be at least 1"
+            )
+        self.decay, self.floor, self.candidates, self.by = decay, floor, candidates, by
         self.rates: dict[str, float] = {}
 
+    def key(self, task: Task) -> str:
+        """Under which name a task's solve rate is kept."""
+        if self.by is None:
+            return task.id
+        if self.by not in task.meta:
+            raise ConfigError(f"curriculum.by is {self.by!r}, which the meta of {task.id} does not hold; {suggest(self.by, task.meta)}")
+        return str(task.meta[self.by])
+
     def observe(self, task: str, solved: float) -> None:
-        """What share of a group's answers was right, the newest counting most. An unscored group is not observed."""
+        """What share of a group's answers was right, the newest counting most."""
         before = self.rates.get(task)
         self.rates[task] = solved if before is None else self.decay * before + (1 - self.decay) * solved
+
+    def judged(self, task: Task, group: Sequence[Episode]) -> None:
+        """A group came back. One without a single score is no observation."""
+        scores = [e.verdict.score for e in group if e.scored and not e.meta.get("greedy") and e.verdict and e.verdict.score is not None]
+        if scores:
+            self.observe(self.key(task), sum(scores) / len(scores))
 
     def weight(self, task: str) -> float:
         """How much the task wants to be asked, from the floor to 1."""
         p = self.rates.get(task, 0.5)
         return max(self.floor, 4 * p * (1 - p))
 
-    def choose(self, tasks: Sequence[str], count: int, *, seed: int) -> list[str]:
-        """Draw different tasks by weight; the same draw for the same state and seed."""
+    def choose(self, tasks: Sequence[str], count: int, *, seed: int) -> list[int]:
+        """Draw `count` of the places by the weights of the tasks that stand there; the same draw for the same state and seed."""
         if count > len(tasks):
             raise ConfigError(f"{count} tasks are wanted of {len(tasks)}; lower the count or add tasks")
         dice = random.Random(seed)
-        keys = {task: dice.random() ** (1 / self.weight(task)) for task in tasks}
-        return sorted(tasks, key=lambda task: -keys[task])[:count]
+        keys = [dice.random() ** (1 / self.weight(task)) for task in tasks]
+        return sorted(sorted(range(len(tasks)), key=lambda i: -keys[i])[:count])
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""

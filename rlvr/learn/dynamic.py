@@ -1,7 +1,7 @@
 """Dynamic sampling: keep asking until enough groups teach something, within a budget, and own up to what was thrown away.
 
 The test is on the group (fewer than two scored, or no spread within a tolerance), never on single rewards. The reward that
-is reported is the one before the filter: after it, every run looks half right.
+is reported is that of all groups, before the filter: after it, every run looks half right.
 """
 
 from __future__ import annotations
@@ -13,64 +13,74 @@ from rlvr.algos.credit import degenerate
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 
-Group = Sequence[Episode]
+Group = list[Episode]
 
 
 class DynamicSampling:
-    """Collects the groups of one step over several rounds of sampling.
+    """Collects the groups of one step over several rounds of sampling. With one round nothing is filtered.
 
     >>> collector = DynamicSampling(wanted=2, max_rounds=3)
-    >>> collector.missing, collector.done
-    (2, False)
+    >>> collector.missing, collector.done, collector.next_size
+    (2, False, 2)
     """
 
     def __init__(self, wanted: int, *, max_rounds: int) -> None:
         if wanted < 1 or max_rounds < 1:
             raise ConfigError(f"wanted {wanted} and max_rounds {max_rounds} must be at least 1")
         self.wanted, self.max_rounds = wanted, max_rounds
-        self.kept: list[Group] = []
-        self.spare: list[Group] = []
-        """Flat groups, for the day that the budget ends first."""
+        self.offered: list[Group] = []
         self.rounds = 0
-        self._surplus: list[Group] = []
-        self._rewards: list[float] = []
+        self._teaches: list[bool] = []
 
     @property
     def missing(self) -> int:
         """How many groups are still wanted."""
-        return max(0, self.wanted - len(self.kept))
+        return max(0, self.wanted - sum(self._teaches))
 
     @property
     def done(self) -> bool:
         """Whether to stop sampling: enough groups, or no round left."""
         return not self.missing or self.rounds >= self.max_rounds
 
+    @property
+    def next_size(self) -> int:
+        """How many groups to ask for next: enough for what is missing if as many teach as until now, and never more than a full step."""
+        if not self.rounds:
+            return self.wanted
+        return min(self.wanted, math.ceil(self.missing * len(self._teaches) / max(1, sum(self._teaches))))
+
     def offer(self, groups: Sequence[Group]) -> None:
-        """One round's groups. Those beyond what is wanted are counted as surplus, not lost without a word."""
+        """One round's groups."""
         self.rounds += 1
-        for group in groups:
-            rewards = [e.reward if e.scored and not e.meta.get("greedy") else None for e in group]
-            self._rewards += [r for r in rewards if r is not None]
-            if degenerate(rewards):
-                self.spare.append(group)
-            elif self.missing:
-                self.kept.append(group)
-            else:
-                self._surplus.append(group)
+        self.offered += groups
+        self._teaches += [not degenerate([e.reward if e.scored and not e.meta.get("greedy") else None for e in g]) for g in groups]
 
     def groups(self) -> list[Group]:
         """What to train on. If the budget ended first, flat groups fill the step up, so that its size stays what it was."""
-        return [*self.kept, *self.spare[: self.missing]]
+        return [self.offered[i] for i in sorted(self._chosen())]
+
+    def dropped(self) -> dict[str, list[Group]]:
+        """What is not trained on, by reason: groups without spread, and those beyond what was wanted."""
+        chosen = set(self._chosen())
+        left = [i for i in range(len(self.offered)) if i not in chosen]
+        return {
+            "zero_std": [self.offered[i] for i in left if not self._teaches[i]],
+            "surplus": [self.offered[i] for i in left if self._teaches[i]],
+        }
+
+    def _chosen(self) -> list[int]:
+        kinds = ([i for i, teaches in enumerate(self._teaches) if teaches is wanted] for wanted in (True, False))
+        return [i for kind in kinds for i in kind][: self.wanted]
 
     def figures(self) -> dict[str, float]:
-        """The reward before the filter, and the waste."""
-        used = {id(group) for group in self.groups()}
-        wasted = [group for group in [*self.spare, *self._surplus] if id(group) not in used]
-        everything = len(self.kept) + len(self.spare) + len(self._surplus)
+        """The yield and the waste."""
+        kept = [e.reward for group in self.groups() for e in group if e.scored and not e.meta.get("greedy")]
+        share = sum(self._teaches) / len(self.offered) if self.offered else 0.0
         return {
-            "reward/before_filter": math.fsum(self._rewards) / len(self._rewards) if self._rewards else 0.0,
+            "frac_reward_zero_std": 1.0 - share if self.offered else 0.0,
             "dynamic_sampling/rounds": float(self.rounds),
-            "dynamic_sampling/kept_share": len(self.kept) / everything if everything else 0.0,
+            "dynamic_sampling/groups": float(len(self.offered)),
+            "dynamic_sampling/kept_share": share,
             "dynamic_sampling/short_by": float(self.missing),
-            "dynamic_sampling/wasted_tokens": float(sum(e.length for group in wasted for e in group)),
+            "dynamic_sampling/reward_kept": math.fsum(kept) / len(kept) if kept else 0.0,
         }

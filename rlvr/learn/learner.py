@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import get_scheduler
 
@@ -170,12 +171,14 @@ class Learner:
                     column[batch.take.cpu()] = scores_.float().cpu()
 
     def _parts(self, step: Step) -> Iterator[list[int]]:
-        """The rows that train, cut into one part per optimizer step."""
-        rows, parts = [r for r, trains in enumerate(step.trains) if trains], self.optimization.minibatches_per_step
+        """The rows that train, cut into one part per optimizer step. Group g of this process is group g * W + rank of the step."""
+        mine, everybody = self.accelerator.process_index, self.accelerator.num_processes
+        rows = {(g * everybody + mine, i): r for r, (g, i) in enumerate(step.place) if step.trains[r]}
+        everyone, parts = sorted(gather_object(list(rows))), self.optimization.minibatches_per_step
         if parts > 1:
-            self.random.shuffle(rows)
+            self.random.shuffle(everyone)  # alike in all processes: how many they are does not change the cut
         for k in range(parts):
-            yield rows[k * len(rows) // parts : (k + 1) * len(rows) // parts]
+            yield [rows[place] for place in everyone[k * len(everyone) // parts : (k + 1) * len(everyone) // parts] if place in rows]
 
     def _learn(self, step: Step, part: Sequence[int], tally: Tally) -> tuple[float, float] | None:
         """One optimizer step on some rows; its loss and gradient norm, or None when no row has a gradient."""
@@ -300,8 +303,13 @@ class Learner:
         row |= {"advantage/mean": mean, "advantage/std": math.sqrt(max(0.0, squares / count - mean**2)) if count else 0.0}
         moved = step.rows.repeat([float(m) for m in step.moves]) > 0
         if not self.algorithm.bypass:
-            row |= mismatch.measurements(step.columns["old"][moved], step.columns["sampler"][moved])
+            pairs = gather_object([torch.stack([step.columns["old"][moved], step.columns["sampler"][moved]])])
+            row |= mismatch.measurements(*torch.cat(pairs, 1))
         return row
+
+    def whole(self) -> Any:
+        """The model with all its weights in one piece, for the sampler and the checkpoint. All processes ask for it at once."""
+        return self.accelerator.unwrap_model(self.policy).model
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beyond the model's weights that a resume to the bit needs: tensors and plain values only."""

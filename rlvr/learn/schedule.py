@@ -1,4 +1,4 @@
-"""Which tasks come at which step: a pure function of the seed and the step, so there is no cursor to lose.
+"""Schedule: the endless row in which the tasks of a split stand, a pure function of the seed.
 
 A procedural source never repeats itself on purpose; a finite one is shuffled anew for each pass over it.
 """
@@ -18,7 +18,7 @@ from rlvr.task import Task
 class Schedule:
     """The tasks of one split, in the order of one seed.
 
-    >>> Schedule(environment, "train", seed=0).tasks(step=0, count=32)        # doctest: +SKIP
+    >>> Schedule(environment, "train", seed=0).tasks(first=0, count=32)        # doctest: +SKIP
     """
 
     def __init__(self, environment: Environment, split: str, *, seed: int, purpose: str = "rollout") -> None:
@@ -33,9 +33,9 @@ class Schedule:
             return seed_of(self.seed, self.purpose, position) % PROCEDURAL_TASKS
         return _shuffled(self.size, seed_of(self.seed, self.purpose, position // self.size))[position % self.size]
 
-    def tasks(self, step: int, count: int) -> list[tuple[int, Task]]:
-        """The tasks of one step, with their indices."""
-        indices = [self.index(position) for position in range(step * count, (step + 1) * count)]
+    def tasks(self, first: int, count: int) -> list[tuple[int, Task]]:
+        """The tasks from one position on, with their indices."""
+        indices = [self.index(position) for position in range(first, first + count)]
         return [(index, self.environment.task(self.split, index)) for index in indices]
 
 

@@ -6,13 +6,16 @@
         for each step    tasks -> episodes -> update -> the sampler takes the new weights -> logs -> checkpoint
         end              held-out accuracy before and after, the curve, the report
 
-Nothing random is carried from step to step: tasks and seeds are functions of the run's seed and the step's number. So a
-run that was killed and resumed ends with the same weights, to the bit, as one that was not.
+Nothing random is carried from step to step: tasks and seeds are functions of the run's seed, the step's number and the place
+in the schedule. So a run that was killed and resumed ends with the same weights, to the bit, as one that was not.
+
+Under `accelerate launch` every process runs this same loop over its share of the groups; the main one alone writes.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -29,9 +32,10 @@ from rlvr.learn import checkpoint
 from rlvr.learn.again import repeat_one_step
 from rlvr.learn.banner import banner
 from rlvr.learn.checkpoint import Progress
-from rlvr.learn.crew import Crew, assemble, enlist
+from rlvr.learn.crew import Crew, assemble, enlist, taken_back
 from rlvr.learn.held_out import accuracy, held_out_seen
 from rlvr.learn.one_step import one_step
+from rlvr.learn.processes import accelerator_from, by_main, deadline_told
 from rlvr.learn.warmstart import warmstart
 from rlvr.model import exported
 from rlvr.progress import Work
@@ -67,7 +71,6 @@ def train(
     config: RunConfig, *, out: Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
 ) -> TrainReport:
     """Train as the configuration says, and leave a run folder behind; `verify` first repeats one recorded step of a resumed run."""
-    screen: Console = console or Console(stderr=True)
     transformers.utils.logging.disable_progress_bar()  # one bar at a time, and it is ours
     began = time.monotonic()
     if resume and out is None:
@@ -75,29 +78,36 @@ def train(
     if verify and not resume:
         raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
     folder = out or Path("runs") / f"{config.env['name']}-{datetime.now():%Y%m%d-%H%M%S}"
-    if verify:
-        screen.print(repeat_one_step(config, folder), highlight=False)
+    accelerator = accelerator_from(config, folder)
+    main = accelerator.is_main_process
+    screen = (console or Console(stderr=True)) if main else Console(quiet=True)
     with ExitStack() as stack:
-        place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None
-        old = RunLog.reopen(folder, config) if resume else None  # another configuration is refused before anything is built
-        crew = assemble(config, folder, stack, weights=place)
-        run = old or RunLog.create(folder, config)
+        stack.enter_context(deadline_told(accelerator))
+        folder = by_main(accelerator, lambda: folder)  # the clocks of two processes may differ by a second
+        if verify:
+            screen.print(repeat_one_step(config, accelerator, folder), highlight=False)
+        place = by_main(accelerator, lambda: checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None)
+        if resume:
+            RunLog.reopen(folder, config)  # another configuration is refused before anything is built
+        crew = assemble(config, accelerator, stack, weights=place)
+        if not resume:
+            by_main(accelerator, lambda: RunLog.create(folder, config).close())
+        run = RunLog(folder, writes=main)
         stack.callback(run.close)
         screen.print(banner(crew, folder))
         if config.log.report_to:
-            crew.accelerator.init_trackers("rlvr", config={"config": config.dump()})
+            accelerator.init_trackers("rlvr", config={"config": config.dump()})
         done = resumed(crew, run, place) if place else begun(crew, run, screen)
         with Work(screen, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
                 row, times = one_step(crew, run, step)
-                crew.accelerator.log({**row, **times}, step=step + 1)
+                accelerator.log({**row, **times}, step=step + 1)
                 last = step + 1 == config.train.steps
                 if last or (step + 1) % config.log.save_every == 0:
-                    facts = {**done.facts, "seconds": seconds_so_far(done, began)}
-                    save(crew, run, Progress(step + 1, run.offsets(), facts))
+                    save(crew, run, step + 1, {**done.facts, "seconds": seconds_so_far(done, began)})
                 work.advance(shown(row, times))
         ended = end(crew, run, done, screen, began)
-        crew.accelerator.end_training()
+        accelerator.end_training()
         return ended
 
 
@@ -108,43 +118,41 @@ def begun(crew: Crew, run: RunLog, console: Console) -> Progress:
         with Work(console, "warm start", crew.config.warmstart.steps) as work:
             warmstart(crew, crew.config.warmstart, work)
     enlist(crew, run.folder, resumed=False)
-    crew.sampler.load(crew.accelerator.unwrap_model(crew.model), 0)
+    crew.hand_over(0)
     before = accuracy(crew)
     told = "not judged" if before is None else f"{before:.1%}"
     console.print(f"held-out accuracy before: {told}", highlight=False)
-    progress = Progress(0, run.offsets(), {"accuracy_before": before})
-    save(crew, run, progress)
-    return progress
+    return save(crew, run, 0, {"accuracy_before": before})
 
 
 def resumed(crew: Crew, run: RunLog, place: Path) -> Progress:
     """An old run, exactly as it was when its newest checkpoint was written."""
-    checkpoint.clean(run.folder)
-    learner = enlist(crew, run.folder, resumed=True)
-    state, progress = checkpoint.read(place)
-    learner.load_state_dict(state)
+    by_main(crew.accelerator, lambda: checkpoint.clean(run.folder))
+    progress = taken_back(crew, run.folder, place)
     run.rewind(progress.offsets)
-    crew.sampler.load(crew.accelerator.unwrap_model(crew.model), progress.step)
     return progress
 
 
-def save(crew: Crew, run: RunLog, progress: Progress) -> None:
+def save(crew: Crew, run: RunLog, step: int, facts: Mapping[str, Any]) -> Progress:
     """A checkpoint of everything that the next step depends on."""
-    assert crew.learner is not None
-    model = crew.accelerator.unwrap_model(crew.model)
-    checkpoint.save(run.folder, model, exported(crew.tokenizer), crew.learner.state_dict(), progress)
+    model, state = crew.joined.whole(), {"learner": crew.joined.state_dict(), "questions": crew.questions.state_dict()}
+    progress = Progress(step, by_main(crew.accelerator, run.offsets), facts)
+    by_main(crew.accelerator, lambda: checkpoint.save(run.folder, model, exported(crew.tokenizer), state, progress))
+    return progress
 
 
 def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float) -> TrainReport:
     """Accuracy after, the curve, and where everything is."""
     before, after = done.facts.get("accuracy_before"), accuracy(crew)
-    rewards = [row["reward"] for row in rows_of(run.folder / "metrics.jsonl") if row["reward"] is not None]
+    rewards = by_main(
+        crew.accelerator, lambda: [row["reward"] for row in rows_of(run.folder / "metrics.jsonl") if row["reward"] is not None]
+    )
     held_out, seen = held_out_seen(crew)
     ended = TrainReport(
         str(run.folder), crew.config.train.steps, seconds_so_far(done, began), before, after, held_out, seen, rewards=rewards
     )
     run.write_json("report.json", ended.record())
-    report.picture(run.folder / "reward.png", rewards, before, after)
+    by_main(crew.accelerator, lambda: report.picture(run.folder / "reward.png", rewards, before, after))
     console.print(report.plot(report.smooth(rewards, 5), title="reward (mean of 5 steps)"), highlight=False)
     told = [f"{value:.1%}" if value is not None else "not judged" for value in (before, after)]
     console.print(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rlvr.config import WarmstartConfig
-from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
-from rlvr.evaluate import measure, summarise
 from rlvr.learn.crew import Crew
+from rlvr.learn.held_out import mean_score
 from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.processes import share
 from rlvr.learn.schedule import Schedule
 from rlvr.mdp import TokenMDP
 from rlvr.progress import Work
@@ -19,6 +19,14 @@ LOOK_EVERY, LOOKED_AT = 5, 400
 
 def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
     """Teach the gold solutions of training tasks (never of held-out ones) for a number of steps."""
+    learner = taught(crew, settings, work)
+    crew.model = learner.whole()
+    del learner
+    crew.accelerator.free_memory()
+
+
+def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
+    """The learner of the warm start, at its end."""
     schedule = Schedule(crew.environment, "train", seed=crew.config.seed, purpose="warmstart")
     learner = Learner(
         crew.model,
@@ -31,21 +39,15 @@ def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
     )
     numbers: dict[str, float | str] = {}
     for step in range(settings.steps):
-        rows = [gold_row(crew.mdp, task) for _, task in schedule.tasks(step, settings.batch_size)]
-        numbers["loss"] = learner.supervise(rows)["loss"]
+        tasks = share(crew.accelerator, schedule.tasks(step * settings.batch_size, settings.batch_size))
+        numbers["loss"] = learner.supervise([gold_row(crew.mdp, task) for _, task in tasks])["loss"]
         work.advance(numbers)
         if settings.until < 1 and (step + 1) % LOOK_EVERY == 0:
-            numbers["accuracy"] = skill = trained_accuracy(crew)
+            crew.sampler.load(learner.whole(), 0)
+            numbers["accuracy"] = skill = mean_score(crew, "train", LOOKED_AT) or 0.0  # the held-out tasks are never looked at here
             if skill >= settings.until:
-                return
-
-
-def trained_accuracy(crew: Crew) -> float:
-    """The greedy accuracy on a fixed set of training tasks (the held-out ones are never looked at here)."""
-    crew.sampler.load(crew.accelerator.unwrap_model(crew.model), 0)
-    sampling = Sampling(temperature=0.0, stop_ids=crew.tokenizer.stop_ids)
-    episodes = measure(crew.rollout, split="train", tasks=LOOKED_AT, n=1, sampling=sampling, seed=crew.config.seed)
-    return summarise(episodes, env="", policy="", split="train").accuracy or 0.0
+                break
+    return learner
 
 
 def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:

@@ -1,0 +1,95 @@
+"""Collect: tasks and a sampler in, the groups of one step out, with everything that was sampled and not kept.
+
+Each process samples its share of the groups; all of them get all groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlvr.contracts import Sampling
+from rlvr.episode import Episode
+from rlvr.learn.crew import Crew
+from rlvr.learn.dynamic import DynamicSampling, Group
+from rlvr.learn.processes import share, together
+from rlvr.learn.questions import Asked
+from rlvr.rollout import Draw, Timing, seed_of
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """What one step's sampling gave.
+
+    >>> Harvest(groups=[], dropped={"surplus": []}, figures={}, timing=Timing()).everything
+    []
+    """
+
+    groups: list[Group]
+    """What is trained on."""
+    dropped: Mapping[str, list[Group]]
+    """What is not, by reason."""
+    figures: Mapping[str, float]
+    timing: Timing
+    """Of this process."""
+
+    @property
+    def everything(self) -> list[Group]:
+        """All groups that were sampled: those that are trained on, then the others."""
+        return [*self.groups, *(group for groups in self.dropped.values() for group in groups)]
+
+
+def collect(crew: Crew, step: int) -> Harvest:
+    """Ask until enough groups teach something; without dynamic sampling, ask once."""
+    rounds = crew.algorithm.sampling_rounds
+    collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=rounds)
+    timing = Timing()
+    while not collector.done:
+        asked = crew.questions.take(collector.next_size)
+        groups, spent = sampled(crew, asked, step, first=len(collector.offered))
+        crew.questions.judged(asked, groups)
+        collector.offer(groups)
+        timing = timing + spent
+    dropped = collector.dropped()
+    for reason, groups in dropped.items():
+        for episode in (e for group in groups for e in group):
+            episode.meta["dropped"] = reason
+    figures = crew.questions.figures() | (collector.figures() if rounds > 1 else {})
+    return Harvest(collector.groups(), dropped, figures, timing)
+
+
+def sampled(crew: Crew, asked: Asked, step: int, *, first: int) -> tuple[list[Group], Timing]:
+    """One group for each task: the same task for all members, another seed for each."""
+    settings = crew.config.rollout
+    draws = [
+        [
+            Draw(task, f"{step + 1}:{place}", seed_of(crew.config.seed, step, place, member), {"split": "train", "index": index})
+            for member in range(settings.num_generations)
+        ]
+        for place, (index, task) in enumerate(asked, first)
+    ]
+    mine, timing = share(crew.accelerator, draws), Timing()
+
+    def work() -> list[Group]:
+        nonlocal timing
+        groups = answered(crew, mine, crew.sampling, step)
+        timing = crew.rollout.timing
+        if crew.algorithm.needs_greedy:
+            greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in mine]
+            best = answered(crew, greedy, replace(crew.sampling, temperature=0.0), step)
+            timing = timing + crew.rollout.timing
+            groups = [[*group, *one] for group, one in zip(groups, best, strict=True)]
+        return groups
+
+    return together(crew.accelerator, work), timing
+
+
+def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, step: int) -> list[Group]:
+    """The episodes of some draws, in the same nesting."""
+    fresh = iter(crew.rollout.collect([draw for group in draws for draw in group], sampling, version=step))
+    return [[next(fresh) for _ in group] for group in draws]
+
+
+def tokens_of(groups: Sequence[Sequence[Episode]]) -> int:
+    """How many tokens the policy chose in all."""
+    return sum(episode.length for group in groups for episode in group)

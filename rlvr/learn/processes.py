@@ -1,0 +1,100 @@
+"""Processes: how several processes make one run. Everything goes through accelerate; with one process all of it does nothing.
+
+Groups of episodes are the unit: group k belongs to process k mod W, which samples it and later trains on it. After
+sampling every process holds all groups, so whatever is decided by them is decided alike everywhere. Only the main process
+writes. An error in one process is an error in all, and every wait ends at `train.process_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
+
+from rlvr.config import RunConfig
+from rlvr.errors import ConfigError, RlvrError, suggest
+
+T = TypeVar("T")
+
+
+def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
+    """Devices, precision, trackers and the other processes, as `accelerate launch` set them up."""
+    known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
+    for name in config.log.report_to:
+        if name not in known:
+            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known)}")
+        if name not in installed:
+            raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
+    if "MASTER_ADDR" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
+        raise ConfigError(
+            "`accelerate launch --cpu --num_processes N` starts a single process; several on a CPU are started with "
+            "`accelerate launch --config_file rlvr/launch/cpu.yaml --num_processes N`"
+        )
+    trackers: Any = config.log.report_to or None
+    timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=config.train.process_timeout_s))
+    return Accelerator(
+        cpu=not torch.accelerator.is_available(), mixed_precision=config.train.mixed_precision, log_with=trackers,
+        project_dir=str(folder), kwargs_handlers=[timeout],
+    )  # fmt: skip
+
+
+def share(accelerator: Accelerator, everything: Sequence[T]) -> list[T]:
+    """What this process does of the whole."""
+    return list(everything[accelerator.process_index :: accelerator.num_processes])
+
+
+def together(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[T]:
+    """Each process does its share; all get the whole, in its order. If one fails, all fail with what it said."""
+    if accelerator.num_processes == 1:
+        return list(work())
+    done: Sequence[T] = ()
+    fault = ""
+    try:
+        done = work()
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+    shares = gather_object([(done, fault)])
+    for rank, (_, said) in enumerate(shares):
+        if said:
+            raise RlvrError(f"process {rank} of {accelerator.num_processes} failed: {said}")
+    return [shares[k % len(shares)][0][k // len(shares)] for k in range(sum(len(part) for part, _ in shares))]
+
+
+def by_main(accelerator: Accelerator, work: Callable[[], T]) -> T:
+    """The main process does it; all get its result, or its error."""
+    told: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            told = [work(), None]
+        except RlvrError as error:
+            told = [None, error]
+    broadcast_object_list(told)
+    if told[1] is not None:
+        raise told[1]
+    result: T = told[0]
+    return result
+
+
+@contextmanager
+def deadline_told(accelerator: Accelerator) -> Iterator[None]:
+    """Turn what the network says when another process is gone into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        lost = isinstance(error, torch.distributed.DistError) or "gloo" in text or "Connection closed by peer" in text
+        if accelerator.num_processes == 1 or not lost:
+            raise
+        raise RlvrError(
+            f"process {accelerator.process_index} of {accelerator.num_processes} waited for another one that ended or did not answer in "
+            f"train.process_timeout_s; look for that one's own message, raise the limit if it was only slow, then go on with --resume "
+            f"({' '.join(text.split())[-160:]})"
+        ) from error
