@@ -10,6 +10,7 @@ from rlvr.verifiers._plusminus import spread
 from rlvr.verifiers._regions import judge_region, region
 from rlvr.verifiers._relations import judge_relation, named, settled
 from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
+from rlvr.verifiers._shapes import grouped, options
 from rlvr.verifiers._tree import TooBig, Tree, say, show, symbols, walk
 
 MAX_MEMBERS = 60
@@ -26,6 +27,7 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     wrong = finite(answer)
     if wrong:
         return Judged(False, wrong)
+    answer = _worked(answer)
     if bench.policy.evaluated and _unworked(answer) and not _unworked(gold):
         return Judged(False, f"it was not worked out: {_unworked(answer)} is left in it")
     return _judge(spread(gold), spread(answer), bench)
@@ -39,6 +41,13 @@ def _unworked(tree: Tree) -> str:
         if node[0] == "fun" and node[1] in PICKED and not symbols(node):
             return PICKED[node[1]]
     return ""
+
+
+def _worked(tree: Tree) -> Tree:
+    """An answer that repeats the sum or the limit that was asked for before it says its value: the value."""
+    if tree[0] == "rel" and tree[2] == "=" and _unworked(tree[1]) and not any(_unworked(part) for part in tree[3::2]):
+        return tree[3] if len(tree) == 4 else ("rel", *tree[3:])
+    return tree
 
 
 def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
@@ -59,6 +68,8 @@ def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, f"{say(value)} is a set; the gold {show(gold)} is one value")
     if value[0] == "ratio" and len(value) == 3:
         value = ("div", value[1], value[2])
+    if value[0] == "list" and len(set(value[1:])) == len(value) - 1 < 4 and all(_judge(gold, arg, bench).right for arg in value[1:]):
+        return Judged(True, f"{say(value)} says {show(gold)} in several forms")
     if value[0] in NOT_VALUES:
         return Judged(False, f"parsed as {say(value)}; the gold {show(gold)} is one value")
     return judge_scalar(gold, value, bench)
@@ -100,6 +111,7 @@ def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
             return Judged(False, why)
         value = spread(value)
     assert value is not None
+    gold, value = grouped(gold), options(gold, grouped(value))
     if not len(gold) > 1:
         empty = value in (("set",), ("text", "no solution"), ("text", "none"))
         return Judged(empty, f"{say(value)} {'is' if empty else 'is not'} the empty set")

@@ -8,31 +8,30 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rlvr.verifiers._atoms import Atoms
+from rlvr.verifiers._atoms import single
+from rlvr.verifiers._blocks import RELATIONS, Blocks
 from rlvr.verifiers._grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
+from rlvr.verifiers._notation import standard, without_lead
 from rlvr.verifiers._tokens import Token, plain, tokens
 from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, infinite, symbols, walk
 from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit, measure
 from rlvr.verifiers._words import choice, unwrap, words
 
-RELATIONS = {"=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", r"\le": "<=", r"\leq": "<=", r"\leqslant": "<="}
-RELATIONS |= {r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=", r"\ne": "!=", r"\neq": "!=", r"\lt": "<", r"\gt": ">", r"\in": "in"}
-RELATIONS |= {r"\equiv": "=", r"\approx": "~", r"\colon": ":", r"\implies": "->", r"\mapsto": "->"}
 SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
+INFINITE: Tree = ("const", "oo")
 JOINS = frozenset(("and", "or"))
 _JOINED = {"and": "inter", r"\land": "inter", r"\wedge": "inter", "or": "union", r"\lor": "union", r"\vee": "union"}
 """What a word between two inequalities about one letter makes of them."""
 NAMING = frozenset(["a", "the", "of", "in", "for", "is", "by", "below", "above", "under", "off", "with", "without", "from", "between"])
 """Words that say nothing of a thing that is counted, but may stand in the name of a value: `the distance from A = 5`."""
-MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"))
 
 
-class Parser(Atoms):
+class Parser(Blocks):
     """The whole grammar over one row of tokens."""
 
     def top(self) -> Tree:
         """Everything there is, to the last token."""
-        items = self.items()
+        items = self.over(self.items())
         self.accept(".")
         if self.peek().kind != "eof":
             raise Unreadable(f"{self.peek().text[:30]!r} is left over")
@@ -56,6 +55,13 @@ class Parser(Atoms):
                 found[-1] = (joined, found[-1], after)
             else:
                 found.append(after)
+
+    def over(self, found: list[Tree]) -> list[Tree]:
+        r"""The older fractions, whose bar stands between all there is in a group: `{1 \\over 2}`, `{n \\choose k}`."""
+        sign = self.peek().text
+        if len(found) != 1 or not self.accept(r"\over", r"\choose"):
+            return found
+        return [("div" if sign == r"\over" else "binom", single(found[0]), single(self.sum()))]
 
     def joins(self, token: Token) -> bool:
         """Whether a token is the word `and` or `or`."""
@@ -126,9 +132,9 @@ class Parser(Atoms):
         while self.peek().text in SETS or (self.peek().kind == "word" and self.peek().text == "U"):
             op = SETS.get(self.take().text, "union")
             tree = (op, tree, self.sum())
-        if self.peek().text == ":" and self.peek().kind == "op" and not self.bars:
+        if self.peek().text in (":", r"\colon") and self.peek().kind in ("op", "cmd") and not self.bars:
             parts = [tree]
-            while self.accept(":"):
+            while self.accept(":", r"\colon"):
                 parts.append(self.sum())
             tree = ("ratio", *parts)
         return tree
@@ -222,7 +228,7 @@ class Parser(Atoms):
                 self.bars = bars
                 return ("set",)
             raise Unreadable("a pair of brackets is empty")
-        found = self.items()
+        found = self.over(self.items())
         if opener in (r"\{", r"\lbrace") and self.accept("|", r"\mid", ":", r"\vert"):
             found = [("builder", found[0], *self.items())]
         self.bars = bars
@@ -240,46 +246,6 @@ class Parser(Atoms):
             return ("fun", {r"\lfloor": "floor", r"\lceil": "ceil"}[opener], found[0]) if opener != "{" else found[0]
         return ("list", *found)
 
-    def environment(self, name: str) -> Tree:
-        """A matrix, a determinant, or a case distinction."""
-        rows: list[list[Tree]] = [[]]
-        while self.peek().kind != "end":
-            if self.peek().kind == "eof" or len(rows) > 40:
-                raise Unreadable(f"the {name[:20]} does not end")
-            if self.accept("&"):
-                continue
-            if self.accept(r"\\"):
-                rows.append([])
-                continue
-            if self.accept(r"\hline"):
-                continue
-            rows[-1].append(self.condition() if name == "cases" else self.clause())
-            if name == "cases":
-                self.accept(",")
-        if self.take().text != name:
-            raise Unreadable(f"the {name[:20]} ends as something else")
-        rows = [row for row in rows if row]
-        if not rows or len({len(row) for row in rows}) != 1:
-            raise Unreadable("the rows have different lengths")
-        if name == "cases":
-            return ("cases", *(("tuple", *row) for row in rows))
-        matrix: Tree = ("matrix", tuple(tuple(row) for row in rows))
-        if name in ("vmatrix", "Vmatrix"):
-            return ("fun", "det", matrix)
-        if name not in MATRICES:
-            raise Unreadable(f"the environment {name[:20]} is not part of an answer")
-        return matrix
-
-    def condition(self) -> Tree:
-        """A cell of a case distinction; `if` and `otherwise` are words of it."""
-        while self.peek().kind in ("text", "word") and self.peek().text.strip(" ,").lower() in ("if", "for", "when", "where"):
-            self.at += 1
-        token = self.peek()
-        if token.kind in ("text", "word") and token.text.strip(" ,.").lower() in ("otherwise", "else"):
-            self.at += 1
-            return ("text", "otherwise")
-        return self.clause()
-
 
 def _bounds(tree: Tree) -> bool:
     """Whether a tree is an inequality about one letter, or several joined."""
@@ -290,6 +256,8 @@ def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
     plainly = (opener, closer) == ("(", ")")
     if len(found) == 1 and (plainly or (opener, closer) == ("[", "]")):
         return found[0]
+    if plainly and len(found) == 2 and (found[0] == ("neg", INFINITE) or found[1] == INFINITE):
+        return ("interval", found[0], found[1], opener, closer)  # no pair of numbers has an infinite member
     if plainly or (len(found) > 2 and (opener, closer) == ("[", "]")):
         return ("tuple", *found)
     if len(found) != 2:
@@ -308,7 +276,9 @@ def parse(text: str) -> Tree:
     """
     if len(text) < 19 and text.isascii() and text.isdigit():
         return ("num", int(text), 1)  # most answers of most data sets
-    shown = unwrap(plain(text))
+    shown = standard(unwrap(plain(text)))
+    if (led := without_lead(shown)) != shown:
+        shown = unwrap(led)
     if not shown:
         raise Unreadable("it is empty")
     letter = choice(shown)
@@ -343,6 +313,8 @@ def _named(row: list[Token]) -> list[Token]:
                 at and is_letter_unit(name) and (row[at - 1].kind == "num" or row[at - 1].text == "}")
             ):
                 row[at] = Token("cmd", "\\" + name, token.spaced) if name in "RZNQ" else Token("word", name, token.spaced)
+            elif name in ("$", r"\$", ",", ";"):
+                row[at] = Token("op", name[-1], token.spaced)
             elif re.fullmatch(r"[\d.,]*\d", name):
                 row[at] = tokens(name)[0]
     return row

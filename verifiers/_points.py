@@ -232,6 +232,7 @@ def differ(a: Tree, b: Tree) -> bool | None:
     digits = digits_needed(a, b)
     salt = zlib.crc32(repr((a, b)).encode())
     tried = 0
+    on_reals = bool(names) and not any(node == ("const", "i") for tree in (a, b) for node in walk(tree))
     for turn in range(POINTS if names else 1):
         point = sample(names, turn, salt)
         left, right = Evaluator(digits, point), Evaluator(digits, point)
@@ -244,6 +245,8 @@ def differ(a: Tree, b: Tree) -> bool | None:
             if not names:
                 raise
             continue
+        if on_reals and left.mp.im(x) and left.mp.im(y):
+            continue  # outside the real domain of both
         tried += 1
         if not close(x, y, max(left.largest, right.largest), digits):
             return True

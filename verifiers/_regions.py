@@ -119,6 +119,10 @@ def _region(tree: Tree) -> Spans:
 
 
 def _listed(args: tuple[Tree, ...]) -> Spans:
+    for place, arg in enumerate(args):  # `x != 0, 1` leaves out both
+        before = args[place - 1] if place else arg
+        if before[0] == "rel" and before[2:3] == ("!=",) and len(before) == 4 and not symbols(arg) and arg[0] != "rel":
+            args = (*args[:place], ("rel", before[1], "!=", arg), *args[place + 1 :])
     if len({name for arg in args for name in symbols(arg)}) > 1 or any(arg[0] not in ("rel", "interval", "union") for arg in args):
         raise Unreadable("it mixes letters")
     parts = [_region(arg) for arg in args]

@@ -11,6 +11,8 @@ from rlvr.verifiers._regions import FLIP, judge_region, region
 from rlvr.verifiers._scalars import Bench, Judged
 from rlvr.verifiers._tree import Tree, say, show, symbols, walk
 
+_APPLIED = frozenset("fghpqFGHPQRSTAVNEabuvwd")
+_MEASURES = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "det", "arg", "Re", "Im", "gcd", "lcm", "max", "min"))
 Judge = Callable[[Tree, Tree, Bench], Judged]
 ZERO: Tree = ("num", 0, 1)
 
@@ -43,7 +45,35 @@ def named(tree: Tree) -> tuple[str, Tree]:
             return left, tree[3]
         if right:
             return right, tree[1]
+        if quantity_of(tree[1]) and not symbols(tree[3]):
+            return quantity_of(tree[1]), tree[3]
     return "", tree
+
+
+def quantity_of(tree: Tree) -> str:
+    r"""What a question may ask for by more than a letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; empty for anything else."""
+    op = tree[0]
+    if op == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1].rstrip("'") in _APPLIED and not symbols(tree[2]):
+        return show(tree)
+    if op == "ratio" and all(arg[0] == "sym" for arg in tree[1:]):
+        return show(tree)
+    if op == "div" and all(arg[0] == "sym" or (arg[0] == "mul" and name_of(arg)) for arg in tree[1:]):
+        return show(tree)
+    if op == "fun" and tree[1] in _MEASURES and len(tree) == 3 and tree[2][0] == "sym":
+        return show(tree)
+    return ""
+
+
+def asked(tree: Tree) -> bool:
+    """Whether the left side of an equation only names what was asked: `m + n = 204`, `f(1) + f(2) = 6`.
+
+    An equation in one letter might be one that is not solved yet; one in several letters determines none of them.
+    """
+    if name_of(tree) or quantity_of(tree):
+        return True
+    if tree[0] in ("add", "mul", "neg", "div", "pow", "root") and len(symbols(tree)) > 1:
+        return True
+    return tree[0] == "add" and all(quantity_of(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
 
 
 def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
@@ -56,7 +86,7 @@ def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
     if any(sign not in ("=", "~") for sign in signs):
         return None, f"parsed as {say(answer)}; the gold {show(gold)} is no relation"
     values = parts
-    if name_of(parts[0]) and (parts[0][0] != "sym" or parts[0][1] not in symbols(gold)):
+    if asked(parts[0]) and (not symbols(parts[0]) & symbols(gold) or (parts[0][0] != "sym" and name_of(parts[0]))):
         values = parts[1:]
         signs = signs[1:]
     elif len(parts) == 2 and name_of(parts[1]) and not (symbols(parts[1]) & symbols(gold)):

@@ -19,6 +19,7 @@ PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
 """Functions for which agreement at sample points says little: there only a proof counts."""
 VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", "n", "theta"))
 """Letters that something is integrated over: beside one of them an added C is a constant, elsewhere it is a letter."""
+PERCENTS = frozenset(("percent", "percentage", "pct"))
 Algebra = Callable[[Tree, Tree], bool | None]
 
 
@@ -130,7 +131,7 @@ def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return number(gold_value, value, bench)
     if measure(unit) is None:
         return Judged(False, f"{unit!r} is no unit")
-    if unit.lower() in ("percent", "percentage", "pct"):
+    if unit.lower() in PERCENTS:
         return _percent(gold, ("percent", value), bench)
     if is_degree(unit) and has(gold, "const", "fun"):
         return number(gold, ("div", ("mul", value, ("const", "pi")), ("num", 180, 1)), bench)
@@ -179,6 +180,9 @@ def _same_thing(one: str, other: str) -> bool:
 
 def _percent(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     lenient = bench.policy.percent == "lenient"
+    label = next((unit for _, unit in (quantity(gold), quantity(answer)) if unit and unit.lower() not in PERCENTS), "")
+    if label:
+        return Judged(False, f"the units conflict: percent and {label}")
     gold_marked, marked = _unmarked(gold), _unmarked(answer)
     other = quantity(answer if marked is None else gold)[1] if gold_marked is None or marked is None else ""
     if other and not other.lower().startswith("percent"):
@@ -207,7 +211,7 @@ def _unmarked(tree: Tree) -> Tree | None:
     if tree[0] == "neg":
         inner = _unmarked(tree[1])
         return None if inner is None else ("neg", inner)
-    if tree[0] == "unit" and tree[2].lower() in ("percent", "percentage", "pct"):
+    if tree[0] == "unit" and tree[2].lower() in PERCENTS:
         return tree[1]
     return None
 
@@ -217,6 +221,8 @@ def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if has(answer, "unit", "percent") and not has(gold, "unit", "percent") and not has(answer, "fun"):
         return Judged(False, f"{say(answer)} mixes units")
     extra = symbols(answer) - symbols(gold)
+    if extra == {"I"} and ("const", "i") in walk(gold):  # as computer algebra writes the imaginary unit
+        answer, extra = _substitute(answer, {"I": ("const", "i")}), frozenset()
     if extra and not _constants(gold, answer):
         return Judged(False, f"it contains {', '.join(sorted(extra))[:60]}, which the gold {say(gold)} does not")
     if bench.same(gold, answer):

@@ -79,7 +79,7 @@ def plain(text: str) -> str:
     return "".join(out)
 
 
-_TEXT = r"text|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol|mathcal|mathbb"
+_TEXT = r"text(?:normal|up|bf|it|rm|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|cal|bb)|operatorname|emph|boldsymbol"
 _SCAN = re.compile(
     r"""
     (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it
@@ -87,7 +87,7 @@ _SCAN = re.compile(
   | (?P<text>\\(?:TEXT)\*?\s*\{)
   | (?P<begin>\\begin\s*\{(?P<env>[a-zA-Z]+)\*?\}(?:\{[lcr|\s]*\})?)
   | (?P<end>\\end\s*\{(?P<eenv>[a-zA-Z]+)\*?\})
-  | (?P<num>(?:\d{1,3}(?:(?:,\s*\\!\s*|\s*\{\s*,\s*\}\s*|\\,|\\!,|,\\,)\d{3})+(?!\d)|\d{1,3}(?:,\d{3})+(?![,\d])|\d+)
+  | (?P<num>(?:(?!0,\d)\d{1,3}(?:(?:,\s*\\!\s*|\s*\{\s*,\s*\}\s*|\\,|\\!,|,\\,)\d{3})+(?!\d)|[1-9]\d{0,2}(?:,\d{3})+(?![,\d])|\d+)
         (?:\.\d*\\overline\s*\{\d+\}|\.\d+|\.(?=\s*$))?(?:[eE][-+]?\d+(?![\d.]))?
         |\.\d*\\overline\s*\{\d+\}|\.\d+(?:[eE][-+]?\d+(?![\d.]))?)
   | (?P<cmd>\\[a-zA-Z]+|\\.)

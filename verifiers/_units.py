@@ -76,7 +76,7 @@ def measure(label: str) -> Measure | None:
     ((('m', 2),), Fraction(16129, 25000000))
     """
     text = re.sub(r"\s+", " ", label.lower().replace("\\", " ").replace("{", "").replace("}", "").replace(".", " ")).strip()
-    text = re.sub(r"\b(?:mph|kph|kmh|mps)\b", lambda m: {"mph": "mile/hour", "mps": "m/s"}.get(m[0], "km/hour"), text)
+    text = re.sub(r"\b(?:mph|k(?:m)?ph|kmh|mps)\b", lambda m: {"mph": "mile/hour", "mps": "m/s"}.get(m[0], "km/hour"), text)
     text = re.sub(r"^of (?:the|a|an) (?=\w+$)", "", text)
     if not text or len(text) > 60 or not re.fullmatch(r"[a-zà-ɏ0-9^/*() '-]+", text):
         return None

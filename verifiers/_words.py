@@ -7,7 +7,7 @@ import re
 from rlvr.verifiers._tree import Tree
 
 _COMMAND = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol)\*?\s*\{"
+    r"\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol)\*?\s*\{"
 )
 _NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 _MATHS = frozenset(
@@ -65,6 +65,8 @@ _SHORT = frozenset(
         "monday",
     ]
 )
+_BREAK = re.compile(r"\s*[,;]?\s*\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
+_ESCAPED = re.compile(r"\\\\[a-zA-Z]{2}")
 _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SAME = {
     "no solutions": "no solution",
@@ -93,6 +95,7 @@ def unwrap(text: str) -> str:
     '(C)'
     """
     if "\\begin" not in text:
+        text = text if _ESCAPED.search(text) else _BREAK.sub(", ", text.strip().removesuffix("\\\\"))
         text = text.replace("\\\\", "\\")
     for _ in range(6):
         before = text
@@ -140,7 +143,9 @@ def choice(text: str) -> str | None:
         return None
     if rest:
         marked = bracketed or (shown[:2] in (f"{bare}.", f"{bare}:", f"{bare})") and bare and bare.isupper())
-        other = re.search(r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\bno,|\b[A-J][.:)]|\b[B-HJ]$", rest)
+        other = re.match(r"[A-Z][\w{}]*\s*=", rest) or re.search(
+            r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\bno,|\b[A-J][.:)]|\b[B-HJ]$", rest
+        )
         if not marked or other or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
             return None
         if bracketed and (not bracketed.isupper() or re.match(r"[-+*/=^(]|\\(?:cup|cap|in)", rest)):
