@@ -169,6 +169,8 @@ class Reader:
         """Two factors side by side: a product, or a mixed number; two numerals are neither."""
         token, before = self.peek(), self.row[self.at - 1]
         whole = left[0] == "num" and left[2] == 1 and before.kind == "num"
+        if token.text == "{" and self.peek(1).kind == "num" and self.peek(2).text == "}" and before.kind == "num":
+            raise Unreadable(f"the numeral {self.peek(1).text[:20]} stands beside another with no sign between them")
         if token.text in FRACS and whole:
             part = self.factor()
             if part[0] in ("unit", "percent") and (mixed := _mixed(left, part[1])) is not None:

@@ -36,7 +36,7 @@ def _outward(text: str) -> str:
 _RULES: tuple[_Rule, ...] = (
     (re.compile(r"\\(?:text)?color(?:box)?\s*\{[a-zA-Z0-9!,. ]{1,30}\}"), ""),
     (re.compile(r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![a-zA-Z])"), ""),
-    (re.compile(r"\\(?:hspace|vspace|label|tag)\*?\s*\{[^{}]{0,60}\}"), " "),
+    (re.compile(r"\\(?:hspace|vspace)\*?\s*\{[^{}]{0,60}\}"), " "),
     (re.compile(r"\\(?:underline|underbrace|ensuremath|strut|checkmark|blacksquare|square|Box)(?![a-zA-Z])"), ""),
     (re.compile(r"\\bm\s*(?=\{)"), r"\\mathbf"),
     (re.compile(r"\\\\\s*\[\s*-?[\d.]{1,6}\s*(?:pt|em|ex|mm|cm|in)\s*\]"), r"\\\\ "),
@@ -52,7 +52,7 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
 )
 _UNUSUAL = re.compile(
-    r"\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|label|tag|under|ensure|strut"
+    r"\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
     r"|checkmark|blacksquare|square|Box|bm|\\\s*\[|q?quad[a-zA-Z]|bar|dot)|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|C\s*[_({]|\d\s*[xX]\s*10|\d\s+to\s+\d|\{:\}"
 )
 
