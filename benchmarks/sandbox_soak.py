@@ -1,4 +1,10 @@
-"""Does anything leak or go wrong over many programs, a tenth of them hostile, from many threads? One JSON line."""
+"""Does anything leak or go wrong over many programs, a tenth of them hostile, from many threads? One JSON line.
+
+Memory is the resident memory of this process, the one that uses the sandbox. It is called flat from a warm start: every thread
+has, ten times over and all at the same moment, sent the longest source and held the largest output there is, because what the
+allocator keeps for the next one is no leak. After that `growth` is the largest of twenty readings over the first, and `slope`
+the line through them; `blocks` counts living objects, which no allocator can blur.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +12,24 @@ import argparse
 import json
 import os
 import random
+import statistics
 import sys
+import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from rlvr.contracts import Limits, Program, Stop
+from rlvr.contracts import Limits, Program, Sandbox, Stop
 from rlvr.registry import build
 from rlvr.sandbox import _engine
 from tests.attacks.harm import HARM
 from tests.attacks.task import LIMITS
+
+PARTS = 20
 
 
 def resident_kb() -> int:
@@ -40,13 +52,42 @@ def containers() -> int:
         client.close()
 
 
+def inside(sandbox: Any) -> int:
+    """Processes in the sandbox's containers beyond the supervisor and the zygote of each."""
+    client = _engine.connect()
+    try:
+        return sum(len(client.containers.get(name).top()["Processes"]) - 2 for name in sandbox.containers())
+    finally:
+        client.close()
+
+
+def left_files() -> int:
+    """Folders of sandboxes among the temporary files."""
+    return len(list(Path(tempfile.gettempdir()).glob("rlvr-*")))
+
+
+def warm(sandbox: Sandbox, threads: int) -> None:
+    """Let every thread hold the longest source and the largest output, all at once."""
+    together = threading.Barrier(threads)
+    most = LIMITS["output_bytes"]
+    padding = "#" * max(len(attack.code) for attack in HARM)
+
+    def hold(_: int) -> int:
+        outcome = sandbox.run(Program(f"print('x' * {most + 1}) {padding}", limits=Limits(**LIMITS)))
+        together.wait(120)
+        return len(outcome.stdout)
+
+    with ThreadPoolExecutor(threads) as pool:
+        assert set(pool.map(hold, range(10 * threads))) == {most}
+
+
 def main() -> None:
-    """Run them, and look before, in the middle and after."""
-    arguments = argparse.ArgumentParser(description=__doc__)
+    """Run them, and look before, in between and after."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--count", type=int, default=10_000)
     arguments.add_argument("--threads", type=int, default=8)
     given = arguments.parse_args()
-    before = containers(), descriptors()
+    before = containers(), descriptors(), left_files()
     sandbox = build("sandbox", "docker")
     hostile = [attack.code for attack in HARM]
 
@@ -56,17 +97,24 @@ def main() -> None:
         outcome = sandbox.run(Program("print(int(input()) ** 2)", str(index).encode()))
         return outcome.stop is Stop.OK and int(outcome.stdout) == index * index
 
-    began, memory, wrong = time.perf_counter(), [], 0
+    cold = resident_kb()
+    warm(sandbox, given.threads)
+    began, memory, blocks, wrong = time.perf_counter(), [resident_kb()], sys.getallocatedblocks(), 0
     with ThreadPoolExecutor(given.threads) as pool:
-        for part in range(10):
-            share = range(part * given.count // 10, (part + 1) * given.count // 10)
+        for part in range(PARTS):
+            share = range(part * given.count // PARTS, (part + 1) * given.count // PARTS)
             wrong += sum(not good for good in pool.map(one, share))
             memory.append(resident_kb())
     spent = time.perf_counter() - began
+    processes = inside(sandbox)
     sandbox.close()
-    growth = max(memory[1:]) / memory[1] - 1
-    row = {"programs": given.count, "wrong": wrong, "seconds": round(spent, 1), "memory_growth": round(growth, 4)}
-    row |= {"containers_left": containers() - before[0], "descriptors_left": descriptors() - before[1]}
+    slope = statistics.linear_regression(range(len(memory)), memory).slope * PARTS / given.count * 1000
+    row = {"programs": given.count, "wrong": wrong, "seconds": round(spent, 1)}
+    row |= {"memory_kb_cold": cold, "memory_kb_warm": memory[0], "memory_kb_end": memory[-1], "memory_kb_most": max(memory)}
+    row |= {"growth": round(max(memory) / memory[0] - 1, 4), "slope_kb_per_1000": round(slope, 1)}
+    row["blocks_growth"] = round(sys.getallocatedblocks() / blocks - 1, 4)
+    row |= {"containers_left": containers() - before[0], "processes_left": processes}
+    row |= {"descriptors_left": descriptors() - before[1], "files_left": left_files() - before[2]}
     print(json.dumps(row))
 
 

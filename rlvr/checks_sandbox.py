@@ -34,6 +34,7 @@ def sandbox_checks(name: str, settings: dict[str, Any]) -> Steps:
     """The same for a sandbox by its name: built, attacked, put away."""
     sandbox: Sandbox = build("sandbox", name, **settings)
     try:
+        sandbox.ready()  # one message about what is not there, not one from every check
         for check, probe in PROBES.items():
             yield check, partial(probe, sandbox)
     finally:

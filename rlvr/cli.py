@@ -74,7 +74,7 @@ def verify(
 
 @app.command()
 def check(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env or verifier.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier or sandbox.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     settings: Settings = None,
     json: Json = False,

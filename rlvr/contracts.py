@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, SandboxError
 from rlvr.task import Message, Task, Verdict
 
 
@@ -65,6 +65,12 @@ class Plugin:
 
     needs: ClassVar[Mapping[str, str]] = {}
     """Constructor arguments that are plugins themselves, with the default name of each: {"verifier": "symbolic"}."""
+
+    def ready(self) -> None:
+        """Raise an RlvrError when something it stands on does not answer here. Asked once, before long work begins."""
+        for plugin in (getattr(self, name, None) for name in self.needs):
+            if isinstance(plugin, Plugin):
+                plugin.ready()
 
     def close(self) -> None:
         """Give back processes, containers and files. Called any number of times."""
@@ -112,14 +118,10 @@ class Environment(Plugin, ABC):
     """Poses tasks, in text. Subclass it, say what it needs, and write `task`.
 
     >>> class Doubling(Environment):
-    ...     "Double a number."
     ...     needs = {"verifier": "exact"}
-    ...     def __init__(self, *, verifier: Verifier) -> None:
-    ...         self.verifier = verifier
+    ...     def __init__(self, *, verifier: Verifier) -> None: self.verifier = verifier
     ...     def task(self, split: str, index: int) -> Task:
     ...         return Task(f"doubling/{split}/{index}", user(f"2 * {index} ="), reference=str(2 * index))
-    ...     def gold(self, task: Task) -> str:
-    ...         return str(task.reference)
     """
 
     verifier: Verifier
@@ -160,18 +162,14 @@ class Environment(Plugin, ABC):
 class Stop(StrEnum):
     """The verdict of the sandbox on one run, in the words of programming contests."""
 
-    OK = "OK"
-    """It ran to its end with exit status 0."""
-    RE = "RE"
-    """It ended by itself with another status, or by a signal of its own making."""
+    OK = "OK"  # it ran to its end with exit status 0
+    RE = "RE"  # it ended by itself with another status, or by a signal of its own making
     TLE = "TLE"
     MLE = "MLE"
     OLE = "OLE"
     CE = "CE"
-    SV = "SV"
-    """It tried something that the sandbox forbids, and was stopped for it."""
-    IE = "IE"
-    """The sandbox failed. Never the program's fault, and never a score."""
+    SV = "SV"  # it broke what it ran in, or did what is forbidden
+    IE = "IE"  # the sandbox failed: never the program's fault, and never a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +258,11 @@ class Sandbox(Plugin, ABC):
     def run(self, program: Program) -> Outcome:
         """Run it to its end or to its limits. A failure of the machinery is an Outcome with `Stop.IE`, not an exception."""
 
+    def ready(self) -> None:
+        """Run an empty program; SandboxError when the machinery fails even then."""
+        if (outcome := self.run(Program(""))).stop is Stop.IE:
+            raise SandboxError(outcome.reason)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -269,11 +272,9 @@ class Sampling:
     1.0
     """
 
-    temperature: float = 1.0
-    """0 is greedy."""
+    temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
-    top_k: int = 0
-    """0 keeps the whole vocabulary."""
+    top_k: int = 0  # 0 keeps the whole vocabulary
     stop_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -340,8 +341,7 @@ class Sampler(Plugin, ABC):
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """All completions, in the order of the requests."""
-        found = dict(self.stream(requests, sampling))
-        return [found[i] for i in range(len(requests))]
+        return [completion for _, completion in sorted(self.stream(requests, sampling), key=lambda pair: pair[0])]
 
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
         """Told once, before the first request, what the prompts are made of. Most samplers do not care."""

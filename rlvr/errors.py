@@ -8,7 +8,7 @@ RlvrError
 ├── CheckFailed        a conformance check found a defect                           (exit code 1)
 ├── EnvError           an environment broke its contract                        (exit code 2)
 ├── VerifierError      a verifier could not do its work
-├── SandboxError       the sandbox, not the program in it, failed
+├── SandboxError       the sandbox, not the program in it, failed                   (exit code 2)
 └── SamplerError       the sampler failed, or handed back something impossible
 
 Each message says what is wrong, with the value; what is allowed; and what to do.
@@ -78,6 +78,8 @@ class VerifierError(RlvrError):
 
 class SandboxError(RlvrError):
     """The sandbox failed: no engine, a dead container, a torn channel. Never the program's fault."""
+
+    exit_code = 2
 
 
 class SamplerError(RlvrError):

@@ -74,6 +74,7 @@ def evaluate(
         tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
         mdp = TokenMDP(environment, tokenizer, max_new_tokens=max_new_tokens)
         sampler.bind(environment, tokenizer)
+        environment.ready()
         with Rollout(mdp, sampler) as rollout:
             episodes = measure(
                 rollout, split=split, tasks=tasks, n=n, sampling=Sampling(temperature, stop_ids=tokenizer.stop_ids), seed=seed

@@ -58,8 +58,8 @@ class Channel(ABC):
         """Send all of it before the deadline (a `time.monotonic` value), or raise `Torn`."""
 
     @abstractmethod
-    def receive(self, count: int, deadline: float) -> bytes:
-        """Between 1 and `count` bytes before the deadline, or raise `Torn`."""
+    def receive(self, room: memoryview, deadline: float) -> int:
+        """Put at least one byte into `room` before the deadline and say how many, or raise `Torn`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -82,7 +82,8 @@ class Channel(ABC):
         if program.judge:
             parts |= {"judge": program.judge.source.encode(), "brief": program.judge.brief}
         self.runs += 1
-        self.send(pack({"limits": asdict(limits), "language": program.language}, parts), deadline)
+        for piece in pack({"limits": asdict(limits), "language": program.language}, parts):
+            self.send(piece, deadline)
         header, said = unpack(lambda count: self._exactly(count, deadline))
         outcome = Outcome(
             stop=Stop(header["stop"]),
@@ -99,11 +100,13 @@ class Channel(ABC):
         )
         return _syntax(outcome, program), not header["fatal"]
 
-    def _exactly(self, count: int, deadline: float) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            data += self.receive(min(count - len(data), 1 << 18), deadline)
-        return bytes(data)
+    def _exactly(self, count: int, deadline: float) -> bytearray:
+        """The next `count` bytes, put in place as they come: buffers that grow would leave this process's memory in pieces."""
+        data, at = bytearray(count), 0
+        with memoryview(data) as room:
+            while at < count:
+                at += self.receive(room[at:], deadline)
+        return data
 
 
 def refuse(program: Program, most_mb: int, languages: tuple[str, ...] | None) -> str:

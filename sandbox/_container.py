@@ -52,7 +52,7 @@ class Container(Channel):
 
     def __init__(self, image: str, settings: dict[str, Any]) -> None:
         self.client = connect()
-        self._left = bytearray()
+        self._coming = 0  # bytes left of the chunk that the engine announced
         self._errors = bytearray()
         self._socket: socket.socket | None = None
         # user ids far from anybody's, and other ones in every container: the kernel counts processes by user id
@@ -97,33 +97,39 @@ class Container(Channel):
         except OSError as error:
             raise Torn(f"sending failed: {error}") from error
 
-    def receive(self, count: int, deadline: float) -> bytes:
+    def receive(self, room: memoryview, deadline: float) -> int:
         """Some bytes of the supervisor's standard output; what it says on standard error is kept for messages."""
-        while not self._left:
-            kind, length = STREAM.unpack(self._raw(STREAM.size, deadline))
-            data = self._raw(length, deadline)
+        while not self._coming:
+            head = bytearray(STREAM.size)
+            self._fill(head, deadline)
+            kind, length = STREAM.unpack(head)
             if kind == 1:
-                self._left += data
+                self._coming = length
             else:
-                self._errors = (self._errors + data)[-4000:]
-        data = bytes(self._left[:count])
-        del self._left[:count]
-        return data
+                said = bytearray(length)
+                self._fill(said, deadline)
+                self._errors = (self._errors + said)[-4000:]
+        count = self._some(room[: self._coming], deadline)
+        self._coming -= count
+        return count
 
-    def _raw(self, count: int, deadline: float) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            if self._socket is None:
-                raise Torn("closed")
-            try:
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.01))
-                more = self._socket.recv(count - len(data))
-            except OSError as error:
-                raise Torn(f"nothing came: {error or type(error).__name__}") from error
-            if not more:
-                raise Torn("the stream ended")
-            data += more
-        return bytes(data)
+    def _fill(self, data: bytearray, deadline: float) -> None:
+        at = 0
+        with memoryview(data) as room:
+            while at < len(data):
+                at += self._some(room[at:], deadline)
+
+    def _some(self, room: memoryview, deadline: float) -> int:
+        if self._socket is None:
+            raise Torn("closed")
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.01))
+            count = self._socket.recv_into(room)
+        except OSError as error:
+            raise Torn(f"nothing came: {error or type(error).__name__}") from error
+        if not count:
+            raise Torn("the stream ended")
+        return count
 
     def errors(self) -> str:
         """The last that the supervisor said on standard error."""

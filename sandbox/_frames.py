@@ -11,24 +11,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 HEADER = struct.Struct(">II")
-LARGEST = 1 << 30
+LARGEST, SMALL = 1 << 30, 1 << 16
 
 
 class Torn(Exception):
     """The stream ended, or what came is no frame."""
 
 
-def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-    r"""A frame as bytes.
+def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
+    r"""A frame as the pieces to send: one when it is small, else as they are, for a copy of what is large costs memory.
 
     >>> pack({}, {})
-    b'\x00\x00\x00\r\x00\x00\x00\x00{"parts": []}'
+    [b'\x00\x00\x00\r\x00\x00\x00\x00{"parts": []}']
     """
     head = json.dumps({**header, "parts": [[name, len(data)] for name, data in parts.items()]}).encode()
-    return b"".join([HEADER.pack(len(head), sum(map(len, parts.values()))), head, *parts.values()])
+    size = sum(map(len, parts.values()))
+    pieces = [HEADER.pack(len(head), size) + head, *parts.values()]
+    return pieces if size > SMALL else [b"".join(pieces)]
 
 
-def unpack(exactly: Callable[[int], bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+def unpack(exactly: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The next frame, from a function that reads that many bytes or raises `Torn`."""
     header_length, blob_length = HEADER.unpack(exactly(HEADER.size))
     if header_length > LARGEST or blob_length > LARGEST:

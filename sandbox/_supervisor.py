@@ -268,9 +268,10 @@ def _exactly(count: int) -> bytes:
 
 
 def _say(header: dict[str, Any], parts: dict[str, bytes]) -> None:
-    view = memoryview(_frames.pack(header, parts))
-    while view:
-        view = view[os.write(1, view) :]
+    for piece in _frames.pack(header, parts):
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(1, view) :]
 
 
 def main(settings: dict[str, Any]) -> None:

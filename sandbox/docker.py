@@ -108,6 +108,22 @@ class DockerSandbox(Sandbox):
         """The ids of the containers that run for us now."""
         return [container.id for container in self._pool.living()]
 
+    @staticmethod
+    def missing() -> list[tuple[str, str]]:
+        """What keeps it from working here, and what mends each: for `rlvr doctor`."""
+        try:
+            client = _engine.connect(10)
+        except SandboxError as error:
+            return [(str(error).removesuffix(f"; {_engine.ENGINE_HINT}"), _engine.ENGINE_HINT)]
+        try:
+            if not _engine.has_image(client, _engine.IMAGE):
+                return [(f"the image {_engine.IMAGE!r} is not there", f"{_engine.IMAGE_HINT}; the first use does it too, where it can")]
+        except SandboxError as error:
+            return [(str(error), "restart the engine")]
+        finally:
+            client.close()
+        return []
+
     def close(self) -> None:
         """Stop and remove every container."""
         self._reaper()
@@ -122,22 +138,6 @@ def _obituary(container: Container, error: Torn) -> str:
     if not said:
         raise SandboxError(f"the container was ended from outside while a program ran in it ({error})")
     return said[-300:]
-
-
-def missing() -> list[str]:
-    """What keeps this sandbox from working here, each with the command that mends it; empty when nothing does."""
-    try:
-        client = _engine.connect(10)
-    except SandboxError as error:
-        return [str(error)]
-    try:
-        if not _engine.has_image(client, _engine.IMAGE):
-            return [f"the image {_engine.IMAGE!r} is not there; {_engine.IMAGE_HINT} (the first use does it too, where it can)"]
-    except SandboxError as error:
-        return [f"{error}; restart the engine"]
-    finally:
-        client.close()
-    return []
 
 
 make = DockerSandbox

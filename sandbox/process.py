@@ -73,15 +73,15 @@ class Local(Channel):
         except (OSError, ValueError) as error:
             raise Torn(f"sending failed: {error}") from error
 
-    def receive(self, count: int, deadline: float) -> bytes:
+    def receive(self, room: memoryview, deadline: float) -> int:
         """Some bytes, before the deadline."""
         assert self._process.stdout
         with contextlib.suppress(ValueError):
             number = self._process.stdout.fileno()
             if select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
-                data = os.read(number, count)
-                if data:
-                    return data
+                count = os.readv(number, [room])
+                if count:
+                    return count
         raise Torn("the supervisor is gone, or silent")
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ class ProcessSandbox(Sandbox):
     ) -> None:
         if trusted is not True:
             raise ConfigError(
-                "the process sandbox does not keep foreign code from this machine's files; use the docker sandbox, "
-                "or say trusted=True if you would run this code yourself"
+                "the process sandbox does not keep foreign code from this machine's files; use the docker sandbox, or, for code that "
+                "you would run yourself, say trusted=True (on the command line: --set trusted=true)"
             )
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
             raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is needed")
@@ -139,6 +139,11 @@ class ProcessSandbox(Sandbox):
                 self._pool.give(channel, sound=sound)
         except (SandboxError, Torn) as error:
             return Outcome(Stop.IE, reason=str(error))
+
+    @staticmethod
+    def missing() -> list[tuple[str, str]]:
+        """What keeps it from working here, and what mends each: for `rlvr doctor`."""
+        return [] if sys.platform == "linux" else [(f"it needs Linux, and this is {sys.platform}", "use the docker sandbox")]
 
     def close(self) -> None:
         """End every supervisor."""

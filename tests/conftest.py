@@ -16,9 +16,9 @@ NOT_RUN: list[str] = []
 @lru_cache(maxsize=1)
 def lacking() -> str:
     """Why the tests marked `docker` cannot run here; empty when they can."""
-    from rlvr.sandbox.docker import missing
+    from rlvr.sandbox.docker import DockerSandbox
 
-    return "; ".join(missing())
+    return "; ".join(f"{what}; {how}" for what, how in DockerSandbox.missing())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -184,6 +184,17 @@ def test_doctor_looks_at_everything(capsys: Said) -> None:
     assert row["ok"] and found["torch"]["state"] == "ok" and found["python"]["detail"].endswith(os.uname().machine)
     assert {"docker engine", "accelerator", "disk", "envs", "verifiers"} <= set(found)
     assert all(finding["advice"] for finding in row["findings"] if finding["state"] == "broken")
+    assert found["sandbox process"]["state"] == "ok"
+
+
+def test_without_an_engine_one_message_says_so(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    for line in ("check sandbox docker", "eval code_contest --policy scripted:gold --tasks 1"):
+        assert run(line.split()) == 2
+        said = capsys.readouterr().err
+        assert "nothing.sock" in said and "start Docker" in said and said.count("\n") == 1
+    found = {finding["name"]: finding for finding in parsed(["doctor"], capsys)["findings"]}
+    assert found["sandbox docker"]["state"] == "missing" and "start Docker" in found["sandbox docker"]["advice"]
 
 
 def test_a_broken_plugin_of_another_package_is_listed_with_its_error(tmp_path: Path) -> None:

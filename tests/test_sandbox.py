@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +18,8 @@ from rlvr.checks_sandbox import PROBES, check_sandbox
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError
 from rlvr.registry import build
+from rlvr.sandbox._channel import Channel
+from rlvr.sandbox._frames import pack
 
 BOTH = [pytest.param("docker_sandbox", marks=pytest.mark.docker, id="docker"), pytest.param("process_sandbox", id="process")]
 
@@ -180,6 +183,41 @@ def test_other_languages_where_the_toolchain_is_there(docker_sandbox: Sandbox, l
 def test_the_process_sandbox_has_to_be_asked_for_by_name() -> None:
     with pytest.raises(ConfigError, match="trusted=True"):
         build("sandbox", "process")
+
+
+class Replayed(Channel):
+    """A supervisor that says what it is given, in small pieces."""
+
+    hello = {"isolation": []}
+
+    def __init__(self, said: bytes) -> None:
+        self.said, self.at = said, 0
+
+    def send(self, data: bytes, deadline: float) -> None:
+        pass
+
+    def receive(self, room: memoryview, deadline: float) -> int:
+        piece = self.said[self.at : self.at + min(len(room), 30_000)]
+        room[: len(piece)] = piece
+        self.at += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_large_output_is_never_held_more_than_twice() -> None:
+    """Buffers that grow by copying leave the memory of a long run in pieces."""
+    header = {"stop": "OK", "exit": 0, "reason": "", "cut": False, "cpu": 0, "wall": 0, "peak": 0, "fatal": ""}
+    channel = Replayed(b"".join(pack(header, {"stdout": bytes(8_000_000), "stderr": b"", "report": b""})))
+    tracemalloc.start()
+    try:
+        outcome, sound = channel.run(Program(""))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sound and len(outcome.stdout) == 8_000_000
+    assert most < 2.1 * 8_000_000
 
 
 def test_a_limit_above_the_sandbox_is_said_and_not_scored(process_sandbox: Sandbox) -> None:

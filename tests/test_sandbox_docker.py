@@ -20,7 +20,7 @@ from rlvr.registry import build
 from rlvr.sandbox import _engine
 from rlvr.sandbox._container import hardening
 from rlvr.sandbox._pool import Pool
-from rlvr.sandbox.docker import missing
+from rlvr.sandbox.docker import DockerSandbox
 
 LONG = Program("import time\ntime.sleep(600)", limits=Limits(wall_s=600))
 HERE = Path(__file__).resolve().parents[1]
@@ -128,10 +128,11 @@ def test_an_engine_that_is_not_there_is_said_and_healed_from(monkeypatch: pytest
         patch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
         outcome = sandbox.run(Program("print(1)"))
         assert outcome.stop is Stop.IE and "nothing.sock" in outcome.reason and "DOCKER_HOST" in outcome.reason
-        assert len(missing()) == 1 and "start" in missing()[0]
+        ((what, how),) = DockerSandbox.missing()
+        assert "nothing.sock" in what and "start" in how
         patch.undo()
         assert sandbox.run(Program("print(1)")).stop is Stop.OK
-    assert missing() == []
+    assert DockerSandbox.missing() == []
 
 
 @pytest.mark.docker

@@ -58,6 +58,11 @@ class Composite(Verifier):
         fault = Fault.ANSWER if not score and any(v.fault is Fault.ANSWER for v in verdicts.values()) else Fault.NONE
         return Verdict(score, "; ".join(f"{name}: {v.reason}" for name, v in verdicts.items()), scores, fault)
 
+    def ready(self) -> None:
+        """Ask every part."""
+        for part in self.parts.values():
+            part.ready()
+
     def close(self) -> None:
         """Close every part."""
         for part in self.parts.values():

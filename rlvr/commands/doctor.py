@@ -16,7 +16,7 @@ from rich.text import Text
 
 import rlvr
 from rlvr.commands import screen
-from rlvr.registry import KINDS, examined
+from rlvr.registry import KINDS, examined, load
 
 PACKAGES = {
     "gymnasium": "", "sympy": "", "docker": "", "pydantic": "", "typer": "", "rich": "", "PyYAML": "",
@@ -42,7 +42,15 @@ class Finding:
 
 def examine(*, json: bool) -> int:
     """Look at everything and print it; 1 when something is broken."""
-    findings = [_python(), *(_package(name, extra) for name, extra in PACKAGES.items()), _accelerator(), _engine(), *_plugins(), _disk()]
+    findings = [
+        _python(),
+        *(_package(name, extra) for name, extra in PACKAGES.items()),
+        _accelerator(),
+        _engine(),
+        *_sandboxes(),
+        *_plugins(),
+        _disk(),
+    ]
     broken = any(finding.state == "broken" for finding in findings)
     if json:
         screen.say_json({"ok": not broken, "findings": [asdict(finding) for finding in findings]})
@@ -96,6 +104,16 @@ def _engine() -> Finding:
     there = f"the command is at {program}, but " if program else ""
     advice = "start it (`dockerd`, Docker Desktop), or do without code tasks"
     return Finding("docker engine", "missing", f"{there}no engine answers ({error})", advice)
+
+
+def _sandboxes() -> list[Finding]:
+    found = []
+    for entry in examined("sandbox"):
+        if not entry.error:
+            lacks: list[tuple[str, str]] = getattr(load("sandbox", entry.name), "missing", list)()
+            found += [Finding(f"sandbox {entry.name}", "missing", what, how) for what, how in lacks]
+            found += [Finding(f"sandbox {entry.name}", "ok", "can run programs here")] if not lacks else []
+    return found
 
 
 def _engine_version() -> tuple[str, str]:

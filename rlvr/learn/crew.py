@@ -78,6 +78,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     algorithm = from_config("algorithm", config.algorithm)
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     check_prompts(mdp, schedule, looks)
+    environment.ready()
     sampler: Sampler = stack.enter_context(from_config("sampler", config.rollout.sampler))
     model = model_from(ModelConfig(path=str(weights), dtype=config.model.dtype) if weights else config.model, tokenizer, config.seed)
     rows = model.get_input_embeddings().num_embeddings
