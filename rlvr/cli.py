@@ -27,7 +27,7 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for eyes.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin; the value is YAML.")]
-KINDS = "envs, verifiers, sandboxes, samplers, algorithms, recipes"
+KINDS = "envs, verifiers, sandboxes, samplers, algorithms, recipes, suites"
 
 
 @app.command("list")
@@ -40,7 +40,7 @@ def list_(kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"On
 
 @app.command()
 def show(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, algorithm or recipe.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, algorithm, recipe or suite.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     json: Json = False,
 ) -> None:
@@ -115,23 +115,38 @@ def train(
 
 @app.command("eval")
 def eval_(
-    env: Annotated[str, typer.Argument(metavar="ENV", help="An environment's name, or path/to/file.py:Object.")],
-    policy: Annotated[str, typer.Option(help="hf:DIR, scripted:gold, scripted:noop or scripted:random.")],
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, or an environment.")],
+    policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")],
     n: Annotated[int, typer.Option("-n", help="Answers for each task.")] = 1,
-    tasks: Annotated[int, typer.Option("--tasks", "--limit", help="How many tasks, from the first on.")] = 100,
-    split: Annotated[str, typer.Option(help="Which split.")] = "test",
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Room for an answer; default: what the environment says.")] = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", "--limit", help="How many tasks of each environment, from the first on.")] = None,
+    split: Annotated[str | None, typer.Option(help="Which split; default: what the suite says, or test.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: 0 for one answer a task, 1 for several.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Room for an answer; default: what suite and environment say.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Room for prompt and answer together.")] = None,
+    concurrency: Annotated[int, typer.Option(help="How many answers are asked for at once.")] = 64,
+    select: Annotated[str, typer.Option(help="Show best@k as well, chosen by: shortest, longest or confident.")] = "",
     seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="A folder for the samples and the report; it must not exist yet.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A folder for everything; one that the same command began is continued.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Ask again for the samples that have no score.")] = False,
+    allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines however much has no score.")] = False,
+    price: Annotated[str, typer.Option(metavar="READ,WRITTEN", help="What a million tokens cost, to show the cost.")] = "",
     settings: Settings = None,
     json: Json = False,
-) -> None:
-    """Measure a policy on an environment."""
-    from rlvr.commands import running
+) -> int:
+    """Measure a policy on a suite; exit code 1 if too much has no score."""
+    from rlvr.commands import evaluating
 
-    how = {"n": n, "tasks": tasks, "split": split, "temperature": temperature, "max_new_tokens": max_new_tokens, "seed": seed}
-    running.eval_policy(env, policy, pairs=settings or [], out=out, json=json, **how)
+    how: dict[str, object] = {
+        "n": n,
+        "tasks": tasks,
+        "split": split,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "max_length": max_length,
+    }
+    how |= {"concurrency": concurrency, "select": select, "seed": seed, "retry": retry}
+    shown = {"allow_unscored": allow_unscored, "json": json}
+    return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, **shown)
 
 
 @app.command()

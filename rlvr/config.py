@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -26,6 +26,9 @@ class Section(BaseModel):
     """What all sections share: unknown keys are refused, values are never bent to fit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class ModelConfig(Section):
@@ -223,16 +226,21 @@ def read(target: str) -> dict[str, Any]:
 
 def check(data: Mapping[str, Any], source: str) -> RunConfig:
     """A RunConfig, or one message that names every wrong key."""
+    return checked(RunConfig, data, source)
+
+
+def checked(model: type[S], data: Any, source: str) -> S:
+    """A section of any kind from plain data, or one message that names every wrong key."""
     try:
-        return RunConfig.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_told(problem) for problem in error.errors())) from error
+        raise ConfigError(f"{source}: " + "; ".join(_told(model, problem) for problem in error.errors())) from error
 
 
-def _told(problem: Any) -> str:
+def _told(model: type[Section], problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        section: Any = RunConfig
+        section: Any = model
         for part in problem["loc"][:-1]:
             section = _section(section, str(part))
         return f"there is no key {where!r}; {suggest(str(problem['loc'][-1]), section.model_fields, limit=20)}"
@@ -288,13 +296,15 @@ def number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
 
 
-def differing(old: RunConfig, new: RunConfig) -> list[str]:
+def differing(old: Section, new: Section) -> list[str]:
     """Every key that differs, as `key: old -> new`."""
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted(a | b) if a.get(key) != b.get(key)]
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(data, list) and any(isinstance(value, Mapping) for value in data):
+        data = dict(enumerate(data, 1))
     if not isinstance(data, Mapping) or not data:
         return {prefix: data}
     return {k: v for key, value in data.items() for k, v in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()}

@@ -329,6 +329,7 @@ class Sampler(Plugin, ABC):
     """How `rlvr eval --policy` addresses it, for example `hf:DIR`; empty when it cannot stand alone."""
     tokenizer: str | None = None
     """The tokenizer that its tokens belong to, where the sampler is the one to decide."""
+    together: ClassVar[bool] = False  # whether an answer's last bits depend on its company: evaluation then repeats it in the same
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:

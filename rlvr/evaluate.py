@@ -1,93 +1,152 @@
-"""How good is a policy on an environment? Accuracy over held-out tasks, with everything that was not scored counted beside it.
+"""How good is a policy? Samples on held-out tasks, judged, written down one by one; the figures are derived from them.
 
->>> evaluate("arithmetic", "scripted:gold", tasks=100).accuracy        # doctest: +SKIP
+>>> evaluate("arithmetic", "scripted:gold", tasks=100).envs["arithmetic"].avg.value        # doctest: +SKIP
 1.0
+
+An evaluation that was killed goes on where it stopped: the same call samples what is missing, and ends with the same figures.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import Environment, Sampler, Sampling
-from rlvr.episode import End, Episode
+from rich.console import Console
+
+from rlvr.attempt import Attempt, Price, spent
+from rlvr.config import checked
+from rlvr.contracts import Environment, Sampler, Sampling, Verifier
+from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.mdp import TokenMDP
-from rlvr.registry import build, entries, from_config, load
+from rlvr.registry import Spec, entries, from_config, load, parameters
 from rlvr.rollout import Draw, Rollout, seed_of
-from rlvr.runlog import write_episodes
-from rlvr.tokenizers import tokenizer_from
+from rlvr.samples import REPORT, Plan, SampleFile, write_whole
+from rlvr.suite import Item, Suite, suite_from
+from rlvr.summary import EnvSummary, selector_known, summarised
+from rlvr.votes import classes
 
 
 @dataclass(frozen=True, slots=True)
-class EvalReport:
-    """What an evaluation found. `accuracy` is the mean score over the samples that have one; None when none has.
+class Report:
+    """What an evaluation found, environment by environment.
 
-    >>> EvalReport("arithmetic", "scripted:gold", "test", tasks=1, samples=1, scored=1, unscored=0, truncated=0, accuracy=1.0).scored
-    1
+    >>> Report("quick", None, Plan(suite="quick", policy="scripted:gold", envs=[]), {}).refused
+    []
     """
 
-    env: str
-    policy: str
-    split: str
-    tasks: int
-    samples: int
-    scored: int
-    unscored: int
-    """Samples without a verdict: a broken task or a dead sandbox. Never counted as wrong."""
-    truncated: int
-    """Samples that ran into the length cap, judged as they stood."""
-    accuracy: float | None
+    suite: str
+    run: Path | None
+    plan: Plan
+    envs: dict[str, EnvSummary]
     seconds: float = 0.0
-    tokens: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-    """Why samples are unscored, with how many each."""
+    """Spent on sampling and judging, all attempts together."""
+    timed_tokens: int = 0
+    """How many tokens the policy wrote in that time."""
+    sampled: int = 0
+    """How many samples this call added; the others were there already."""
+    torn: int = 0
+    """Bytes of a last line that a killed process had left unfinished."""
 
-    def record(self) -> dict[str, Any]:
-        """The report as plain JSON."""
-        return asdict(self)
+    @property
+    def refused(self) -> list[str]:
+        """The environments whose headline is refused, because too much has no score."""
+        return [name for name, env in self.envs.items() if env.refused]
+
+    def record(self, *, allow_unscored: bool = False) -> dict[str, Any]:
+        """The figures for programs."""
+        envs = {name: env.record(allow_unscored=allow_unscored) for name, env in self.envs.items()}
+        return {"suite": self.suite, "run": str(self.run) if self.run else None, "envs": envs}
 
 
 def evaluate(
-    env: str | dict[str, Any] | Environment,
+    suite: str | Mapping[str, Any] | Environment,
     policy: str,
     *,
-    tasks: int = 100,
     n: int = 1,
-    split: str = "test",
-    temperature: float = 0.0,
+    temperature: float | None = None,
     seed: int = 0,
-    max_new_tokens: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    concurrency: int = 64,
+    select: str = "",
+    retry: bool = False,
+    price: Price | None = None,
     out: Path | None = None,
-) -> EvalReport:
-    """Sample a policy on held-out tasks and judge it."""
-    if tasks < 1 or n < 1:
-        raise ConfigError(f"tasks is {tasks} and n is {n}; both must be at least 1")
-    if out is not None and out.exists():
-        raise ConfigError(f"{out} exists, and results are never overwritten; choose another --out")
-    began = time.perf_counter()
-    sampler = sampler_of(policy)
-    with sampler, from_config("env", env) as environment:
-        tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
-        mdp = TokenMDP(environment, tokenizer, max_new_tokens=max_new_tokens)
-        sampler.bind(environment, tokenizer)
-        environment.ready()
-        with Rollout(mdp, sampler) as rollout:
-            episodes = measure(
-                rollout, split=split, tasks=tasks, n=n, sampling=Sampling(temperature, stop_ids=tokenizer.stop_ids), seed=seed
-            )
-    name = env if isinstance(env, str) else str(env["name"]) if isinstance(env, dict) else type(env).__name__
-    report = summarise(episodes, env=name, policy=policy, split=split, seconds=time.perf_counter() - began)
-    if out is not None:
-        write_episodes(out, episodes, report.record())
-    return report
+    console: Console | None = None,
+    **asked: int | str | None,
+) -> Report:
+    """Sample a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as it is), and judge it.
+
+    Args:
+        suite: what is asked.
+        policy: who is asked, as in `hf:DIR`.
+        n: answers for each task.
+        temperature: 0 is greedy. Where nothing is said: 0 for one answer a task, 1 for several.
+        seed: decides all randomness.
+        settings: of the environments; `path`, or `gsm8k.path` in a suite of several.
+        concurrency: how many answers are asked for at once.
+        select: how best@k chooses, one of `rlvr.summary.SELECTORS`.
+        retry: ask again for the samples that have no score.
+        price: what the tokens cost, to be shown while it goes on.
+        out: the folder for everything that is found; one that the same call began is continued.
+        console: where the progress is shown.
+        asked: tasks, split, max_new_tokens, max_length, for every environment of the suite.
+    """
+    for name, value in {"n": n, "concurrency": concurrency, **asked}.items():
+        if isinstance(value, int) and value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    selector_known(select)
+    spec = policy_spec(policy, concurrency)
+    found, ready = _suite(suite, settings, asked)
+    with ExitStack() as stack:
+        environments = {item.name: stack.enter_context(ready or from_config("env", item.env)) for item in found.items}
+        plan = Plan(
+            suite=found.name,
+            policy=policy,
+            n=n,
+            temperature=(0.0 if n == 1 else 1.0) if temperature is None else float(temperature),
+            seed=seed,
+            envs=list(found.items),
+            verifiers={name: verifier_label(environment.verifier) for name, environment in environments.items()},
+        )
+        wanted = {item.name: wanted_of(item, environments[item.name], plan) for item in plan.envs}
+        file = stack.enter_context(SampleFile.open(out, plan))
+        attempt = Attempt(plan, file, concurrency=concurrency, retry=retry, price=price, console=console)
+        attempt.run(spec, environments, wanted)
+        seconds, tokens = spent(out) if out else (attempt.seconds, attempt.written)
+        envs = summaries(plan, file, environments, select)
+        report = Report(found.name, out, plan, envs, seconds, tokens, attempt.samples, file.torn)
+        write_report(report)
+        return report
 
 
-def sampler_of(policy: str) -> Sampler:
-    """The sampler that `--policy` names."""
+def summaries(plan: Plan, file: SampleFile, environments: Mapping[str, Environment], select: str = "") -> dict[str, EnvSummary]:
+    """The figures of every environment, from the samples that are there."""
+    found = {}
+    for item in plan.envs:
+        environment, n = environments[item.name], plan.n_of(item)
+        groups: dict[int, list[Any]] = {}
+        for key in sorted(key for key in file.samples if key[0] == item.name):
+            groups.setdefault(key[1], []).append(file.samples[key])
+        votes = {index: classes(environment.verifier, environment.task(item.split, index), group) for index, group in groups.items()}
+        tasks = count_of(environment, item.split, item.tasks)
+        found[item.name] = summarised(item.name, groups, n=n, tasks=tasks, votes=votes, select=select)
+    return found
+
+
+def write_report(report: Report) -> None:
+    """`report.json`: the figures and nothing that a repetition would change."""
+    if report.run is not None:
+        envs = {name: env.figures() for name, env in report.envs.items()}
+        data = {"suite": report.suite, "policy": report.plan.policy, "envs": envs}
+        write_whole(report.run / REPORT, json.dumps(data, indent=2) + "\n")
+
+
+def policy_spec(policy: str, concurrency: int | None = None) -> Spec:
+    """What `--policy` names: which sampler, with which settings. The sampler itself is not built yet."""
     name, colon, rest = policy.partition(":")
     names = [entry.name for entry in entries("sampler")]
     if not colon or not rest or name not in names:  # the samplers are not asked: importing them all takes longer than a typo is worth
@@ -95,48 +154,88 @@ def sampler_of(policy: str) -> Sampler:
     factory: Any = load("sampler", name)
     if not getattr(factory, "policy_form", ""):
         raise ConfigError(f"the sampler {name!r} cannot be named as a policy; choose another with `rlvr list samplers`")
-    sampler: Sampler = build("sampler", name, **factory.policy_settings(rest))
+    limits = {"concurrency": concurrency} if concurrency and "concurrency" in parameters(factory) else {}
+    return Spec("sampler", name, {**limits, **factory.policy_settings(rest)})
+
+
+def sampler_of(policy: str) -> Sampler:
+    """The sampler that `--policy` names."""
+    sampler: Sampler = policy_spec(policy).build()
     return sampler
+
+
+def verifier_label(verifier: Verifier) -> str:
+    """A verifier with its version, and those inside it: two runs with the same label judge alike.
+
+    >>> verifier_label(build("verifier", "numeric"))              # doctest: +SKIP
+    'Numeric 1'
+    """
+    inner = [value for held in vars(verifier).values() for value in (held.values() if isinstance(held, dict) else [held])]
+    labels = [verifier_label(value) for value in inner if isinstance(value, Verifier)]
+    return f"{type(verifier).__name__} {verifier.version}" + (f" ({', '.join(labels)})" if labels else "")
 
 
 def measure(rollout: Rollout, *, split: str, tasks: int, n: int, sampling: Sampling, seed: int) -> list[Episode]:
     """Sample `n` episodes of each of the first `tasks` tasks of a split."""
-    environment = rollout.mdp.environment
-    if split not in environment.splits:
-        raise ConfigError(f"split is {split!r}; {suggest(split, environment.splits)}")
-    return rollout.collect(draws(environment, split, tasks, n, seed), sampling)
+    return rollout.collect(draws(rollout.mdp.environment, split, tasks, n, seed), sampling)
 
 
 def draws(environment: Environment, split: str, tasks: int, n: int, seed: int) -> list[Draw]:
     """Which episodes an evaluation asks for."""
-    size = environment.size(split)
-    if size == 0:
-        raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")
     return [
         Draw(environment.task(split, index), f"{split}:{index}", seed_of(seed, "eval", split, index, k), {"split": split, "index": index})
-        for index in range(tasks if size is None else min(tasks, size))
+        for index in range(count_of(environment, split, tasks))
         for k in range(n)
     ]
 
 
-def summarise(episodes: Sequence[Episode], *, env: str, policy: str, split: str, seconds: float = 0.0) -> EvalReport:
-    """Count and average; what has no score is counted apart."""
-    scored = [episode for episode in episodes if episode.scored]
-    reasons: dict[str, int] = {}
-    for episode in episodes:
-        if not episode.scored:
-            reasons[episode.error] = reasons.get(episode.error, 0) + 1
-    return EvalReport(
-        env=env,
-        policy=policy,
-        split=split,
-        tasks=len({episode.task_id for episode in episodes}),
-        samples=len(episodes),
-        scored=len(scored),
-        unscored=len(episodes) - len(scored),
-        truncated=sum(episode.end is End.TRUNCATED for episode in episodes),
-        accuracy=sum(episode.reward for episode in scored) / len(scored) if scored else None,
-        seconds=round(seconds, 3),
-        tokens=sum(episode.length for episode in episodes),
-        reasons=reasons,
-    )
+def count_of(environment: Environment, split: str, tasks: int) -> int:
+    """How many of so many tasks a split has; none at all is an error."""
+    if split not in environment.splits:
+        raise ConfigError(f"split is {split!r}; {suggest(split, environment.splits)}")
+    size = environment.size(split)
+    if size == 0:
+        raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")
+    return tasks if size is None else min(tasks, size)
+
+
+def wanted_of(item: Item, environment: Environment, plan: Plan) -> list[Draw]:
+    """The draws of one environment of a suite, each with what its row needs to stand alone."""
+    n = plan.n_of(item)
+    return [
+        replace(draw, meta={"env": item.name, **draw.meta, "sample": place % n, "prompt": list(draw.task.prompt)})
+        for place, draw in enumerate(draws(environment, item.split, item.tasks, n, plan.seed))
+    ]
+
+
+def mean_score(episodes: Sequence[Episode]) -> float | None:
+    """The mean over the episodes that have a score; None when not one has."""
+    scores = [episode.reward for episode in episodes if episode.scored]
+    return sum(scores) / len(scores) if scores else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The mean score of some episodes.
+
+    >>> Tally(0.5).accuracy
+    0.5
+    """
+
+    accuracy: float | None
+
+
+def summarise(episodes: Sequence[Episode], *, env: str = "", policy: str = "", split: str = "") -> Tally:
+    """The mean over the episodes that have a score."""
+    return Tally(mean_score(episodes))
+
+
+def _suite(
+    suite: str | Mapping[str, Any] | Environment, settings: Mapping[str, Any] | None, asked: Mapping[str, int | str | None]
+) -> tuple[Suite, Environment | None]:
+    """The suite, and the environment itself where that was handed over."""
+    if isinstance(suite, str):
+        return suite_from(suite, settings, **asked), None
+    env = {"name": type(suite).__name__} if isinstance(suite, Environment) else {**suite, **(settings or {})}
+    item = checked(Item, {"env": env, **{key: value for key, value in asked.items() if value is not None}}, "this evaluation")
+    return Suite(item.name, (item,)), suite if isinstance(suite, Environment) else None

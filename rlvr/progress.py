@@ -19,8 +19,9 @@ class Work:
     ...     work.advance({"reward": 0.5, "tokens/s": 900.0})
     """
 
-    def __init__(self, console: Console, title: str, total: int, done: int = 0) -> None:
-        self.console, self.title, self.total, self.done = console, title, total, done
+    def __init__(self, console: Console, title: str, total: int, done: int = 0, *, patience_s: float = 0.0) -> None:
+        """`patience_s`: work that is over so soon leaves no line in a log."""
+        self.console, self.title, self.total, self.done, self.patience_s = console, title, total, done, patience_s
         self._said = 0.0
         self._began = time.monotonic()
         self._first = done
@@ -44,6 +45,8 @@ class Work:
             self._bar.update(self._task, completed=self.done, numbers=text)
             return
         now = time.monotonic()
+        if now - self._began < self.patience_s:
+            return
         if now - self._said >= QUIET_SECONDS or self.done == self.total:
             self._said = now
             left = (now - self._began) / max(self.done - self._first, 1) * (self.total - self.done)

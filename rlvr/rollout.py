@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.episode import End, Episode
@@ -79,22 +80,41 @@ class Rollout:
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order."""
+        found = dict(self.stream(draws, sampling, version=version))
+        return [found[i] for i in range(len(draws))]
+
+    def stream(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
+        """Each draw's index with its episode, as soon as it is judged."""
         self.timing, self._judged = Timing(), []
         began = time.perf_counter()
         talks = [_Talk(draw, self.mdp) for draw in draws]
-        while speaking := [talk for talk in talks if talk.speaking]:
-            requests = [talk.request() for talk in speaking]
-            for i, completion in self.sampler.stream(requests, sampling):
-                talk = speaking[i]
-                talk.hear(completion)
-                if talk.over:
-                    talk.verdict = self._pool.submit(self._judge, talk.state)
+        over: SimpleQueue[int] = SimpleQueue()
+        waiting: set[int] = set(range(len(talks)))
+        while speaking := [i for i, talk in enumerate(talks) if talk.speaking]:
+            silent = set(speaking)
+            for at, completion in self.sampler.stream([talks[i].request() for i in speaking], sampling):
+                silent.discard(speaking[at])
+                self._hear(talks[speaking[at]], completion, speaking[at], over)
+                while not over.empty():
+                    waiting.discard(i := over.get())
+                    yield i, talks[i].episode(self._wait(talks[i], began), version)
+            for i in silent:
+                talks[i].error = "the sampler gave no answer at all"
         sampled = time.perf_counter()
         self.timing.sampling = sampled - began
-        episodes = [talk.episode(self._wait(talk, sampled), version) for talk in talks]
+        for i in sorted(waiting):
+            yield i, talks[i].episode(self._wait(talks[i], sampled), version)
         self.timing.waiting = time.perf_counter() - sampled
         self.timing.verifying = sum(self._judged)
-        return episodes
+
+    def _hear(self, talk: _Talk, completion: Completion, i: int, over: SimpleQueue[int]) -> None:
+        """A talk goes on, or is put to the judge; `over` is told when there is no more to wait for."""
+        talk.hear(completion)
+        if talk.over:
+            talk.verdict = self._pool.submit(self._judge, talk.state)
+            talk.verdict.add_done_callback(lambda _: over.put(i))
+        elif not talk.speaking:
+            over.put(i)
 
     def _judge(self, state: State) -> Verdict:
         began = time.perf_counter()
@@ -166,7 +186,7 @@ class _Talk:
         draw, state = self.draw, self.state
         if verdict is not None and not self.error:
             made = self.mdp.episode(state, verdict, group=draw.group, logprobs=self.logprobs, version=version)
-            made.meta.update(draw.meta)
+            made.meta.update(draw.meta, finish=str(state.end))
             return made
         length = len(self.logprobs)
         reason = self.error or "the conversation never ended"
@@ -182,5 +202,5 @@ class _Talk:
             verdict=Verdict(None, reason, fault=Fault.INFRA),
             turns=len(state.said),
             error=reason,
-            meta=dict(draw.meta),
+            meta={**draw.meta, "finish": End.FAILED.value},
         )

@@ -154,7 +154,11 @@ CASES: list[Case] = [
     ("no tasks", ["eval", "arithmetic", "--policy", "scripted:gold", "--tasks", "0"], ["at least 1"]),
     ("no such split", ["eval", "arithmetic", "--policy", "scripted:gold", "--split", "tset"], ["did you mean 'test'"]),
     ("no room for an answer", ["eval", "arithmetic", "--policy", "scripted:gold", "--max-new-tokens", "0"], ["at least 1"]),
-    ("results that exist", ["eval", "arithmetic", "--policy", "scripted:gold", "--out", "taken"], ["taken exists", "--out"]),
+    (
+        "results that exist",
+        ["eval", "arithmetic", "--policy", "scripted:gold", "--out", "taken"],
+        ["taken exists", "nothing is ever overwritten", "--out"],
+    ),
     ("results that cannot be written", ["eval", "arithmetic", "--policy", "scripted:gold", "--out", "a_file/x"], ["cannot be written"]),
     ("an environment without tasks", ["eval", "broken.py:Empty", "--policy", "scripted:noop"], ["no task in its split"]),
     ("a prompt longer than the window", ["eval", "broken.py:Long", "--policy", "scripted:noop"], ["max_length", "tokens"]),
@@ -232,9 +236,9 @@ def test_a_broken_verifier_gives_no_score(name: str, words: str, desk: Path, cap
 
 
 def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["eval", "digit_sum", "--policy", "scripted:gold", "--set", "verifier=broken.py:Raises", "--tasks", "3", "--json"]) == 0
+    assert run(["eval", "digit_sum", "--policy", "scripted:gold", "--set", "verifier=broken.py:Raises", "--tasks", "3", "--json"]) == 1
     said = capsys.readouterr().out
-    assert '"accuracy": null' in said and '"unscored": 3' in said
+    assert '"avg": null' in said and '"unscored": 3' in said
 
 
 def test_a_run_is_not_resumed_under_another_configuration(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ def test_no_arguments_is_a_way_in(capsys: Said) -> None:
     assert "verify" in said.out + said.err and "Traceback" not in said.err
 
 
-@pytest.mark.parametrize("kind", ["envs", "verifiers", "sandboxes", "samplers", "algorithms", "recipes"])
+@pytest.mark.parametrize("kind", ["envs", "verifiers", "sandboxes", "samplers", "algorithms", "recipes", "suites"])
 def test_list_json(kind: str, capsys: Said) -> None:
     rows = parsed(["list", kind], capsys)
     assert rows and [row["name"] for row in rows] == sorted(row["name"] for row in rows)
@@ -61,7 +61,15 @@ def test_list_json(kind: str, capsys: Said) -> None:
 def test_list_shows_every_kind(capsys: Said) -> None:
     said = obey(["list"], capsys)
     assert [word for word in ("arithmetic", "numeric", "docker", "scripted", "grpo", "quickstart") if word not in said] == []
-    assert {row["kind"] for row in parsed(["list"], capsys)} == {"envs", "verifiers", "sandboxes", "samplers", "algorithms", "recipes"}
+    assert {row["kind"] for row in parsed(["list"], capsys)} == {
+        "envs",
+        "verifiers",
+        "sandboxes",
+        "samplers",
+        "algorithms",
+        "recipes",
+        "suites",
+    }
 
 
 def test_show_explains_the_settings(capsys: Said) -> None:
@@ -149,11 +157,11 @@ def test_check_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
 
 def test_eval_reports_and_writes(tmp_path: Path, capsys: Said) -> None:
     for script, accuracy in (("gold", 1.0), ("noop", 0.0), ("random", 0.0)):
-        row = parsed(["eval", "arithmetic", "--policy", f"scripted:{script}", "--tasks", "20"], capsys)
-        assert (row["accuracy"], row["tasks"], row["unscored"]) == (accuracy, 20, 0)
+        row = parsed(["eval", "arithmetic", "--policy", f"scripted:{script}", "--tasks", "20"], capsys)["envs"]["arithmetic"]
+        assert (row["avg"], row["tasks"], row["unscored"]) == (accuracy, 20, 0)
     out = tmp_path / "results"
     said = obey(["eval", "guess_number", "--policy", "scripted:gold", "--tasks", "5", "-n", "2", "--out", str(out)], capsys)
-    assert "100.00%" in said and "10 answers" in said and str(out) in said
+    assert "100.0%" in said and "10 samples" in said and str(out) in said
     assert len((out / "episodes.jsonl").read_text("utf-8").splitlines()) == 10
 
 

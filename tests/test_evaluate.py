@@ -1,19 +1,30 @@
-"""Evaluation: what counts, what is counted apart, and what is refused."""
+"""Evaluation: what counts, what is counted apart, what a killed one leaves, and what is refused."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlvr.attempt import Attempt
 from rlvr.config import ModelConfig
-from rlvr.contracts import Environment, Verifier
+from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluate import evaluate
+from rlvr.evaluate import Report, evaluate
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.model import exported, model_from
-from rlvr.runlog import rows_of
+from rlvr.samplers.scripted import Scripted
+from rlvr.samples import rows_in
+from rlvr.summary import EnvSummary
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.tokenizers import CharTokenizer
 from tests.tiny import MODEL
@@ -22,15 +33,25 @@ from tests.worlds import DIGITS
 SUMS = "tests/worlds.py:Sums"
 
 
+def only(report: Report) -> EnvSummary:
+    (found,) = report.envs.values()
+    return found
+
+
+def value(report: Report) -> float | None:
+    avg = only(report).avg
+    return avg.value if avg else None
+
+
 def test_gold_is_right_and_silence_is_not() -> None:
     gold, noop, dice = (evaluate(SUMS, f"scripted:{script}", tasks=50) for script in ("gold", "noop", "random"))
-    assert (gold.accuracy, gold.tasks, gold.scored, gold.unscored) == (1.0, 50, 50, 0)
-    assert noop.accuracy == 0.0 and dice.accuracy is not None and dice.accuracy < 0.3 and dice.truncated > 0
+    assert (value(gold), only(gold).tasks, only(gold).scored, only(gold).unscored) == (1.0, 50, 50, 0)
+    assert value(noop) == 0.0 and (value(dice) or 0.0) < 0.3 and only(dice).truncated > 0
 
 
-def test_n_samples_a_task_and_no_more_tasks_than_there_are() -> None:
-    report = evaluate({"name": SUMS, "below": 3}, "scripted:gold", tasks=100, n=4)
-    assert (report.tasks, report.samples) == (9, 36)
+def test_a_split_that_ends_is_asked_to_its_end_and_no_further() -> None:
+    found = only(evaluate({"name": SUMS, "below": 3}, "scripted:gold", tasks=50, n=4))
+    assert (found.tasks, found.samples, found.missing) == (9, 36, 0)
 
 
 class Sometimes(Verifier):
@@ -55,24 +76,193 @@ class Numbers(Environment):
 
 
 def test_what_has_no_score_is_counted_apart_and_never_as_wrong() -> None:
-    report = evaluate(Numbers(), "scripted:gold", tasks=30)
-    assert (report.samples, report.scored, report.unscored, report.accuracy) == (30, 20, 10, 0.5)
-    assert report.reasons == {"the engine is away": 10}
+    found = only(report := evaluate(Numbers(), "scripted:gold", tasks=30))
+    assert (found.samples, found.scored, found.unscored, found.failed, value(report)) == (30, 20, 10, 0, 0.5)
+    assert found.reasons == {"the engine is away": 10}
+    assert report.refused == ["Numbers"] and report.record()["envs"]["Numbers"]["avg"] is None
+    shown = report.record(allow_unscored=True)["envs"]["Numbers"]
+    assert shown["avg"] == shown["pass_at"]["1"] == 0.5 and shown["ci95"][0] < 0.5 < shown["ci95"][1]
 
 
 def test_a_model_in_a_folder_is_evaluated_with_its_own_tokenizer(tmp_path: Path) -> None:
     tokenizer = CharTokenizer(DIGITS)
     place = checkpoint.save(tmp_path, model_from(ModelConfig(config=MODEL), tokenizer), exported(tokenizer), {}, Progress(1))
-    once, again = (evaluate(SUMS, f"hf:{place}", tasks=20, temperature=1.0, seed=3) for _ in range(2))
-    assert once.samples == 20 and (once.accuracy, once.tokens) == (again.accuracy, again.tokens)
+    once, again = (only(evaluate(SUMS, f"hf:{place}", tasks=20, temperature=1.0, seed=3)) for _ in range(2))
+    assert once.samples == 20 and once == again
 
 
-def test_the_samples_are_written_and_never_overwritten(tmp_path: Path) -> None:
-    report = evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
-    rows = list(rows_of(tmp_path / "e" / "episodes.jsonl"))
-    assert [row["reward"] for row in rows] == [1.0] * report.samples and rows[0]["verdict"]["reason"]
-    with pytest.raises(ConfigError, match="never overwritten"):
+def test_the_json_of_the_command_has_just_what_is_promised(tmp_path: Path) -> None:
+    row = evaluate(SUMS, "scripted:gold", tasks=5, n=2, out=tmp_path / "e").record()
+    assert row == {
+        "suite": SUMS,
+        "run": str(tmp_path / "e"),
+        "envs": {
+            "Sums": {
+                "avg": 1.0,
+                "ci95": row["envs"]["Sums"]["ci95"],
+                "pass_at": {"1": 1.0, "2": 1.0},
+                "maj_at": {"1": 1.0, "2": 1.0},
+                "tasks": 5,
+                "samples": 10,
+                "scored": 10,
+                "unscored": 0,
+                "truncated": 0,
+                "failed": 0,
+            }
+        },
+    }
+
+
+def results(folder: Path) -> tuple[bytes, list[str]]:
+    return (folder / "report.json").read_bytes(), sorted((folder / "episodes.jsonl").read_text("utf-8").splitlines())
+
+
+def test_an_evaluation_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        evaluate(SUMS, "scripted:random", tasks=8, n=3, out=folder)
+    lines = (cut / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (cut / "episodes.jsonl").write_text("".join(lines[:10]) + lines[10][:50], "utf-8")
+    (cut / "report.json").unlink()
+    again = evaluate(SUMS, "scripted:random", tasks=8, n=3, out=cut)
+    assert (again.sampled, again.torn) == (14, 50) and results(cut) == results(whole)
+    assert evaluate(SUMS, "scripted:random", tasks=8, n=3, out=cut).sampled == 0 and results(cut) == results(whole)
+
+
+def test_a_folder_of_another_plan_is_left_alone(tmp_path: Path) -> None:
+    evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
+    before = results(tmp_path / "e")
+    with pytest.raises(ConfigError, match=r"n: 1 -> 2"):
+        evaluate(SUMS, "scripted:gold", tasks=5, n=2, out=tmp_path / "e")
+    with pytest.raises(ConfigError, match=r"envs.1.tasks: 5 -> 6"):
+        evaluate(SUMS, "scripted:gold", tasks=6, out=tmp_path / "e")
+    assert results(tmp_path / "e") == before
+
+
+class Moody(Scripted):
+    """Fails on every third request while `down`."""
+
+    down = True
+    asked = 0
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        for i, completion in super().stream(requests, sampling):
+            type(self).asked += 1
+            yield i, Completion([], [], "error", "the endpoint answered 500") if self.down and i % 3 == 0 else completion
+
+
+def test_what_failed_is_counted_and_asked_again_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.samplers.scripted.make", Moody)
+    first = only(evaluate(SUMS, "scripted:gold", tasks=12, out=tmp_path / "e"))
+    assert (first.samples, first.scored, first.unscored, first.failed) == (12, 8, 4, 4)
+    assert first.avg is not None and first.avg.value == 1.0 and first.reasons == {"the endpoint answered 500": 4}
+    Moody.down, Moody.asked = False, 0
+    assert only(evaluate(SUMS, "scripted:gold", tasks=12, out=tmp_path / "e")).failed == 4 and Moody.asked == 0
+    mended = only(evaluate(SUMS, "scripted:gold", tasks=12, out=tmp_path / "e", retry=True))
+    assert (mended.scored, mended.failed, Moody.asked) == (12, 0, 4)
+    assert len(list(rows_in(tmp_path / "e"))) == 16  # nothing was lost: the failures are still on record
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+import rlvr.samplers.scripted as scripted
+stream = scripted.Scripted.stream
+def slow(self, requests, sampling):
+    for pair in stream(self, requests, sampling):
+        time.sleep(0.02)
+        yield pair
+scripted.Scripted.stream = slow
+from rlvr.evaluate import evaluate
+evaluate("tests/worlds.py:Sums", "scripted:random", tasks=20, n=3, out=Path(sys.argv[1]))
+"""
+
+
+def test_killed_twice_it_ends_like_one_that_was_left_alone(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    evaluate(SUMS, "scripted:random", tasks=20, n=3, out=whole)
+    counts = []
+    for enough in (5, 25):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], env={**os.environ, "PYTHONPATH": os.getcwd()})
+        deadline = time.monotonic() + 60
+        while (count := rows(killed)) < enough and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait(20) == -signal.SIGKILL and count >= enough
+        counts.append(rows(killed))
+    left = evaluate(SUMS, "scripted:random", tasks=20, n=3, out=killed)
+    assert left.sampled == 60 - counts[1] and results(killed) == results(whole)
+
+
+def rows(folder: Path) -> int:
+    path = folder / "episodes.jsonl"
+    return path.read_text("utf-8").count("\n") if path.is_file() else 0
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def meanwhile(self: Attempt, *args: Any) -> None:
         evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
+
+    monkeypatch.setattr(Attempt, "run", meanwhile)
+    with pytest.raises(ConfigError, match="another process is writing"):
+        evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
+
+
+def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    class Company(Scripted):
+        together = True
+
+        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+            sizes.append(len(requests))
+            return super().stream(requests, sampling)
+
+    monkeypatch.setattr("rlvr.samplers.scripted.make", Company)
+    evaluate(SUMS, "scripted:random", tasks=10, concurrency=4, out=tmp_path / "e")
+    whole = results(tmp_path / "e")
+    lines = (tmp_path / "e" / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (tmp_path / "e" / "episodes.jsonl").write_text("".join(lines[:6]), "utf-8")
+    assert evaluate(SUMS, "scripted:random", tasks=10, concurrency=4, out=tmp_path / "e").sampled == 4
+    assert sizes == [4, 4, 2, 4, 2] and results(tmp_path / "e") == whole
+
+
+def test_a_suite_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("- {name: small, env: {name: tests/worlds.py:Sums, below: 3}, n: 2}\n- {env: arithmetic, tasks: 4}\n", "utf-8")
+    report = evaluate(str(file), "scripted:gold", n=3, settings={"arithmetic.levels": ["1+1"], "small.below": 2}, out=tmp_path / "e")
+    assert report.suite == "mine" and list(report.envs) == ["small", "arithmetic"]
+    assert [(env.tasks, env.samples) for env in report.envs.values()] == [(4, 8), (4, 12)]
+    assert json.loads((tmp_path / "e" / "report.json").read_text("utf-8"))["envs"]["small"]["avg"]["value"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["quick", "reasoning"])
+def test_the_shipped_suites_that_need_no_data(name: str) -> None:
+    report = evaluate(name, "scripted:gold", tasks=3)
+    assert {env.avg and env.avg.value for env in report.envs.values()} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- {env: gsm8kk}\n", "did you mean 'gsm8k'"),
+        ("- {evn: gsm8k}\n", "there is no key 'evn'; did you mean 'env'"),
+        ("- {env: gsm8k, task: 5}\n", "did you mean 'tasks'"),
+        ("- {env: arithmetic, tasks: many}\n", "entry 1: tasks: "),
+        ("- {env: {nmae: arithmetic}}\n", "a 'name' is missing"),
+        ("- arithmetic\n- arithmetic\n", "two entries called 'arithmetic'"),
+        ("- {env: arithmetic, split: tset}\n", "did you mean 'test'"),
+        ("env: arithmetic\n", "not a list of environments"),
+        ("[]\n", "no environment at all"),
+        ("- {env: [\n", "not valid YAML"),
+    ],
+)
+def test_a_suite_with_a_typo(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text, "utf-8")
+    with pytest.raises(ConfigError) as error:
+        evaluate(str(file), "scripted:gold")
+    assert told in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +281,16 @@ def test_a_policy_that_is_none(policy: str, told: str) -> None:
 
 
 def test_other_bad_requests(tmp_path: Path) -> None:
-    for policy, kwargs, told in (
-        ("scripted:golden", {}, "did you mean 'gold'"),
-        ("hf:nowhere", {}, "nowhere"),
-        ("scripted:gold", {"tasks": 0}, "tasks is 0"),
-        ("scripted:gold", {"split": "tests"}, "did you mean 'test'"),
+    for suite, policy, kwargs, told in (
+        (SUMS, "scripted:golden", {}, "did you mean 'gold'"),
+        (SUMS, "hf:nowhere", {}, "nowhere"),
+        (SUMS, "scripted:gold", {"tasks": 0}, "tasks is 0"),
+        (SUMS, "scripted:gold", {"split": "tests"}, "did you mean 'test'"),
+        (SUMS, "scripted:gold", {"select": "shorter"}, "did you mean 'shortest'"),
+        ("quik", "scripted:gold", {}, "did you mean 'quick'"),
+        ("quik.yaml", "scripted:gold", {}, "no suite 'quik.yaml'"),
+        ("quick", "scripted:gold", {"settings": {"levels": []}}, "arithmetic.levels"),
+        ("quick", "scripted:gold", {"settings": {"arthmetic.levels": []}}, "did you mean 'arithmetic'"),
     ):
         with pytest.raises(ConfigError, match=told):
-            evaluate(SUMS, policy, **kwargs)
+            evaluate(suite, policy, **kwargs)

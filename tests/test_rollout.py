@@ -170,3 +170,33 @@ def test_seeds_are_functions_of_their_parts_alone() -> None:
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="workers 0"):
         Rollout(TokenMDP(Sums(), ByteTokenizer()), Scripted(), workers=0)
+
+
+class Mute(Sampler):
+    """A sampler that forgets every other request."""
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        yield from ((i, Completion([5, 0], [-0.1, -0.1], "stop")) for i in range(0, len(requests), 2))
+
+
+def test_a_request_that_nobody_answers_is_a_failed_episode() -> None:
+    environment = Sums()
+    with rollout_of(environment, Mute()) as rollout:
+        episodes = rollout.collect(draws(environment, 6), Sampling())
+    assert [e.end for e in episodes] == [End.TERMINATED, End.FAILED] * 3 and "no answer at all" in episodes[1].error
+    assert [e.meta["finish"] for e in episodes[:2]] == ["terminated", "failed"]
+
+
+def test_episodes_are_handed_over_while_others_are_still_sampled() -> None:
+    environment, sampled = Sums(), []
+
+    class Slow(Sampler):
+        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+            for i in range(len(requests)):
+                sampled.append(i)
+                time.sleep(0.02)  # room for the judge
+                yield i, Completion([5, 0], [-0.1, -0.1], "stop")
+
+    with rollout_of(environment, Slow()) as rollout:
+        seen = [(i, len(sampled)) for i, _ in rollout.stream(draws(environment, 10), Sampling())]
+    assert sorted(i for i, _ in seen) == list(range(10)) and seen[0][1] < 10

@@ -13,12 +13,13 @@ from rlvr.commands import screen
 from rlvr.errors import NotFound, suggest
 from rlvr.registry import KINDS, PACKAGE, Entry, examined, kind_of, load, parameters
 
-RECIPES = "recipes"
+YAMLS = {"recipes": "recipe", "suites": "suite"}
+"""What is no plugin but a file of settings: folder and word."""
 
 
 def list_plugins(word: str | None, *, json: bool) -> None:
     """Print everything registered of one kind, or of every kind."""
-    kinds = [_plural(word)] if word else [*(kind.plural for kind in KINDS.values()), RECIPES]
+    kinds = [_plural(word)] if word else [*(kind.plural for kind in KINDS.values()), *YAMLS]
     found = {plural: rows_of(plural) for plural in kinds}
     if json:
         screen.say_json([row if word else {"kind": plural, **row} for plural, rows in found.items() for row in rows])
@@ -30,18 +31,17 @@ def list_plugins(word: str | None, *, json: bool) -> None:
 
 
 def rows_of(plural: str) -> list[dict[str, str]]:
-    """What the listing says about each plugin of a kind, or about each recipe."""
-    if plural == RECIPES:
-        return [
-            {"name": path.stem, "source": "rlvr", "summary": _first_comment(path)} for path in sorted((PACKAGE / RECIPES).glob("*.yaml"))
-        ]
+    """What the listing says about each plugin of a kind, about each recipe or suite."""
+    if plural in YAMLS:
+        paths = sorted((PACKAGE / plural).glob("*.yaml"))
+        return [{"name": path.stem, "source": "rlvr", "summary": _first_comment(path)} for path in paths]
     return [_row(entry) for entry in examined(plural)]
 
 
 def show_plugin(word: str, name: str, *, json: bool) -> None:
     """Print what one plugin is for, and its settings with their defaults."""
-    if _plural(word) == RECIPES:
-        _show_recipe(name, json=json)
+    if (plural := _plural(word)) in YAMLS:
+        _show_yaml(plural, name, json=json)
         return
     kind = kind_of(word)
     factory = load(kind.name, name)
@@ -74,20 +74,20 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     console.print(screen.table(columns, cells) if cells else "It has no settings.")
 
 
-def _show_recipe(name: str, *, json: bool) -> None:
-    path = PACKAGE / RECIPES / f"{name}.yaml"
+def _show_yaml(plural: str, name: str, *, json: bool) -> None:
+    path = PACKAGE / plural / f"{name}.yaml"
     if not path.is_file():
-        names = [row["name"] for row in rows_of(RECIPES)]
-        raise NotFound(f"no recipe is called {name!r}; {suggest(name, names)}. `rlvr list recipes` shows all")
+        names = [row["name"] for row in rows_of(plural)]
+        raise NotFound(f"no {YAMLS[plural]} is called {name!r}; {suggest(name, names)}. `rlvr list {plural}` shows all")
     text = path.read_text("utf-8")
     if json:
-        screen.say_json({"kind": "recipe", "name": name, "text": text})
+        screen.say_json({"kind": YAMLS[plural], "name": name, "text": text})
     else:
         screen.out().print(Text(text.rstrip()))
 
 
 def _plural(word: str) -> str:
-    return RECIPES if word in ("recipe", RECIPES) else kind_of(word).plural
+    return next((plural for plural, one in YAMLS.items() if word in (plural, one)), "") or kind_of(word).plural
 
 
 def _row(entry: Entry) -> dict[str, str]:

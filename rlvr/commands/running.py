@@ -1,16 +1,14 @@
-"""`rlvr train`, `rlvr eval` and `rlvr replay`: what is asked for, what is printed at the end."""
+"""`rlvr train` and `rlvr replay`: what is asked for, what is printed at the end."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
 from rlvr.commands import screen
-from rlvr.commands.settings import settings_from
 from rlvr.errors import MissingExtra
 
 
@@ -28,32 +26,6 @@ def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume
     report = train(config, out=out, resume=resume, verify=verify, console=screen.err() if json else screen.out())
     if json and os.environ.get("RANK", "0") == "0":  # of several processes one speaks
         screen.say_json(report.record())
-
-
-def eval_policy(env: str, policy: str, *, pairs: Sequence[str], out: Path | None, json: bool, **how: Any) -> None:
-    """Measure a policy on one environment and print what was counted."""
-    from rlvr.evaluate import evaluate
-
-    report = evaluate({"name": env, **settings_from(pairs)}, policy, out=out, **how)
-    if json:
-        screen.say_json(report.record())
-        return
-    accuracy = "none: nothing was scored" if report.accuracy is None else f"{report.accuracy:.2%}"
-    rows = [
-        ("accuracy", accuracy),
-        ("tasks", f"{report.tasks} of the split {report.split}, {report.samples} answers"),
-        ("scored", str(report.scored)),
-        ("unscored", str(report.unscored)),
-        ("truncated", str(report.truncated)),
-        ("time", f"{report.seconds:.1f} s"),
-    ]
-    console = screen.out()
-    console.print(Text(f"{policy} on {env}", style="bold"))
-    console.print(screen.facts(rows))
-    for reason, count in list(report.reasons.items())[:5]:
-        console.print(Text(f"unscored {count} times: {reason}", style="yellow"))
-    if out is not None:
-        console.print(Text(f"written to {out}"))
 
 
 def replay_run(run: Path, *, json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ import yaml
 
 from rlvr.config import number
 from rlvr.errors import ConfigError
+
+KEY = r"([\w-]+\.)?[^\W\d]\w*"
+"""A setting, perhaps behind the name of the environment that it belongs to."""
 
 
 def settings_from(pairs: Sequence[str]) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def settings_from(pairs: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in pairs:
         key, equals, value = text.partition("=")
-        if not equals or not key.strip().isidentifier():
+        if not equals or not re.fullmatch(KEY, key.strip()):
             raise ConfigError(f"--set {text!r} is not of the form key=value, for example --set tolerance=0.01")
         if key.strip() in found:
             raise ConfigError(f"--set names {key.strip()!r} twice; give each setting once")

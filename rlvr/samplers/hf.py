@@ -31,6 +31,7 @@ class HFSampler(Sampler):
     """
 
     policy_form = "hf:DIR"
+    together = True
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:

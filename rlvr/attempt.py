@@ -1,0 +1,145 @@
+"""One attempt at an evaluation: it samples what is missing, writes down each sample as it is judged, and shows how far it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from rlvr.contracts import Environment, Sampler, Sampling
+from rlvr.episode import Episode
+from rlvr.mdp import TokenMDP
+from rlvr.progress import Work
+from rlvr.registry import Spec
+from rlvr.rollout import Draw, Rollout
+from rlvr.runlog import episode_row, rows_of
+from rlvr.samples import TIMES, Key, Plan, SampleFile
+from rlvr.suite import Item
+from rlvr.tokenizers import tokenizer_from
+
+TICK_S = 5.0
+"""How often the time spent is written down, so that a killed attempt keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a million tokens cost, read and written.
+
+    >>> Price(0.5, 2.0).of(1_000_000, 500_000)
+    1.5
+    """
+
+    read: float = 0.0
+    written: float = 0.0
+
+    def of(self, read: int, written: int) -> float:
+        """The price of so many tokens."""
+        return (read * self.read + written * self.written) / 1e6
+
+
+class Attempt:
+    """What one process adds to an evaluation.
+
+    >>> Attempt(plan, file, concurrency=64).run(spec, environments, wanted)                # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        file: SampleFile,
+        *,
+        concurrency: int,
+        retry: bool = False,
+        price: Price | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self.plan, self.file, self.concurrency, self.price = plan, file, concurrency, price
+        self.console = console or Console(quiet=True)
+        self.had = {key for key, sample in file.samples.items() if sample.score is not None or not retry}
+        scores = [file.samples[key].score for key in self.had]
+        self.points, self.scored = sum(score or 0.0 for score in scores), sum(score is not None for score in scores)
+        self.samples = self.written = self.read = 0
+        self.began = self.ticked = time.perf_counter()
+        self.name = str(time.time_ns())
+
+    def run(self, spec: Spec, environments: Mapping[str, Environment], wanted: Mapping[str, Sequence[Draw]]) -> None:
+        """Sample what is missing, environment by environment. The policy is not even loaded where nothing is."""
+        todo = [item for item in self.plan.envs if any(key_of(draw) not in self.had for draw in wanted[item.name])]
+        if not todo:
+            return
+        total = sum(map(len, wanted.values()))
+        with spec.build() as sampler, Work(self.console, "samples", total, len(self.had), patience_s=TICK_S) as work:
+            for item in todo:
+                self._ask(item, environments[item.name], sampler, wanted[item.name], work)
+        self._tick(last=True)
+
+    def _ask(self, item: Item, environment: Environment, sampler: Sampler, wanted: Sequence[Draw], work: Work) -> None:
+        tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
+        mdp = TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=item.max_length)
+        sampler.bind(environment, tokenizer)
+        sampling = Sampling(self.plan.temperature_of(item), self.plan.top_p, self.plan.top_k, tokenizer.stop_ids)
+        with Rollout(mdp, sampler) as rollout:
+            for asked in self._rounds(sampler, wanted):
+                for i, episode in rollout.stream(asked, sampling):
+                    if key_of(asked[i]) not in self.had:  # what is there already was sampled for company's sake only
+                        self._keep(episode, asked[i])
+                        work.advance(self._numbers())
+                        self._tick()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self.began
+
+    def _rounds(self, sampler: Sampler, wanted: Sequence[Draw]) -> Iterator[Sequence[Draw]]:
+        """What is asked for together. Where company decides the last bits, a round has the same company every time."""
+        if not sampler.together:
+            yield [draw for draw in wanted if key_of(draw) not in self.had]
+            return
+        for start in range(0, len(wanted), self.concurrency):
+            asked = wanted[start : start + self.concurrency]
+            if any(key_of(draw) not in self.had for draw in asked):
+                yield asked
+
+    def _keep(self, episode: Episode, draw: Draw) -> None:
+        sample = self.file.append({**episode_row(0, episode, []), "reference": draw.task.reference})
+        self.samples += 1
+        self.written += sample.tokens
+        self.read += sample.prompt_tokens
+        if sample.score is not None:
+            self.points, self.scored = self.points + sample.score, self.scored + 1
+
+    def _numbers(self) -> dict[str, float | str]:
+        rate = self.written / max(self.seconds, 1e-9)
+        numbers: dict[str, float | str] = {"average": self.points / max(self.scored, 1), "tokens/s": f"{rate:.0f}"}
+        if unscored := len(self.had) + self.samples - self.scored:
+            numbers["unscored"] = str(unscored)
+        if self.price:
+            numbers["cost"] = f"{self.price.of(self.read, self.written):.2f}"
+        return numbers
+
+    def _tick(self, *, last: bool = False) -> None:
+        now = time.perf_counter()
+        if self.file.folder is None or (now - self.ticked < TICK_S and not last):
+            return
+        self.ticked = now
+        line = {"attempt": self.name, "seconds": round(now - self.began, 3), "samples": self.samples, "tokens": self.written}
+        with (self.file.folder / TIMES).open("a", encoding="utf-8") as times:
+            times.write(json.dumps(line) + "\n")
+
+
+def key_of(draw: Draw) -> Key:
+    """The sample that a draw asks for."""
+    return str(draw.meta["env"]), int(str(draw.meta["index"])), int(str(draw.meta["sample"]))
+
+
+def spent(folder: Path) -> tuple[float, int]:
+    """The seconds and the tokens of all attempts at an evaluation, those that were killed included."""
+    if not (folder / TIMES).is_file():
+        return 0.0, 0
+    last = {row["attempt"]: (row["seconds"], row["tokens"]) for row in rows_of(folder / TIMES)}
+    return sum(seconds for seconds, _ in last.values()), sum(tokens for _, tokens in last.values())

@@ -1,0 +1,165 @@
+"""`rlvr eval`: what is asked for, and the tables at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlvr.attempt import Price
+from rlvr.commands import screen
+from rlvr.commands.settings import settings_from
+from rlvr.errors import ConfigError
+from rlvr.evaluate import Report, evaluate
+from rlvr.statistics import Estimate, budgets
+from rlvr.summary import EnvSummary
+
+FIGURES = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
+REASONS = 3
+"""How many reasons for missing scores are shown."""
+
+
+def eval_suite(
+    suite: str, policy: str, *, pairs: Sequence[str], how: Mapping[str, Any], out: Path | None, price: str, allow_unscored: bool, json: bool
+) -> int:
+    """Measure a policy on a suite; 1 where a headline is refused."""
+    report = evaluate(suite, policy, settings=settings_from(pairs), out=out, console=screen.err(), price=_price(price), **how)
+    if json:
+        screen.say_json(report.record(allow_unscored=allow_unscored))
+    else:
+        show(screen.out(), report, allow_unscored=allow_unscored, price=_price(price))
+    return 1 if report.refused and not allow_unscored else 0
+
+
+def show(console: Console, report: Report, *, allow_unscored: bool = False, price: Price | None = None) -> None:
+    """The headline of each environment with its counts, the figures at k, and whatever a reader has to be warned of."""
+    plan, envs = report.plan, list(report.envs.values())
+    how = "greedy" if plan.temperature == 0 else f"temperature {plan.temperature:g}"
+    console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   n = {plan.n}, {how}, seed {plan.seed}"))
+    console.print()
+    console.print(headlines(envs, allow_unscored))
+    if any(env.n > 1 for env in envs):
+        console.print()
+        console.print(figures([env for env in envs if env.n > 1 and (allow_unscored or not env.refused)], console.width))
+    warnings = [Text(line, style="yellow") for env in envs for line in cautions(env, allow_unscored)]
+    if warnings:
+        console.print()
+    for line in warnings:
+        console.print(line)
+    console.print()
+    console.print(Text(closing(report, price)))
+
+
+def headlines(envs: Sequence[EnvSummary], allow_unscored: bool) -> Table:
+    """One line an environment."""
+    rows: list[list[str | Text]] = []
+    for env in envs:
+        refused = env.refused and not allow_unscored
+        avg = Text("refused", style="yellow") if refused else Text(percent(env.avg), style="bold")
+        counts = [str(count) for count in (env.tasks, env.scored)]
+        apart = [Text(str(count), style="yellow" if count else "dim") for count in (env.unscored, env.truncated, env.failed)]
+        rows.append([env.name, avg, "" if refused else interval(env.avg), *counts, *apart])
+    n = {env.n for env in envs}
+    head = ("environment", f"avg@{n.pop()}" if len(n) == 1 else "avg@n", "95 %", "tasks", "scored", "unscored", "truncated", "failed")
+    return _right(screen.table(head, rows))
+
+
+def figures(envs: Sequence[EnvSummary], width: int) -> Table:
+    """What several answers are worth, by how many are drawn; as many values of k as the screen has room for, the largest first."""
+    ks = sorted({k for env in envs for k in budgets(env.n) if k > 1})
+    name = max([len(env.name) for env in envs] + [11])
+    ks = ks[-max((width - name - 8) // 19, 1) :]
+    rows: list[list[str | Text]] = []
+    for env in envs:
+        for place, (key, label) in enumerate((key, label) for key, label in FIGURES.items() if key in env.at):
+            cells = [_cell(env.at[key].get(k)) for k in ks]
+            rows.append([env.name if place == 0 else "", label, *cells])
+    return _right(screen.table(("environment", "figure", *(f"k = {k}" for k in ks)), rows), first=2)
+
+
+def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
+    """What a reader of the figures has to know, a line each."""
+    lines = []
+    if env.refused and not allow_unscored:
+        lines.append(
+            f"{env.name}: no headline, {share(env.unscored, env.samples)} have no score; "
+            f"--retry asks for them again, --allow-unscored shows the figure over the rest"
+        )
+    lines += [f"{env.name}: {count} unscored: {reason:.120}" for reason, count in list(env.reasons.items())[:REASONS]]
+    if env.missing:
+        lines.append(f"{env.name}: {env.missing} samples are missing; the same command goes on where it stopped")
+    if env.cap is not None:
+        lines.append(
+            f"{env.name}: {share(env.truncated, env.samples)} ran into the length cap; {completed(env)}"
+            f"about {env.cap} tokens (--max-new-tokens) would leave 1 in 100 cut"
+        )
+    if env.repeated:
+        lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat another one's question; the interval takes them for new ones")
+    short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
+    if short:
+        lines.append(f"{env.name}: the figures at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
+    return lines
+
+
+def completed(env: EnvSummary) -> str:
+    """The accuracy among the answers that came to their end."""
+    return "none that was completed has a score; " if env.completed is None else f"{env.completed:.1%} is the mean of the others; "
+
+
+def closing(report: Report, price: Price | None) -> str:
+    """How long it took, what it cost, where it lies."""
+    envs = report.envs.values()
+    samples, written, read = (sum(getattr(env, name) for env in envs) for name in ("samples", "tokens", "prompt_tokens"))
+    line = f"{samples:,} samples"
+    if report.run and report.sampled < samples:
+        line += f" ({report.sampled:,} of them new)"
+    line += f", {written:,} tokens in {report.seconds:.1f} s"
+    if report.timed_tokens and report.seconds:
+        line += f", {report.timed_tokens / report.seconds:,.0f} tokens/s"
+    if price:
+        line += f", cost {price.of(read, written):.2f}"
+    if report.torn:
+        line += f"\na last line that a killed process had left unfinished ({report.torn} bytes) was cut off and sampled again"
+    return line + (f"\nwritten to {report.run}" if report.run else "")
+
+
+def share(count: int, total: int) -> str:
+    """Some of all, with the percentage."""
+    return f"{count} of {total} samples ({count / max(total, 1):.1%})"
+
+
+def percent(found: Estimate | None) -> str:
+    """A figure as a percentage."""
+    return "none" if found is None else f"{found.value:.1%}"
+
+
+def interval(found: Estimate | None) -> str:
+    """A 95 % interval, in per cent."""
+    return "" if found is None else f"{100 * found.low:.1f}–{100 * found.high:.1f}"
+
+
+def _cell(found: Estimate | None) -> Text:
+    return Text("") if found is None else Text.assemble((percent(found), "bold"), (f" {interval(found)}", "dim"))
+
+
+def _right(table: Table, first: int = 1) -> Table:
+    table.collapse_padding = True
+    for column in table.columns[first:]:
+        column.justify = "right"
+        column.no_wrap = True
+    return table
+
+
+def _price(text: str) -> Price | None:
+    """`READ,WRITTEN`: what a million tokens cost."""
+    if not text:
+        return None
+    try:
+        read, written = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--price {text!r} is not READ,WRITTEN, the prices of a million tokens; for example --price 0.25,1.25") from error
+    return Price(read, written)

@@ -1,0 +1,246 @@
+"""The folder of an evaluation: one append-only file of samples, and the plan that they answer to.
+
+    eval.yaml          the plan: suite, policy, sampling, the verifiers and their versions
+    episodes.jsonl     one object a sample, in the order in which they were judged; the last one of a key counts
+    timings.jsonl      what depends on the machine and the hour
+    versions.json      Python, packages, machine
+    report.json        the figures, derived from the samples alone: the same samples give the same bytes
+
+A sample is written whole, once it is judged. What a killed process leaves is a shorter file, or one with a torn last line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+from pydantic import Field
+
+from rlvr.config import Section, checked, differing
+from rlvr.episode import End
+from rlvr.errors import ConfigError, NotFound
+from rlvr.runlog import rows_of, versions
+from rlvr.suite import Item
+
+PLAN, ROWS, TIMES, REPORT = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json"
+Key = tuple[str, int, int]
+"""Which environment of the suite, which task of it, which of its samples."""
+
+
+class Plan(Section):
+    """Everything that decides what is sampled and how it is judged.
+
+    >>> Plan(suite="quick", policy="scripted:gold", envs=[Item(env={"name": "arithmetic"})]).n
+    1
+    """
+
+    suite: str
+    policy: str
+    n: int = Field(default=1, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    seed: int = 0
+    envs: list[Item]
+    verifiers: dict[str, str] = Field(default_factory=dict)
+    """Name in the suite to verifier and version."""
+    rescored: str = ""
+    """The run whose samples were judged again, where nothing was sampled."""
+
+    def n_of(self, item: Item) -> int:
+        """Answers for each task of one environment."""
+        return item.n or self.n
+
+    def temperature_of(self, item: Item) -> float:
+        """How one environment is sampled; 0 is greedy."""
+        return self.temperature if item.temperature is None else item.temperature
+
+    def dump(self) -> str:
+        """The plan as YAML."""
+        return str(yaml.safe_dump(self.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample as the figures see it: everything but the tokens.
+
+    >>> Sample(("gsm8k", 0, 0), "gsm8k/test/0", 1.0, "terminated", "4 equals 4", "#### 4", 12, 80, -0.2, "f00d").right
+    True
+    """
+
+    key: Key
+    task_id: str
+    score: float | None
+    finish: str
+    """How the conversation ended: `terminated`, `truncated`, or `failed` where the policy gave no answer."""
+    reason: str
+    text: str
+    tokens: int
+    """How many the policy chose."""
+    prompt_tokens: int
+    confidence: float
+    """The mean log-probability of the policy's tokens."""
+    question: str
+    """A digest of the prompt and the reference."""
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def right(self) -> bool:
+        """Whether it is wholly right."""
+        return self.score == 1.0
+
+
+def sample_of(row: Mapping[str, Any]) -> Sample:
+    """The sample that a row of `episodes.jsonl` records."""
+    try:
+        acted, logprobs = row["acted"], row["logprobs"]
+        chosen = [value for value, own in zip(logprobs, acted, strict=True) if own]
+        verdict = row["verdict"] or {}
+        failed = row["finish"] == End.FAILED.value
+        return Sample(
+            key=(row["env"], row["index"], row["sample"]),
+            task_id=row["task_id"],
+            score=None if failed else verdict.get("score"),
+            finish=row["finish"],
+            reason=row["error"] or verdict.get("reason", ""),
+            text=row["text"],
+            tokens=len(chosen),
+            prompt_tokens=len(acted) - len(chosen),
+            confidence=sum(chosen) / max(len(chosen), 1),
+            question=digest(row["prompt"], row["reference"]),
+            verdict=verdict,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"a row is no sample of an evaluation ({type(error).__name__}: {error}); was it written by `rlvr eval`?"
+        ) from error
+
+
+def digest(*parts: Any) -> str:
+    """A short name for plain data: equal parts, equal name."""
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+class SampleFile:
+    """The samples of one evaluation: read back when it is opened, appended to while it goes on. Without a folder, in memory only.
+
+    >>> with SampleFile.open(Path("runs/mine"), plan) as file:                # doctest: +SKIP
+    ...     file.append(row)
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.samples: dict[Key, Sample] = {}
+        self.torn = 0
+        """Bytes of an unfinished last line that were cut off."""
+        self._file: TextIO | None = None
+
+    @classmethod
+    def open(cls, folder: Path | None, plan: Plan) -> SampleFile:
+        """A new folder, or one that the same plan began."""
+        file = cls(folder)
+        if folder is None:
+            return file
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(not path.name.startswith(".") for path in folder.iterdir()):
+                _same(folder, plan)
+            else:
+                write_whole(folder / PLAN, plan.dump())
+                write_whole(folder / "versions.json", json.dumps(versions(), indent=2) + "\n")
+            file._file = _alone((folder / ROWS).open("a", encoding="utf-8"), folder)
+            file.torn = _mend(folder / ROWS)
+        except OSError as error:
+            raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error
+        file.samples = samples_of(folder)
+        return file
+
+    def append(self, row: Mapping[str, Any]) -> Sample:
+        """Write one sample down, at once and whole."""
+        sample = sample_of(row)
+        if self._file is not None:
+            self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+            self._file.flush()
+        self.samples[sample.key] = sample
+        return sample
+
+    def __enter__(self) -> SampleFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def plan_of(folder: Path) -> Plan:
+    """The plan of an evaluation."""
+    path = folder / PLAN
+    if not path.is_file():
+        raise NotFound(f"{folder} is no evaluation: it has no {PLAN}; name a folder that `rlvr eval --out` wrote")
+    try:
+        return checked(Plan, yaml.safe_load(path.read_text("utf-8")), str(path))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def samples_of(folder: Path) -> dict[Key, Sample]:
+    """The samples of an evaluation; the last one of a key counts."""
+    return {sample.key: sample for sample in map(sample_of, rows_in(folder))}
+
+
+def rows_in(folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows as they were written, whole, in their order; a torn last line is left out."""
+    return iter(rows_of(folder / ROWS))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A small file, written whole or not at all."""
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(text, "utf-8")
+    partial.replace(path)
+
+
+def _same(folder: Path, plan: Plan) -> None:
+    if not (folder / PLAN).is_file():
+        raise ConfigError(f"{folder} exists and is no evaluation, and nothing is ever overwritten; choose another --out")
+    if changed := differing(plan_of(folder), plan):
+        raise ConfigError(f"{folder} was begun with another plan ({'; '.join(changed)}); go on with the same, or choose another --out")
+
+
+def _mend(path: Path) -> int:
+    """Cut off a last line that was never finished; say how long it was."""
+    if not path.is_file():
+        return 0
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        at = end
+        while at > 0:
+            start = max(0, at - 65536)
+            file.seek(start)
+            found = file.read(at - start).rfind(b"\n")
+            if found >= 0:
+                at = start + found + 1
+                break
+            at = start
+        file.truncate(at)
+        return end - at
+
+
+def _alone(file: TextIO, folder: Path) -> TextIO:
+    """The file, locked; refused where another process is writing."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # not every system has locks; there the user has to take care
+        pass
+    except OSError as error:
+        file.close()
+        raise ConfigError(f"another process is writing to {folder}; wait for it, or choose another --out") from error
+    return file

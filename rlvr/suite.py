@@ -1,0 +1,124 @@
+"""A suite: the environments to evaluate on, each with its settings, in one YAML list.
+
+    - {env: gsm8k, tasks: 200}
+    - {name: hard, env: {name: countdown, numbers: 6}, tasks: 100, split: test, max_new_tokens: 512}
+
+It is addressed by name (`rlvr list suites`), by path, or by the name of a single environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, field_validator
+
+from rlvr.config import Section, checked, named, number
+from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.registry import entries
+
+FOLDER = Path(__file__).parent / "suites"
+
+
+class Item(Section):
+    """One environment of a suite, and how it is asked. What is None is taken from the command line, or else from the environment.
+
+    >>> Item(name="hard", env={"name": "countdown", "numbers": 6}, tasks=50).split
+    'test'
+    """
+
+    name: str = ""
+    """What the report calls it; the environment's own name where nothing is said."""
+    env: dict[str, Any]
+    tasks: int = Field(default=100, ge=1)
+    """How many tasks, from the first on; fewer where the split has fewer."""
+    split: str = "test"
+    n: int | None = Field(default=None, ge=1)
+    """Answers for each task."""
+    temperature: float | None = Field(default=None, ge=0)
+    max_new_tokens: int | None = Field(default=None, ge=1)
+    max_length: int | None = Field(default=None, ge=2)
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return named(value)
+
+    def model_post_init(self, _: Any) -> None:
+        """Give it the environment's name where it has none."""
+        if not self.name:
+            object.__setattr__(self, "name", str(self.env["name"]).rpartition(":")[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A name and what is in it.
+
+    >>> suite_from("quick").name
+    'quick'
+    """
+
+    name: str
+    items: tuple[Item, ...]
+
+
+def suites() -> dict[str, Path]:
+    """The suites that are addressed by name."""
+    return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+
+
+def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: Any) -> Suite:
+    """The suite of that name, in that file, or of that one environment.
+
+    `settings` go to the environment (`path`), in a suite of several to the one named first (`gsm8k.path`). What is `asked` for
+    (tasks, split, temperature, max_new_tokens, max_length) holds for every item; None leaves what the suite says.
+    """
+    rows = _rows(target)
+    if not rows:
+        raise ConfigError(f"{target} holds no environment at all; a suite is a list such as [{{env: gsm8k, tasks: 200}}]")
+    wanted = {key: value for key, value in asked.items() if value is not None}
+    items = [checked(Item, {**row, **wanted}, f"{target}, entry {place}") for place, row in enumerate(rows, 1)]
+    names = [item.name for item in items]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{target} has two entries called {twice!r}; give each a name of its own, such as {twice}-hard")
+    return Suite(Path(target).stem if Path(target).suffix in (".yaml", ".yml") else target, tuple(_set(items, settings or {})))
+
+
+def _rows(target: str) -> list[Any]:
+    path = suites().get(target, Path(target).expanduser())
+    if path.suffix not in (".yaml", ".yml"):
+        known = [entry.name for entry in entries("env")]
+        if target not in known and ":" not in target:
+            raise NotFound(
+                f"no suite or env is called {target!r}; {suggest(target, [*suites(), *known], limit=24)}. "
+                f"`rlvr list suites` and `rlvr list envs` show all; a suite of yours is a YAML file"
+            )
+        return [{"env": target}]
+    if not path.is_file():
+        raise NotFound(f"there is no suite {target!r}; {suggest(target, suites())}; or name a YAML file that exists")
+    try:
+        rows = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping | str) for row in rows):
+        raise ConfigError(f"{path} holds {type(rows).__name__}, not a list of environments such as [{{env: gsm8k, tasks: 200}}]")
+    return [{"env": row} if isinstance(row, str) else number(row) for row in rows]
+
+
+def _set(items: list[Item], settings: Mapping[str, Any]) -> list[Item]:
+    """The items with their environments' settings from the command line."""
+    for key, value in settings.items():
+        owner, dot, setting = key.rpartition(".")
+        if not dot and len(items) > 1:
+            raise ConfigError(f"--set {key}=... names no environment; write {items[0].name}.{key}=..., this suite has several")
+        at = next((i for i, item in enumerate(items) if not dot or item.name == owner), None)
+        if at is None:
+            raise ConfigError(f"--set {key}=...: the suite has no {owner!r}; {suggest(owner, [item.name for item in items])}")
+        items[at] = items[at].model_copy(update={"env": {**items[at].env, setting: value}})
+    return items

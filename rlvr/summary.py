@@ -1,0 +1,162 @@
+"""From samples to figures: what a policy scored on each environment of a suite, and everything that was not scored beside it.
+
+The headline is the mean over tasks. It is refused where more than 2 in 100 samples have no score: a figure over what happened to be
+judged is not the figure that was asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rlvr.errors import ConfigError, suggest
+from rlvr.samples import Sample
+from rlvr.statistics import Estimate, best_at, budgets, estimate, majority_at, mean, pass_all, pass_at
+
+UNSCORED_LIMIT = TRUNCATED_LIMIT = 0.02
+CUT_AFTER = 0.01
+"""The share of answers that a suggested cap would still cut off, if lengths go on as they began."""
+SELECTORS: Mapping[str, Callable[[Sample], float]] = {
+    "shortest": lambda sample: sample.tokens,
+    "longest": lambda sample: -sample.tokens,
+    "confident": lambda sample: -sample.confidence,
+}
+"""How best@k chooses: the sample for which this is least; the earlier one where it is equal."""
+Votes = Mapping[int, Sequence[int | None]]
+"""Task index to the class of each of its samples' answers, in the order of the samples (see `rlvr.votes`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSummary:
+    """What was found on one environment.
+
+    >>> summarised("gsm8k", {}, n=1, tasks=0).samples
+    0
+    """
+
+    name: str
+    n: int
+    tasks: int
+    samples: int
+    """How many arrived, scored or not."""
+    missing: int
+    """How many were asked for and have not arrived."""
+    scored: int
+    unscored: int
+    """Without a score: a broken task, a dead sandbox, or no answer at all. Never counted as wrong."""
+    failed: int
+    """Of the unscored, those to which the policy gave no answer."""
+    truncated: int
+    """Samples that ran into the length cap; judged as they stood."""
+    avg: Estimate | None
+    at: dict[str, dict[int, Estimate | None]]
+    """`pass_at`, `pass_all`, `maj_at`, `best_at`: figures by k. A figure is None where no task has k samples."""
+    completed: float | None
+    """The mean score of the scored samples that were not cut off."""
+    cap: int | None
+    """A length cap that would cut off fewer than 1 in 100, where more than 2 in 100 were cut off."""
+    repeated: int
+    """Tasks that ask what another one asks: they make the interval narrower than it should be."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Why samples have no score, with how many each."""
+    tokens: int = 0
+    prompt_tokens: int = 0
+
+    @property
+    def refused(self) -> bool:
+        """Whether too much is unscored for a headline."""
+        return self.unscored > UNSCORED_LIMIT * self.samples
+
+    def record(self, *, allow_unscored: bool = False) -> dict[str, Any]:
+        """The summary as JSON for programs; the figures are null where the headline is refused."""
+        shown = not self.refused or allow_unscored
+        avg = self.avg if shown else None
+
+        def values(name: str) -> dict[str, float | None]:
+            return {str(k): found.value if found and shown else None for k, found in self.at.get(name, {}).items()}
+
+        counts = {name: getattr(self, name) for name in ("tasks", "samples", "scored", "unscored", "truncated", "failed")}
+        interval = [avg.low, avg.high] if avg else None
+        return {"avg": avg and avg.value, "ci95": interval, "pass_at": values("pass_at"), "maj_at": values("maj_at"), **counts}
+
+    def figures(self) -> dict[str, Any]:
+        """Everything, as JSON: what `report.json` holds."""
+        return asdict(self) | {"refused": self.refused}
+
+
+def summarised(
+    name: str, groups: Mapping[int, Sequence[Sample]], *, n: int, tasks: int, votes: Votes | None = None, select: str = ""
+) -> EnvSummary:
+    """Count and average the samples of one environment, grouped by task, in the order of their keys."""
+    samples = [sample for group in groups.values() for sample in group]
+    scored = [sample for sample in samples if sample.score is not None]
+    completed = [sample.score for sample in scored if sample.finish != "truncated" and sample.score is not None]
+    truncated = sum(sample.finish == "truncated" for sample in samples)
+    return EnvSummary(
+        name=name,
+        n=n,
+        tasks=tasks,
+        samples=len(samples),
+        missing=tasks * n - len(samples),
+        scored=len(scored),
+        unscored=len(samples) - len(scored),
+        failed=sum(sample.finish == "failed" for sample in samples),
+        truncated=truncated,
+        avg=estimate([_avg(group) for group in groups.values()]),
+        at=_figures(groups, n, votes, select),
+        completed=mean(completed) if completed else None,
+        cap=_cap(samples, truncated) if truncated > TRUNCATED_LIMIT * len(samples) else None,
+        repeated=len(groups) - len({group[0].question for group in groups.values()}),
+        reasons=dict(Counter(sample.reason for sample in samples if sample.score is None).most_common()),
+        tokens=sum(sample.tokens for sample in samples),
+        prompt_tokens=sum(sample.prompt_tokens for sample in samples),
+    )
+
+
+def _avg(group: Sequence[Sample]) -> float | None:
+    scores = _scores(group)
+    return mean(scores) if scores else None
+
+
+def _scores(group: Sequence[Sample]) -> list[float]:
+    return [sample.score for sample in group if sample.score is not None]
+
+
+def _figures(groups: Mapping[int, Sequence[Sample]], n: int, votes: Votes | None, select: str) -> dict[str, dict[int, Estimate | None]]:
+    judged = {index: [s for s in group if s.score is not None] for index, group in groups.items()}
+    right = [(sum(s.right for s in group), len(group)) for group in judged.values()]
+    found = {
+        "pass_at": {k: estimate([pass_at(c, m, k) for c, m in right]) for k in budgets(n)},
+        "pass_all": {k: estimate([pass_all(c, m, k) for c, m in right]) for k in budgets(n)},
+    }
+    if votes is not None:
+        cast = [_cast(groups[index], votes[index]) for index in groups]
+        found["maj_at"] = {k: estimate([majority_at(classes, scores, k) for classes, scores in cast]) for k in budgets(n)}
+    if select:
+        ranked = [[score for s in sorted(group, key=SELECTORS[select]) for score in _scores([s])] for group in judged.values()]
+        found["best_at"] = {k: estimate([best_at(scores, k) for scores in ranked]) for k in budgets(n)}
+    return found
+
+
+def _cast(group: Sequence[Sample], classes: Sequence[int | None]) -> tuple[list[int | None], list[float]]:
+    """The votes and the scores of the samples that have a score."""
+    return [vote for sample, vote in zip(group, classes, strict=True) if sample.score is not None], _scores(group)
+
+
+def selector_known(name: str) -> str:
+    """The name of a selector, or a message that says which there are."""
+    if name and name not in SELECTORS:
+        raise ConfigError(f"the selector {name!r} is not known; {suggest(name, SELECTORS)}")
+    return name
+
+
+def _cap(samples: Sequence[Sample], truncated: int) -> int:
+    """The cap that would cut off 1 in 100, if the lengths go on falling as they did up to the present one."""
+    longest = max(sample.tokens for sample in samples)
+    share = min(truncated / len(samples), 0.95)
+    wanted = longest * min(math.log(CUT_AFTER) / math.log(share), 8.0)
+    step: int = 2 ** max(int(math.log2(wanted)) - 3, 0)
+    return math.ceil(wanted / step) * step

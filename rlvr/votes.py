@@ -1,0 +1,56 @@
+"""Which of a task's answers are the same answer: the classes that a majority vote counts.
+
+Two answers are the same when the verifier that judges them says so: the answer declared in one, put in the reference's place,
+is matched by the other. So `1/2` and `0.5` vote together. Where the reference is no single text (unit tests, puzzles with many
+solutions) nothing can stand in its place, and answers are the same when their words are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlvr.answers import find
+from rlvr.contracts import Verifier
+from rlvr.samples import Sample
+from rlvr.task import Task
+
+
+def classes(verifier: Verifier, task: Task, samples: Sequence[Sample]) -> list[int | None]:
+    """One class number a sample, in order; None for a sample that declares no answer, and so votes for nobody."""
+    declared = [_declared(verifier, task, sample.text) for sample in samples]
+    found: list[int | None] = []
+    heads: list[int] = []
+    """The first sample of each class: it speaks for all."""
+    for i, text in enumerate(declared):
+        if text is None:
+            found.append(None)
+            continue
+        match = next((c for c, head in enumerate(heads) if _same(verifier, task, samples, declared, head, i)), None)
+        if match is None:
+            match = len(heads)
+            heads.append(i)
+        found.append(match)
+    return found
+
+
+def _declared(verifier: Verifier, task: Task, text: str) -> str | None:
+    channel = task.meta.get("channel", getattr(verifier, "channel", None))
+    if channel is None or not isinstance(task.reference, str):
+        return text.strip() or None
+    return find(text, channel).text
+
+
+def _same(verifier: Verifier, task: Task, samples: Sequence[Sample], declared: Sequence[str | None], a: int, b: int) -> bool:
+    if declared[a] == declared[b]:
+        return True
+    if not isinstance(task.reference, str) or getattr(verifier, "channel", None) is None:
+        return False
+    if samples[a].right != samples[b].right:
+        return False
+    if samples[a].right:
+        return True  # both equal the reference
+    try:
+        return verifier.verify(replace(task, reference=declared[a]), samples[b].text).passed
+    except Exception:  # a verifier that breaks on a strange reference has not said that they are equal
+        return False
