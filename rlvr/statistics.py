@@ -127,31 +127,47 @@ class Estimate:
     """How many tasks it is the mean of."""
 
 
-def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """The mean of one value a task; None stands for a task that has none, and is left out. None where no task has one."""
-    known = [value for value in values if value is not None]
-    if not known:
+def estimate(values: Sequence[float | None], questions: Sequence[Hashable] | None = None) -> Estimate | None:
+    """The mean of one value a task; None stands for a task that has none, and is left out. None where no task has one.
+
+    Tasks that ask the same of `questions` are one cluster: asked twice, a question says little more than asked once.
+    """
+    labels: Sequence[Hashable] = range(len(values)) if questions is None else questions
+    clusters: dict[Hashable, list[float]] = {}
+    for value, label in zip(values, labels, strict=True):
+        if value is not None:
+            clusters.setdefault(label, []).append(value)
+    if not clusters:
         return None
-    low, high = wilson(known)
-    return Estimate(mean(known), standard_error(known), low, high, len(known))
+    known = [value for cluster in clusters.values() for value in cluster]
+    means, sizes = [mean(cluster) for cluster in clusters.values()], [len(cluster) for cluster in clusters.values()]
+    low, high = wilson(means, sizes)
+    return Estimate(mean(known), standard_error(means, sizes), low, high, len(known))
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean, rounded once."""
-    return math.fsum(values) / len(values)
+def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
+    """The mean, rounded once; `sizes` says how often each value counts."""
+    if sizes is None:
+        return math.fsum(values) / len(values)
+    return math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of one value a task: the tasks are the clusters, so what happens inside them needs no model.
+def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
+    """Of the mean of one value a cluster: what happens inside a cluster needs no model.
 
     >>> standard_error([0.0, 1.0, 1.0, 0.0]) == (1 / 12) ** 0.5
     True
     """
-    return math.sqrt(_variance(values) / len(values))
+    sizes = [1] * len(values) if sizes is None else sizes
+    clusters, centre = _worth(sizes), mean(values, sizes)
+    if clusters <= 1:
+        return 0.0
+    squares = math.fsum((size * (value - centre)) ** 2 for value, size in zip(values, sizes, strict=True))
+    return math.sqrt(squares * clusters / (clusters - 1)) / sum(sizes)
 
 
-def wilson(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % score interval of a mean of values from 0 to 1, one a task.
+def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple[float, float]:
+    """The 95 % score interval of a mean of values from 0 to 1, one a cluster.
 
     It is Wilson's for as many yes-or-no tasks as these values are worth: values that spread less than yes and no (several
     samples a task) count for more. It stays inside 0 and 1, and is not empty where all values are equal.
@@ -159,14 +175,20 @@ def wilson(values: Sequence[float]) -> tuple[float, float]:
     >>> [round(end, 3) for end in wilson([1.0] * 20)]
     [0.839, 1.0]
     """
-    tasks, centre = len(values), min(max(mean(values), 0.0), 1.0)
-    widest = centre * (1 - centre) * tasks / (tasks - 1) if tasks > 1 else 0.0
-    spread = min(_variance(values) / widest, 1.0) if widest > 0 else 1.0
-    worth = tasks / ((tasks * spread + EQUAL_TASKS) / (tasks + EQUAL_TASKS))
+    sizes = [1] * len(values) if sizes is None else sizes
+    clusters, centre = _worth(sizes), min(max(mean(values, sizes), 0.0), 1.0)
+    widest = centre * (1 - centre) / (clusters - 1) if clusters > 1 else 0.0
+    spread = min(standard_error(values, sizes) ** 2 / widest, 1.0) if widest > 0 else 1.0
+    worth = clusters / ((clusters * spread + EQUAL_TASKS) / (clusters + EQUAL_TASKS))
     z2 = Z95**2 / worth
     middle = (centre + z2 / 2) / (1 + z2)
     half = Z95 / (1 + z2) * math.sqrt(centre * (1 - centre) / worth + z2 / (4 * worth))
     return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def _worth(sizes: Sequence[int]) -> float:
+    """How many clusters of one size these are worth."""
+    return sum(sizes) ** 2 / sum(size**2 for size in sizes)
 
 
 def resampled(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> NDArray[np.float64]:
@@ -206,9 +228,3 @@ def t_quantile(freedom: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
-
-
-def _variance(values: Sequence[float]) -> float:
-    """The sample variance; a single value has none to show."""
-    centre = mean(values)
-    return math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1) if len(values) > 1 else 0.0

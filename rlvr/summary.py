@@ -59,7 +59,7 @@ class EnvSummary:
     cap: int | None
     """A length cap that would cut off fewer than 1 in 100, where more than 2 in 100 were cut off."""
     repeated: int
-    """Tasks that ask what another one asks: they make the interval narrower than it should be."""
+    """Tasks that ask what another one asks: they are one cluster with it."""
     reasons: dict[str, int] = field(default_factory=dict)
     """Why samples have no score, with how many each."""
     tokens: int = 0
@@ -105,15 +105,19 @@ def summarised(
         unscored=len(samples) - len(scored),
         failed=sum(sample.finish == "failed" for sample in samples),
         truncated=truncated,
-        avg=estimate([_avg(group) for group in groups.values()]),
+        avg=estimate([_avg(group) for group in groups.values()], _questions(groups)),
         at=_figures(groups, n, votes, select),
         completed=mean(completed) if completed else None,
         cap=_cap(samples, truncated) if truncated > TRUNCATED_LIMIT * len(samples) else None,
-        repeated=len(groups) - len({group[0].question for group in groups.values()}),
+        repeated=len(groups) - len(set(_questions(groups))),
         reasons=dict(Counter(sample.reason for sample in samples if sample.score is None).most_common()),
         tokens=sum(sample.tokens for sample in samples),
         prompt_tokens=sum(sample.prompt_tokens for sample in samples),
     )
+
+
+def _questions(groups: Mapping[int, Sequence[Sample]]) -> list[str]:
+    return [group[0].question for group in groups.values()]
 
 
 def _avg(group: Sequence[Sample]) -> float | None:
@@ -128,16 +132,17 @@ def _scores(group: Sequence[Sample]) -> list[float]:
 def _figures(groups: Mapping[int, Sequence[Sample]], n: int, votes: Votes | None, select: str) -> dict[str, dict[int, Estimate | None]]:
     judged = {index: [s for s in group if s.score is not None] for index, group in groups.items()}
     right = [(sum(s.right for s in group), len(group)) for group in judged.values()]
+    questions, ks = _questions(groups), budgets(n)
     found = {
-        "pass_at": {k: estimate([pass_at(c, m, k) for c, m in right]) for k in budgets(n)},
-        "pass_all": {k: estimate([pass_all(c, m, k) for c, m in right]) for k in budgets(n)},
+        "pass_at": {k: estimate([pass_at(c, m, k) for c, m in right], questions) for k in ks},
+        "pass_all": {k: estimate([pass_all(c, m, k) for c, m in right], questions) for k in ks},
     }
     if votes is not None:
         cast = [_cast(groups[index], votes[index]) for index in groups]
-        found["maj_at"] = {k: estimate([majority_at(classes, scores, k) for classes, scores in cast]) for k in budgets(n)}
+        found["maj_at"] = {k: estimate([majority_at(classes, scores, k) for classes, scores in cast], questions) for k in ks}
     if select:
         ranked = [[score for s in sorted(group, key=SELECTORS[select]) for score in _scores([s])] for group in judged.values()]
-        found["best_at"] = {k: estimate([best_at(scores, k) for scores in ranked]) for k in budgets(n)}
+        found["best_at"] = {k: estimate([best_at(scores, k) for scores in ranked], questions) for k in ks}
     return found
 
 

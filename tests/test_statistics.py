@@ -75,6 +75,19 @@ def test_a_task_with_fewer_samples_is_left_out_and_counted() -> None:
     assert estimate([None, None]) is None
 
 
+def test_tasks_with_the_same_question_are_one_cluster() -> None:
+    values = [1.0, 0.0, 0.5, 1.0] * 10
+    once, twice = estimate(values), estimate(values * 2, list(range(40)) * 2)
+    assert once is not None and twice is not None and twice.tasks == 80
+    assert (twice.value, twice.low, twice.high) == pytest.approx((once.value, once.low, once.high))
+    blind = estimate(values * 2)
+    assert blind is not None and blind.high - blind.low < twice.high - twice.low
+    shares, about = (1 / 2, 1 / 6, 1 / 3), (0.2 - 0.4, 0.8 - 0.4, 0.5 - 0.4)
+    worth = 1 / sum(share**2 for share in shares)
+    by_hand = sum((share * away) ** 2 for share, away in zip(shares, about, strict=True)) * worth / (worth - 1)
+    assert standard_error([0.2, 0.8, 0.5], [3, 1, 2]) == pytest.approx(by_hand**0.5)
+
+
 def test_a_long_vote_is_quick() -> None:
     votes = [str(i % 24) for i in range(64)]
     assert majority_at(votes, [float(v == "0") for v in votes], 32) == pytest.approx(0.0512, abs=0.03)

@@ -98,7 +98,7 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
             f"about {env.cap} tokens (--max-new-tokens) would leave 1 in 100 cut"
         )
     if env.repeated:
-        lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat another one's question; the interval takes them for new ones")
+        lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat a question; the interval counts {env.tasks - env.repeated}")
     short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
     if short:
         lines.append(f"{env.name}: the figures at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
