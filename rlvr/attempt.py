@@ -71,6 +71,8 @@ class Attempt:
         todo = [item for item in self.plan.envs if any(key_of(draw) not in self.had for draw in wanted[item.name])]
         if not todo:
             return
+        for item in todo:
+            environments[item.name].ready()
         total = sum(map(len, wanted.values()))
         with spec.build() as sampler, Work(self.console, "samples", total, len(self.had), patience_s=TICK_S) as work:
             for item in todo:

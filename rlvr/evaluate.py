@@ -19,11 +19,11 @@ from rich.console import Console
 
 from rlvr.attempt import Attempt, Price, spent
 from rlvr.config import checked
-from rlvr.contracts import Environment, Sampler, Sampling, Verifier
+from rlvr.contracts import Environment, Verifier
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.registry import Spec, entries, from_config, load, parameters
-from rlvr.rollout import Draw, Rollout, seed_of
+from rlvr.rollout import Draw, seed_of
 from rlvr.samples import REPORT, Plan, SampleFile, write_whole
 from rlvr.suite import Item, Suite, suite_from
 from rlvr.summary import EnvSummary, selector_known, summarised
@@ -158,12 +158,6 @@ def policy_spec(policy: str, concurrency: int | None = None) -> Spec:
     return Spec("sampler", name, {**limits, **factory.policy_settings(rest)})
 
 
-def sampler_of(policy: str) -> Sampler:
-    """The sampler that `--policy` names."""
-    sampler: Sampler = policy_spec(policy).build()
-    return sampler
-
-
 def verifier_label(verifier: Verifier) -> str:
     """A verifier with its version, and those inside it: two runs with the same label judge alike.
 
@@ -173,11 +167,6 @@ def verifier_label(verifier: Verifier) -> str:
     inner = [value for held in vars(verifier).values() for value in (held.values() if isinstance(held, dict) else [held])]
     labels = [verifier_label(value) for value in inner if isinstance(value, Verifier)]
     return f"{type(verifier).__name__} {verifier.version}" + (f" ({', '.join(labels)})" if labels else "")
-
-
-def measure(rollout: Rollout, *, split: str, tasks: int, n: int, sampling: Sampling, seed: int) -> list[Episode]:
-    """Sample `n` episodes of each of the first `tasks` tasks of a split."""
-    return rollout.collect(draws(rollout.mdp.environment, split, tasks, n, seed), sampling)
 
 
 def draws(environment: Environment, split: str, tasks: int, n: int, seed: int) -> list[Draw]:
@@ -208,26 +197,10 @@ def wanted_of(item: Item, environment: Environment, plan: Plan) -> list[Draw]:
     ]
 
 
-def mean_score(episodes: Sequence[Episode]) -> float | None:
+def average(episodes: Sequence[Episode]) -> float | None:
     """The mean over the episodes that have a score; None when not one has."""
     scores = [episode.reward for episode in episodes if episode.scored]
     return sum(scores) / len(scores) if scores else None
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """The mean score of some episodes.
-
-    >>> Tally(0.5).accuracy
-    0.5
-    """
-
-    accuracy: float | None
-
-
-def summarise(episodes: Sequence[Episode], *, env: str = "", policy: str = "", split: str = "") -> Tally:
-    """The mean over the episodes that have a score."""
-    return Tally(mean_score(episodes))
 
 
 def _suite(

@@ -185,15 +185,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def write_episodes(folder: Path, episodes: Sequence[Episode], report: Mapping[str, Any]) -> None:
-    """An evaluation's own small run folder: its samples and its report."""
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error
-    run = RunLog(folder)
-    run.episodes(0, [episodes], [[[]] * len(episodes)])
-    run.write_json("report.json", report)
-    run.close()

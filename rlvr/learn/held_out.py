@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.contracts import Sampling
-from rlvr.evaluate import draws, summarise
+from rlvr.evaluate import average, draws
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import share, together
 from rlvr.learn.schedule import Schedule
@@ -20,7 +20,7 @@ def mean_score(crew: Crew, split: str, tasks: int, temperature: float = 0.0) -> 
     sampling = Sampling(temperature, stop_ids=crew.tokenizer.stop_ids)
     asked = share(crew.accelerator, draws(crew.environment, split, tasks, 1, crew.config.seed))
     episodes = together(crew.accelerator, lambda: crew.rollout.collect(asked, sampling))
-    return summarise(episodes, env=crew.config.env["name"], policy="trained", split=split).accuracy
+    return average(episodes)
 
 
 def held_out_seen(crew: Crew) -> tuple[int, int]:
