@@ -23,6 +23,8 @@ from rlvr.config import RunConfig
 from rlvr.errors import ConfigError, RlvrError, suggest
 
 T = TypeVar("T")
+LAUNCH = Path(__file__).parent.parent / "launch"
+"""Configurations for `accelerate launch`."""
 
 
 def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
@@ -36,7 +38,7 @@ def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
     if "MASTER_ADDR" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise ConfigError(
             "`accelerate launch --cpu --num_processes N` starts a single process; several on a CPU are started with "
-            "`accelerate launch --config_file rlvr/launch/cpu.yaml --num_processes N`"
+            f"`accelerate launch --config_file {LAUNCH / 'cpu.yaml'} --num_processes N`"
         )
     trackers: Any = config.log.report_to or None
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=config.train.process_timeout_s))

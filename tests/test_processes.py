@@ -1,0 +1,107 @@
+"""Several processes are one run: the same lines and weights as alone, and no waiting for one that is gone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from rlvr.errors import ConfigError
+from rlvr.learn.train import train
+from rlvr.runlog import rows_of
+from tests.test_train import EVERYTHING
+from tests.tiny import tiny_run
+
+ROOT = Path(__file__).parents[1]
+NOT_COMPARED = {"tokens/computed"}
+"""How many tokens went through the model depends on who computes what."""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def launched(recipe: Path, *more: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "rlvr" / "launch" / "cpu.yaml")]
+    command += ["--num_processes", "2", "--main_process_port", str(free_port()), "-m", "rlvr", "train", str(recipe), *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def recipe_at(path: Path, **changes: Any) -> Path:
+    path.write_text(tiny_run(**changes).dump())
+    return path
+
+
+def weights(folder: Path) -> torch.Tensor:
+    return torch.cat([w.double().flatten() for w in load_file(folder / "checkpoints" / "last" / "model.safetensors").values()])
+
+
+def test_two_processes_make_the_run_that_one_makes_and_resume_it_to_the_bit(tmp_path: Path) -> None:
+    alone, two = tmp_path / "alone", tmp_path / "two"
+    settings = {**EVERYTHING, "eval": {"tasks": 9, "every": 2}}
+    train(tiny_run(**settings), out=alone, console=Console(file=io.StringIO()))
+    recipe = recipe_at(tmp_path / "run.yaml", **settings)
+    done = launched(recipe, "--out", str(two), "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["steps"] == 4  # one JSON object: one process speaks
+    assert float((weights(two) - weights(alone)).norm() / weights(alone).norm()) < 1e-6
+    ours, theirs = (list(rows_of(folder / "metrics.jsonl")) for folder in (alone, two))
+    assert len(ours) == len(theirs) == 4
+    for a, b in zip(ours, theirs, strict=True):
+        a, b = ({k: v for k, v in row.items() if k not in NOT_COMPARED} for row in (a, b))
+        assert b == pytest.approx(a, rel=1e-6, abs=1e-7)
+    said = [
+        [(e["group"], e["task_id"], e["tokens"], e.get("dropped")) for e in rows_of(folder / "episodes.jsonl")] for folder in (alone, two)
+    ]
+    assert said[0] == said[1]
+
+    cut = tmp_path / "cut"
+    shutil.copytree(two, cut, symlinks=True)
+    shutil.rmtree(cut / "checkpoints" / "step-000004")
+    (cut / "report.json").unlink()
+    done = launched(recipe, "--out", str(cut), "--resume", "--verify")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step 3 repeated" in done.stdout and torch.equal(weights(cut), weights(two))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert (cut / name).read_bytes() == (two / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("raises", "process 1 of 2 failed: SamplerError: the engine fell over"),
+        ("hangs", "process 0 of 2 waited for another one that ended or did not answer"),
+    ],
+)
+def test_an_error_in_one_process_ends_the_others(tmp_path: Path, how: str, told: str) -> None:
+    recipe = recipe_at(
+        tmp_path / "run.yaml", rollout={"sampler": {"name": "tests/moody.py:Moody", "how": how}, "prompts_per_step": 4, "num_generations": 2},
+        train={"steps": 3, "process_timeout_s": 5.0},
+    )  # fmt: skip
+    began = time.monotonic()
+    done = launched(recipe, "--out", str(tmp_path / "run"))
+    assert done.returncode != 0 and f"error: {told}" in done.stderr, done.stderr[-3000:]
+    assert time.monotonic() - began < 200  # the one that hangs would sleep for 300 s
+
+
+def test_a_launch_that_starts_one_process_where_several_were_asked_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(ConfigError, match=r"starts a single process.*cpu\.yaml"):
+        train(tiny_run(), out=tmp_path / "x", console=Console(file=io.StringIO()))
