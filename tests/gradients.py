@@ -26,6 +26,7 @@ from tests.learning import tiny_model
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in PRESETS},
     "ppo_once": ("ppo", {"num_iterations": 1}),
+    "ppo_pretraining": ("ppo", {"value_pretraining_steps": 5}),
     "grpo_kl": ("grpo", {"beta": 0.2, "kl_estimator": "k3_ratio", "entropy_coef": 0.01}),
     "grpo_batch": ("grpo", {"scale_rewards": "batch", "loss_aggregation": "prompt-mean"}),
     "grpo_tis": ("grpo", {"importance_sampling_correction": "token_truncate"}),

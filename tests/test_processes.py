@@ -51,6 +51,10 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([w.double().flatten() for w in load_file(folder / "checkpoints" / "last" / "model.safetensors").values()])
 
 
+def spoken(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["group"], row["task_id"], row["tokens"], row.get("dropped")
+
+
 def test_two_processes_make_the_run_that_one_makes_and_resume_it_to_the_bit(tmp_path: Path) -> None:
     alone, two = tmp_path / "alone", tmp_path / "two"
     settings = {**EVERYTHING, "eval": {"tasks": 9, "every": 2}}
@@ -65,9 +69,7 @@ def test_two_processes_make_the_run_that_one_makes_and_resume_it_to_the_bit(tmp_
     for a, b in zip(ours, theirs, strict=True):
         a, b = ({k: v for k, v in row.items() if k not in NOT_COMPARED} for row in (a, b))
         assert b == pytest.approx(a, rel=1e-6, abs=1e-7)
-    said = [
-        [(e["group"], e["task_id"], e["tokens"], e.get("dropped")) for e in rows_of(folder / "episodes.jsonl")] for folder in (alone, two)
-    ]
+    said = [[spoken(row) for row in rows_of(folder / "episodes.jsonl")] for folder in (alone, two)]
     assert said[0] == said[1]
 
     cut = tmp_path / "cut"
@@ -89,10 +91,8 @@ def test_two_processes_make_the_run_that_one_makes_and_resume_it_to_the_bit(tmp_
     ],
 )
 def test_an_error_in_one_process_ends_the_others(tmp_path: Path, how: str, told: str) -> None:
-    recipe = recipe_at(
-        tmp_path / "run.yaml", rollout={"sampler": {"name": "tests/moody.py:Moody", "how": how}, "prompts_per_step": 4, "num_generations": 2},
-        train={"steps": 3, "process_timeout_s": 5.0},
-    )  # fmt: skip
+    rollout = {"sampler": {"name": "tests/moody.py:Moody", "how": how}, "prompts_per_step": 4, "num_generations": 2}
+    recipe = recipe_at(tmp_path / "run.yaml", rollout=rollout, train={"steps": 3, "process_timeout_s": 5.0})
     began = time.monotonic()
     done = launched(recipe, "--out", str(tmp_path / "run"))
     assert done.returncode != 0 and f"error: {told}" in done.stderr, done.stderr[-3000:]

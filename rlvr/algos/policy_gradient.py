@@ -269,7 +269,7 @@ class PolicyGradient(Algorithm):
             error = values.value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
             figures["value_loss"] = error.detach()
             alone = self._steps < s.value_pretraining_steps
-            loss = error if alone else loss + s.vf_coef * error
+            loss = error + 0.0 * loss if alone else loss + s.vf_coef * error  # every weight has a gradient in every process
         return loss, figures
 
     def _surrogate(self, ratio: Tensor, x: LossInputs) -> surrogate.Surrogate:
