@@ -35,9 +35,13 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def launched(recipe: Path, *more: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "rlvr" / "launch" / "cpu.yaml")]
-    command += ["--num_processes", "2", "--main_process_port", str(free_port()), "-m", "rlvr", "train", str(recipe), *more]
+WAYS = {"cpu": ["rlvr", "train"], "fsdp2": ["tests.fsdp2"]}
+"""The launch configuration, and what is launched with it."""
+
+
+def launched(way: str, recipe: Path, *more: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(ROOT / "rlvr" / "launch" / f"{way}.yaml")]
+    command += ["--num_processes", "2", "--main_process_port", str(free_port()), "-m", *WAYS[way], str(recipe), *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
 
@@ -55,12 +59,14 @@ def spoken(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["group"], row["task_id"], row["tokens"], row.get("dropped")
 
 
-def test_two_processes_make_the_run_that_one_makes_and_resume_it_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_two_processes_make_the_run_that_one_makes_and_resume_it_to_the_bit(tmp_path: Path, way: str) -> None:
+    """Replicated, and with weights, gradients and optimizer state cut in two."""
     alone, two = tmp_path / "alone", tmp_path / "two"
     settings = {**EVERYTHING, "eval": {"tasks": 9, "every": 2}}
     train(tiny_run(**settings), out=alone, console=Console(file=io.StringIO()))
     recipe = recipe_at(tmp_path / "run.yaml", **settings)
-    done = launched(recipe, "--out", str(two), "--json")
+    done = launched(way, recipe, "--out", str(two), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["steps"] == 4  # one JSON object: one process speaks
     assert float((weights(two) - weights(alone)).norm() / weights(alone).norm()) < 1e-6
@@ -76,7 +82,7 @@ def test_two_processes_make_the_run_that_one_makes_and_resume_it_to_the_bit(tmp_
     shutil.copytree(two, cut, symlinks=True)
     shutil.rmtree(cut / "checkpoints" / "step-000004")
     (cut / "report.json").unlink()
-    done = launched(recipe, "--out", str(cut), "--resume", "--verify")
+    done = launched(way, recipe, "--out", str(cut), "--resume", "--verify")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "step 3 repeated" in done.stdout and torch.equal(weights(cut), weights(two))
     for name in ("metrics.jsonl", "episodes.jsonl"):
@@ -94,7 +100,7 @@ def test_an_error_in_one_process_ends_the_others(tmp_path: Path, how: str, told:
     rollout = {"sampler": {"name": "tests/moody.py:Moody", "how": how}, "prompts_per_step": 4, "num_generations": 2}
     recipe = recipe_at(tmp_path / "run.yaml", rollout=rollout, train={"steps": 3, "process_timeout_s": 5.0})
     began = time.monotonic()
-    done = launched(recipe, "--out", str(tmp_path / "run"))
+    done = launched("cpu", recipe, "--out", str(tmp_path / "run"))
     assert done.returncode != 0 and f"error: {told}" in done.stderr, done.stderr[-3000:]
     assert time.monotonic() - began < 200  # the one that hangs would sleep for 300 s
 

@@ -26,7 +26,7 @@ from rlvr.algos import mismatch
 from rlvr.batch import Batch, Rows
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.learn import packing
+from rlvr.learn import packing, sharded
 from rlvr.learn.optimization import Optimization
 from rlvr.learn.policy import Policy, without_dropout
 from rlvr.learn.reference import Reference
@@ -84,6 +84,7 @@ class Learner:
         if self.reference is not None and self.reference.adapter is None:
             self.reference.policy.to(accelerator.device)
         self.random = random.Random(seed)
+        self._spare: Any = None
         self.advantages: list[list[list[float]]] = []
         """Of the last update: per group, episode and token, for the record."""
 
@@ -120,7 +121,7 @@ class Learner:
         if self.reference is not None:
             metrics["beta"] = algorithm.beta
             if mix := algorithm.refresh():
-                self.reference.refresh(self.accelerator.unwrap_model(self.policy).model, mix)
+                self.reference.refresh(self.whole(), mix)
         if steps > broken:  # a step that moved nothing does not move the schedule either
             self.scheduler.step()
         self.policy.eval()
@@ -309,30 +310,34 @@ class Learner:
 
     def whole(self) -> Any:
         """The model with all its weights in one piece, for the sampler and the checkpoint. All processes ask for it at once."""
-        return self.accelerator.unwrap_model(self.policy).model
+        model = self.accelerator.unwrap_model(self.policy).model
+        if not sharded.is_sharded(model):
+            return model
+        self._spare = sharded.whole_model(model, self._spare)
+        return self._spare
 
     def state_dict(self) -> dict[str, Any]:
         """Everything beyond the model's weights that a resume to the bit needs: tensors and plain values only."""
         policy = self.accelerator.unwrap_model(self.policy)
         version, numbers, gauss = self.random.getstate()
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": sharded.put_together(self.optimizer.state_dict()),
             "scheduler": self.scheduler.state_dict(),
             "algorithm": dict(self.algorithm.state_dict()),
             "random": [version, list(numbers), gauss],
-            "critic": None if policy.value is None else policy.value.state_dict(),
+            "critic": None if policy.value is None else sharded.put_together(policy.value.state_dict()),
             "reference": None if self.reference is None else self.reference.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave, into a learner made with the same settings."""
         policy = self.accelerator.unwrap_model(self.policy)
-        self.optimizer.load_state_dict(state["optimizer"])
+        sharded.load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         self.algorithm.load_state_dict(state["algorithm"])
         version, numbers, gauss = state["random"]
         self.random.setstate((version, tuple(numbers), gauss))
         if policy.value is not None:
-            policy.value.load_state_dict(state["critic"])
+            sharded.load_weights(policy.value, state["critic"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])

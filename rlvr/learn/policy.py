@@ -117,7 +117,7 @@ def token_logprobs(
 def full_logprobs(logits: Tensor, target: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
     """The same from ready logits (temperature already in them), by plain autograd."""
     logs = logits.log_softmax(-1)
-    chosen = logs.gather(1, target[:, None]).squeeze(1)
+    chosen = logs.gather(1, target[:, None]).sum(1)  # of one number each; no view, which FSDP would warn of
     return chosen, -(logs.exp() * logs).sum(-1) if entropy else None
 
 
@@ -130,6 +130,7 @@ class Policy(nn.Module):
     def __init__(self, model: Any, *, temperature: float = 1.0, value_head: bool = False) -> None:
         super().__init__()
         self.model = model
+        self._no_split_modules = getattr(model, "_no_split_modules", None)  # where FSDP may cut
         self.temperature = temperature
         size = model.config.get_text_config().hidden_size
         self.value = nn.Linear(size, 1) if value_head else None
@@ -159,7 +160,7 @@ class Policy(nn.Module):
             logits = logits.to(_wide(logits.dtype)) / self.temperature
             logprobs, entropies = full_logprobs(logits, batch.target, entropy=entropy)
             hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source) if values else None
-        known = self.value(hidden).squeeze(-1).to(logprobs.dtype) if values and self.value is not None else None
+        known = self.value(hidden).sum(-1).to(logprobs.dtype) if values and self.value is not None else None
         return Scores(logprobs, entropies, known)
 
 
