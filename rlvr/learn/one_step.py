@@ -23,6 +23,7 @@ def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[s
     learner = crew.joined
     clock = time.perf_counter()
     harvest = collect(crew, step)
+    crew.sampler.rest()
     sampled = time.perf_counter()
     metrics = learner.update(share(crew.accelerator, harvest.groups))
     updated = time.perf_counter()

@@ -107,6 +107,7 @@ def train(
                     save(crew, run, step + 1, {**done.facts, "seconds": seconds_so_far(done, began)})
                 work.advance(shown(row, times))
         ended = end(crew, run, done, screen, began)
+        crew.sampler.close()  # before accelerate ends torch's process group, in which an engine may stand
         accelerator.end_training()
         return ended
 

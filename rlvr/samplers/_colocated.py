@@ -1,0 +1,225 @@
+"""vLLM inside the training process: one engine, stepped by us, so that a completion is handed on the moment it ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rlvr.contracts import Completion, Request, Sampling
+from rlvr.errors import ConfigError, SamplerError
+
+QUIET = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where the trainer's tensors are
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How much of the machine the engine may have.
+
+    >>> Place(dtype="float32", kv_cache_gb=1.0).max_num_seqs
+    256
+    """
+
+    dtype: str
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    memory_fraction: float = 0.4
+    """Of a GPU's memory, weights and cache together; the rest is the trainer's."""
+    kv_cache_gb: float | None = None
+    tensor_parallel_size: int = 1
+    enforce_eager: bool = False
+    sleep: bool = True
+    """Whether the engine leaves its GPU memory to the trainer between sampling and the next weights."""
+
+
+class Colocated:
+    """A vLLM engine in this process, made for the trainer's model or for one in a folder.
+
+    >>> engine = Colocated(model, Place("float32"), deadline_s=600)                     # doctest: +SKIP
+    """
+
+    where = "the vLLM engine in this process"
+
+    def __init__(self, model: Any, place: Place, *, deadline_s: float) -> None:
+        self.place, self.deadline_s = place, deadline_s
+        self.on_gpu = torch.cuda.is_available()
+        self._asleep = False
+        self._rounds = 0
+        alone()
+        self._home = tempfile.TemporaryDirectory(prefix="rlvr-vllm-")
+        try:
+            with self._undisturbed():
+                self._llm = self._start(model)
+        except BaseException:
+            self.close()
+            raise
+        self.max_model_len = int(self._llm.llm_engine.model_config.max_model_len)
+        self.vocabulary = int(self._llm.llm_engine.model_config.get_vocab_size())
+
+    def take(self, model: Any, version: int) -> None:
+        """The trainer's weights in place of the old ones; what was cached under the old ones is forgotten."""
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
+        with self._undisturbed():
+            if self.place.tensor_parallel_size == 1:
+                given: dict[str, Any] = {"weights_iterator": [(name, weight.detach()) for name, weight in model.named_parameters()]}
+            else:  # the workers are other processes
+                model.save_pretrained(self._home.name)
+                given = {"weights_path": self._home.name}
+            self._llm.collective_rpc("reload_weights", kwargs=given)
+        if self._asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+        if not self._llm.reset_prefix_cache():
+            raise SamplerError(f"{self.where} did not reset its prefix cache for version {version}: requests are still running in it")
+
+    def rest(self) -> None:
+        """Leave the GPU to the trainer; the weights that come next wake the engine."""
+        if self.place.sleep and self.on_gpu and not self._asleep:
+            self._llm.sleep(level=2)
+            self._asleep = True
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Each completion as it ends. The engine is stepped here: whoever does not ask for the next one holds it up."""
+        self._rounds += 1
+        engine, running = self._llm.llm_engine, dict[str, int]()
+        until = time.monotonic() + self.deadline_s
+        try:
+            for index, request in enumerate(requests):
+                name = f"{self._rounds}:{index}"
+                running[name] = index
+                engine.add_request(name, {"prompt_token_ids": list(request.prompt)}, self._params(request, sampling))
+            while running:
+                for output in engine.step():
+                    if output.finished:
+                        yield running.pop(output.request_id), completion(output.outputs[0], sampling)
+                        until = time.monotonic() + self.deadline_s
+                if time.monotonic() > until:
+                    raise SamplerError(f"{self.where} finished none of {len(running)} answers within {self.deadline_s:g} s (deadline_s)")
+        finally:
+            if running:
+                engine.abort_request(list(running))
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """The engine's log-probability of each token but the first."""
+        params = _vllm().SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        output = self._llm.generate([{"prompt_token_ids": list(tokens)}], params, use_tqdm=False)[0]
+        return [float(found[token].logprob) for token, found in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
+
+    def close(self) -> None:
+        """Give the memory back. vLLM keeps one distributed environment a process; it goes too."""
+        llm = self.__dict__.pop("_llm", None)
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+        self._home.cleanup()
+
+    def _start(self, model: Any) -> Any:
+        folder, place = self._home.name, self.place
+        if isinstance(model, str):
+            folder = model
+        else:
+            model.config.save_pretrained(folder)
+        memory: dict[str, Any] = {"gpu_memory_utilization": place.memory_fraction, "enable_sleep_mode": self.on_gpu and place.sleep}
+        if place.kv_cache_gb or not self.on_gpu:
+            memory["kv_cache_memory_bytes"] = int((place.kv_cache_gb or 1.0) * 2**30)
+        try:
+            return _vllm().LLM(
+                folder,
+                load_format="auto" if isinstance(model, str) else "dummy",  # the trainer's weights come in through `take`
+                skip_tokenizer_init=True,  # ids in, ids out
+                generation_config="vllm",  # no defaults from the model's folder: `Sampling` says everything
+                logprobs_mode="processed_logprobs",
+                enable_prefix_caching=True,
+                dtype=place.dtype,
+                max_model_len=place.max_model_len,
+                max_num_seqs=place.max_num_seqs,
+                tensor_parallel_size=place.tensor_parallel_size,
+                distributed_executor_backend="uni" if place.tensor_parallel_size == 1 else "mp",
+                enforce_eager=place.enforce_eager or not self.on_gpu,
+                **memory,
+            )
+        except (ValueError, RuntimeError, NotImplementedError, AssertionError) as error:
+            said = " ".join(str(error).split())[:400]
+            hint = "" if self.on_gpu else "; on a CPU the size of an attention head must be a multiple of 32"
+            raise ConfigError(f"vLLM cannot run this model: {type(error).__name__}: {said}{hint}") from error
+
+    def _params(self, request: Request, sampling: Sampling) -> Any:
+        final = _vllm().sampling_params.RequestOutputKind.FINAL_ONLY
+        return _vllm().SamplingParams(**settings(request, sampling), output_kind=final)
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Undo what vLLM does: it seeds torch anew, changes its threads and takes `set_num_threads` away."""
+        from_before = {name: os.environ.get(name) for name in QUIET}
+        os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+        set_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
+        try:
+            with torch.random.fork_rng(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of its own making, and nobody else can mend them
+                yield
+        finally:
+            torch.set_num_threads = set_threads
+            torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)
+            for name, value in from_before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+
+
+def _vllm() -> Any:
+    return importlib.import_module("vllm")  # by name: type checkers take it for the module beside this one
+
+
+def alone() -> None:
+    """Refuse to start where torch's one distributed environment is taken: vLLM needs it, and ends it when it closes."""
+    if not torch.distributed.is_initialized():
+        return
+    if torch.distributed.get_world_size() == 1:
+        raise ConfigError("a process has room for one vLLM engine; close the sampler that holds the other one first")
+    raise ConfigError(
+        "the vLLM engine cannot share a process with a training run of several processes; start `vllm serve` beside it and "
+        "write sampler: {name: vllm, placement: server, urls: [...]}"
+    )
+
+
+def settings(request: Request, sampling: Sampling) -> dict[str, Any]:
+    """One request in vLLM's words: its own seed, the whole stop set and nothing but it, and the log-probability of what was sampled."""
+    return {
+        "max_tokens": request.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": request.seed,
+        "stop_token_ids": sorted(sampling.stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+
+
+def completion(output: Any, sampling: Sampling) -> Completion:
+    """What vLLM hands out, as ours; an ending that is neither a stop id nor the cap is an error."""
+    tokens = list(output.token_ids)
+    logprobs = [float(found[token].logprob) for token, found in zip(tokens, output.logprobs, strict=True)]
+    return finished(tokens, logprobs, str(output.finish_reason), sampling)
+
+
+def finished(tokens: list[int], logprobs: list[float], reason: str, sampling: Sampling) -> Completion:
+    """A completion, held to its contract: the engine's word for the end and its last token must say the same."""
+    if reason not in ("stop", "length") or not tokens or (tokens[-1] in sampling.stop_ids) != (reason == "stop"):
+        return Completion([], [], "error", f"the engine ended an answer by {reason!r} with the token {tokens[-1:] or 'nothing'}")
+    if sampling.temperature == 0:  # a choice without chance: certain, whatever the logits
+        logprobs = [0.0] * len(tokens)
+    return Completion(tokens, [min(logprob, 0.0) for logprob in logprobs], "stop" if reason == "stop" else "length")

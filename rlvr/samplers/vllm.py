@@ -1,0 +1,148 @@
+"""Sample with vLLM: in the training process, or from servers of its own.
+
+{name: vllm}                                                         one engine in this process (placement: colocated)
+{name: vllm, placement: server, urls: ["http://localhost:8000"]}     one or more `vllm serve`, found by URL
+
+Token ids go in and come out, each request has a seed of its own, and the log-probability handed back is under the very
+distribution that was sampled from. New weights are loaded in place after every update, the prefix cache is emptied, and a
+probe is scored on both sides: the run stops if the engine did not take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from transformers import AutoConfig
+
+from rlvr.contracts import Completion, Request, Sampler, Sampling
+from rlvr.errors import ConfigError, SamplerError, suggest
+from rlvr.samplers._colocated import Colocated, Place
+from rlvr.samplers._probe import Probe
+from rlvr.samplers._vllm_version import check_version, installed
+
+PLACEMENTS = ("colocated",)
+COLDEST = 0.01
+"""vLLM raises a lower temperature to this one, and would sample from another distribution than the one asked for."""
+
+
+class Engine(Protocol):
+    """What both placements offer."""
+
+    where: str
+    max_model_len: int
+    vocabulary: int
+
+    def take(self, model: Any, version: int) -> None:
+        """Load the trainer's weights and forget what was cached."""
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next weights."""
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Completions as they end."""
+        ...
+
+    def score(self, tokens: Sequence[int]) -> list[float]:
+        """The log-probability of each token but the first."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class VLLMSampler(Sampler):
+    """Samples groups with vLLM.
+
+    >>> VLLMSampler(kv_cache_gb=1.0, max_num_seqs=64).placement                         # doctest: +SKIP
+    'colocated'
+    """
+
+    policy_form = "vllm:DIR"
+
+    @classmethod
+    def policy_settings(cls, rest: str) -> dict[str, Any]:
+        """`vllm:DIR` is the model in that folder, with its own tokenizer, in an engine in this process."""
+        return {"model": rest}
+
+    def __init__(
+        self,
+        *,
+        placement: str = "colocated",
+        model: str | None = None,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 256,
+        memory_fraction: float = 0.4,
+        kv_cache_gb: float | None = None,
+        tensor_parallel_size: int = 1,
+        enforce_eager: bool = False,
+        sleep: bool = True,
+        deadline_s: float = 600.0,
+        probe_tolerance: float | None = None,
+    ) -> None:
+        if placement not in PLACEMENTS:
+            raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
+        for name, value in (("max_num_seqs", max_num_seqs), ("tensor_parallel_size", tensor_parallel_size), ("deadline_s", deadline_s)):
+            if not value > 0:
+                raise ConfigError(f"{name} is {value}; it must be above 0")
+        if not 0 < memory_fraction <= 1:
+            raise ConfigError(f"memory_fraction is {memory_fraction}; it is the engine's share of a GPU's memory, above 0 and at most 1")
+        check_version(installed())
+        self.placement, self.tokenizer, self.deadline_s, self.probe_tolerance = placement, model, deadline_s, probe_tolerance
+        self.place = Place(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, tensor_parallel_size, enforce_eager, sleep)
+        self._model = model
+        self._engine: Engine | None = None
+        self._probe: Probe | None = None
+
+    def load(self, model: Any, version: int) -> None:
+        """The trainer's weights, loaded in place and proven by the probe."""
+        if self._engine is None:
+            self._engine = self._started(model)
+        self._engine.take(model, version)
+        if self._probe is None:
+            engine = self._engine
+            self._probe = Probe(engine.vocabulary, self._dtype(model), tolerance=self.probe_tolerance, room=engine.max_model_len - 1)
+        self._probe.check(self._engine.score, model, self._engine.where, version)
+
+    def rest(self) -> None:
+        """Leave the GPU's memory to the trainer until the next weights come."""
+        if self._engine is not None:
+            self._engine.rest()
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Each completion the moment it ends."""
+        if self._engine is None:
+            if self._model is None:
+                raise SamplerError("the vllm sampler has no model yet; the trainer hands it over, or write vllm:DIR")
+            self._engine = self._started(self._model)
+        if 0 < sampling.temperature < COLDEST:
+            raise ConfigError(f"temperature is {sampling.temperature}; vLLM samples at 0 (greedy) or at {COLDEST} and above")
+        longest = max((len(request.prompt) + request.max_tokens for request in requests), default=0)
+        if longest > self._engine.max_model_len:
+            raise ConfigError(
+                f"a prompt and its answer may be {longest} tokens, and {self._engine.where} holds {self._engine.max_model_len}; "
+                "set rollout.max_length or rollout.max_completion_length lower, or rollout.sampler.max_model_len higher"
+            )
+        yield from self._engine.stream(requests, sampling)
+
+    def close(self) -> None:
+        """Stop the engine."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def _started(self, model: Any) -> Engine:
+        return Colocated(model, replace(self.place, dtype=self._dtype(model)), deadline_s=self.deadline_s)
+
+    def _dtype(self, model: Any) -> str:
+        """The trainer's own precision where none is asked for; vLLM's own "auto" makes float16 out of float32."""
+        if self.place.dtype != "auto":
+            return self.place.dtype
+        if not isinstance(model, str):
+            return str(model.dtype).removeprefix("torch.")
+        return str(AutoConfig.from_pretrained(model).dtype or "bfloat16").removeprefix("torch.")
+
+
+make = VLLMSampler
