@@ -7,6 +7,7 @@ so that an image needs nothing of ours and never gets out of step with the insta
 from __future__ import annotations
 
 import json
+import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -43,8 +44,9 @@ del given
 module.main(settings)
 """
 COMMAND = ["python3", "-I", "-B", "-c", BOOT]
-HARD, PATIENCE_S, START_S = 10.0, 60.0, 120.0
-"""The supervisor gives up after HARD times the wall limit; we wait that long and PATIENCE_S more before we call it dead."""
+HARD, PATIENCE_S, AFTER_S, START_S = 10.0, 60.0, 40.0, 120.0
+"""The supervisor gives up after HARD times the wall limit; we wait that long and PATIENCE_S more before we call it dead, and to
+learn why and to take it away costs AFTER_S at the most. That is the deadline of every verdict, once its turn has come."""
 
 
 class Channel(ABC):
@@ -60,6 +62,10 @@ class Channel(ABC):
     @abstractmethod
     def receive(self, room: memoryview, deadline: float) -> int:
         """Put at least one byte into `room` before the deadline and say how many, or raise `Torn`."""
+
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether the supervisor still listens, as far as one can tell without asking: it never speaks first."""
 
     @abstractmethod
     def close(self) -> None:
@@ -107,6 +113,13 @@ class Channel(ABC):
             while at < count:
                 at += self.receive(room[at:], deadline)
         return data
+
+
+def readable(number: int, seconds: float) -> bool:
+    """Whether something (or the end) can be read from a descriptor within so many seconds."""
+    poll = select.poll()  # not `select.select`, which knows the first 1024 descriptors only
+    poll.register(number, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0) * 1000))
 
 
 def refuse(program: Program, most_mb: int, languages: tuple[str, ...] | None) -> str:

@@ -18,11 +18,12 @@ from typing import Any
 from docker.types import Ulimit
 
 from rlvr.errors import SandboxError
-from rlvr.sandbox._channel import COMMAND, Channel
-from rlvr.sandbox._engine import LABEL, connect, faults, owner, remove
+from rlvr.sandbox._channel import COMMAND, Channel, readable
+from rlvr.sandbox._engine import LABEL, connect, faults, knock, owner, remove
 from rlvr.sandbox._frames import Torn
 
 OVERHEAD_MB = 96  # the supervisor, the zygote, and the output that is being gathered
+CLOSING_S = 20  # for the engine to take a container away
 STREAM = struct.Struct(">BxxxI")
 
 
@@ -131,6 +132,10 @@ class Container(Channel):
             raise Torn("the stream ended")
         return count
 
+    def alive(self) -> bool:
+        """Whether the stream is open, and silent as it should be between two programs."""
+        return self._socket is not None and not readable(self._socket.fileno(), 0)
+
     def errors(self) -> str:
         """The last that the supervisor said on standard error."""
         return bytes(self._errors).decode(errors="replace").strip()
@@ -143,6 +148,8 @@ class Container(Channel):
             with contextlib.suppress(OSError):
                 self._stream.close()
             self._socket = None
+        self.client.api.timeout = CLOSING_S
         with contextlib.suppress(SandboxError), faults():
-            remove(self.client.containers.get(self.id))
+            knock(CLOSING_S)
+            remove(self.client, self.id)
         self.client.close()

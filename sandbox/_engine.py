@@ -19,6 +19,7 @@ from rlvr.errors import SandboxError
 
 IMAGE = "rlvr-sandbox:1"
 LABEL = "rlvr.sandbox"
+ANY_VERSION = "1.40"
 HERE = Path(__file__).parent
 ENGINE_HINT = "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to where one listens"
 IMAGE_HINT = f"build it with `docker build -t {IMAGE} {HERE}`"
@@ -26,17 +27,30 @@ IMAGE_HINT = f"build it with `docker build -t {IMAGE} {HERE}`"
 
 def connect(timeout_s: float = 60.0) -> docker.DockerClient:
     """A client of the engine that DOCKER_HOST names (or the usual socket); SandboxError when none answers."""
-    where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
-        if where.startswith("unix://"):  # ask the socket itself first: a client that fails half made leaves its own open
-            with socket.socket(socket.AF_UNIX) as door:
-                door.settimeout(timeout_s)
-                door.connect(where.removeprefix("unix://"))
-        client = docker.from_env(timeout=int(timeout_s))
-        client.ping()
+        knock(timeout_s)
+        # the version is asked by a client that was made without talking: one that fails half made leaves its socket open
+        asking = docker.from_env(timeout=int(timeout_s), version=ANY_VERSION)
+        try:
+            version = asking.api.version(api_version=False)["ApiVersion"]
+        finally:
+            asking.close()
+        return docker.from_env(timeout=int(timeout_s), version=version)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise SandboxError(f"no Docker Engine answers at {where} ({_short(error)}); {ENGINE_HINT}") from error
-    return client
+        raise SandboxError(f"no Docker Engine answers at {_where()} ({_short(error)}); {ENGINE_HINT}") from error
+
+
+def knock(timeout_s: float) -> None:
+    """OSError where nobody listens: asked of the socket itself, for the SDK leaves open the ones that it cannot connect."""
+    where = _where()
+    if where.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(timeout_s)
+            door.connect(where.removeprefix("unix://"))
+
+
+def _where() -> str:
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
 @contextlib.contextmanager
@@ -104,19 +118,18 @@ def sweep(client: docker.DockerClient) -> int:
             ours = (host, boot, space) == _place()
             rebooted = host == _place()[0] and boot != _place()[1]
             if rebooted or (ours and pid.isdecimal() and _birth(int(pid)) != birth):
-                remove(container)
+                remove(client, str(container.id))
                 removed += 1
     return removed
 
 
-def remove(container: Any) -> None:
+def remove(client: docker.DockerClient, container: str) -> None:
     """Take a container away, running or not; one that is already going is as good as gone."""
-    with contextlib.suppress(docker.errors.NotFound):
-        try:
-            container.remove(force=True, v=True)
-        except docker.errors.APIError as error:
-            if error.status_code != 409:  # 409: its removal is already in progress
-                raise
+    try:
+        client.api.remove_container(container, force=True, v=True)
+    except docker.errors.APIError as error:
+        if error.status_code not in (404, 409):  # 409: its removal is already in progress
+            raise
 
 
 @lru_cache(maxsize=1)

@@ -48,6 +48,15 @@ def empty(places: list[str], uid: int | None, gid: int | None) -> None:
             raise OSError(f"{place} could not be emptied: {os.listdir(place)[:3]}")
 
 
+def foreign(places: list[str], uids: set[int]) -> set[str]:
+    """The names at the top of any place that belong to none of these users."""
+    found = set()
+    for place in places:
+        with os.scandir(place) as entries:
+            found |= {entry.name for entry in entries if entry.stat(follow_symlinks=False).st_uid not in uids}
+    return found
+
+
 def as_user(uid: int, gid: int | None, work: Callable[[], None]) -> None:
     """Do something small in a process of its own under another user id, within a deadline."""
     pid = os.fork()

@@ -45,6 +45,7 @@ class Pool(Generic[C]):
         if os.getpid() != self._pid:
             self._lock = threading.Lock()  # the one we inherited may be held by a thread that we did not
             self._begin()
+        self._bury()
         with self._lock:
             if self._closed:
                 raise SandboxError("the sandbox is closed")
@@ -58,6 +59,22 @@ class Pool(Generic[C]):
                 self._line.append(place)
         handed = self._wait(place) if place else None
         return handed or self._fresh()
+
+    def _bury(self) -> None:
+        """Put away the free ones that died while nobody used them, so that no program meets them."""
+        with self._lock:
+            dead = [channel for channel in self._free if not channel.alive()]
+            self._free = [channel for channel in self._free if channel not in dead]
+        for channel in dead:
+            self._put_away(channel)
+
+    def _put_away(self, channel: C) -> None:
+        try:
+            channel.close()
+        finally:
+            with self._lock:
+                self._all.discard(channel)
+                self._vacate()
 
     def _wait(self, place: SimpleQueue[C | None]) -> C | None:
         """Stand in line; None is the leave to start a new one."""
@@ -93,12 +110,7 @@ class Pool(Generic[C]):
                 else:
                     self._free.append(channel)
                 return
-        try:
-            channel.close()
-        finally:
-            with self._lock:
-                self._all.discard(channel)
-                self._vacate()
+        self._put_away(channel)
 
     def _vacate(self) -> None:
         """There is room for a new one: the next in line may start it."""

@@ -55,21 +55,19 @@ class Supervisor:
         if self.uid is not None:
             self.uid += 2  # one for the program, one for its judge; nobody had them before
         fatal = ""
-        _places.lend(self.places, self.uid)
-        for name, data in parts.items():
-            if name.startswith("file:"):
-                self._write(name[5:], data)
-        if language != "python":
-            self._write(FILES[language], parts["source"])
-        if language in COMPILERS:
-            run = _streams.Run({**request["limits"], **COMPILING})
-            self._stage(run, {}, argv=COMPILERS[language])
-            if run.stop in ("RE", "TLE", "MLE", "OLE"):
-                run.stop, run.reason = "CE", run.reason or "it does not compile"
-            elif not run.stop:
-                run = _streams.Run(request["limits"])
-        if not run.stop:
-            self._stage(run, parts, argv=RUNNERS.get(language, []))
+        try:
+            laid = self._lay_out(language, parts)
+            if language in COMPILERS:
+                run = self._compile(run, language)
+            if not run.stop:
+                self._stage(run, parts, argv=RUNNERS.get(language, []))
+            fatal = self._strangers(laid)
+        except OSError as error:
+            if run.pids:
+                raise  # it was running: whatever broke us then is its own work
+            fatal = f"the program could not be set up: {error}"
+        if fatal:
+            run.stop, run.reason = "IE", fatal
         try:
             self.clear()
         except OSError as error:
@@ -80,6 +78,33 @@ class Supervisor:
     def clear(self) -> None:
         """Empty the folders that programs may write to."""
         _places.empty(self.places, self.uid, self.uid)
+
+    def _lay_out(self, language: str, parts: dict[str, bytes]) -> set[str]:
+        """Lend the folders and put the program's files there; the names of these."""
+        _places.lend(self.places, self.uid)
+        files = {name[5:]: data for name, data in parts.items() if name.startswith("file:")}
+        if language != "python":
+            files[FILES[language]] = parts["source"]
+        for name, data in files.items():
+            self._write(name, data)
+        return set(files)
+
+    def _compile(self, run: _streams.Run, language: str) -> _streams.Run:
+        """Compile under limits of its own; what comes back is stopped with CE, or fresh for the program."""
+        compiling = _streams.Run({**run.limits, **COMPILING})
+        self._stage(compiling, {}, argv=COMPILERS[language])
+        if not compiling.stop:
+            return run
+        if compiling.stop != "IE":
+            compiling.stop, compiling.reason = "CE", compiling.reason or "it does not compile"
+        return compiling
+
+    def _strangers(self, laid: set[str]) -> str:
+        """What somebody else than the program left in its folders while it ran; no verdict can be trusted then."""
+        if self.uid is None:
+            return ""
+        found = _places.foreign(self.places, {self.uid, self.uid + 1}) - laid
+        return f"somebody else wrote into the program's folders: {sorted(found)[:3]}" if found else ""
 
     def _write(self, name: str, data: bytes) -> None:
         path = os.path.join(self.places[0], os.path.basename(name))

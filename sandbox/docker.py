@@ -136,7 +136,7 @@ def _obituary(container: Container, error: Torn) -> str:
     client.close()
     said = container.errors()
     if not said:
-        raise SandboxError(f"the container was ended from outside while a program ran in it ({error})")
+        raise SandboxError(f"the container was ended or held up from outside while a program ran in it ({error})")
     return said[-300:]
 
 

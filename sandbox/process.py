@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import os
 import random
-import select
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.sandbox._channel import BOOT, Channel, refuse
+from rlvr.sandbox._channel import BOOT, Channel, readable, refuse
 from rlvr.sandbox._frames import Torn
 from rlvr.sandbox._pool import Pool
 
@@ -78,11 +77,15 @@ class Local(Channel):
         assert self._process.stdout
         with contextlib.suppress(ValueError):
             number = self._process.stdout.fileno()
-            if select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
+            if readable(number, deadline - time.monotonic()):
                 count = os.readv(number, [room])
                 if count:
                     return count
         raise Torn("the supervisor is gone, or silent")
+
+    def alive(self) -> bool:
+        """Whether the supervisor runs."""
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End the supervisor (it kills what it runs) and remove the folder."""

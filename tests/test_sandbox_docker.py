@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from rlvr.sandbox import _engine
 from rlvr.sandbox._container import hardening
 from rlvr.sandbox._pool import Pool
 from rlvr.sandbox.docker import DockerSandbox
+from rlvr.task import Fault, Task, Verdict, user
 
 LONG = Program("import time\ntime.sleep(600)", limits=Limits(wall_s=600))
 HERE = Path(__file__).resolve().parents[1]
@@ -98,7 +102,7 @@ def test_the_sweep_takes_what_the_dead_left_and_nothing_else(engine: Any, one: A
         assert _engine.sweep(engine) >= 1
         assert not there(engine, made[0]) and there(engine, made[1]) and there(engine, mine)
     finally:
-        _engine.remove(engine.containers.get(made[1]))
+        _engine.remove(engine, made[1])
 
 
 @pytest.mark.docker
@@ -120,6 +124,98 @@ def test_a_container_killed_from_outside_is_nobodys_fault_and_is_replaced(engine
     assert [outcome.stop for outcome in outcomes] == [Stop.IE], outcomes
     assert one.run(Program("print(2)")).stdout == b"2\n"
     assert one.containers() != [name]
+
+
+@pytest.mark.docker
+def test_a_container_that_died_while_idle_costs_no_verdict(engine: Any, one: Any) -> None:
+    one.run(Program("print(1)"))
+    (name,) = one.containers()
+    engine.containers.get(name).kill()
+    until(lambda: not there(engine, name))
+    assert one.run(Program("print(2)")).stdout == b"2\n"
+
+
+@pytest.mark.docker
+def test_a_disk_filled_from_outside_is_nobodys_fault(engine: Any, one: Any) -> None:
+    assert one.run(Program("open('x', 'wb').write(bytes(1 << 20))")).stop is Stop.OK
+    (name,) = one.containers()
+    engine.containers.get(name).exec_run(["sh", "-c", "cat /dev/zero >/tmp/filled"], user="0:0")
+    outcome = one.run(Program("open('x', 'wb').write(bytes(1 << 20))"))
+    assert outcome.stop is Stop.IE and "filled" in outcome.reason
+    assert one.run(Program("open('x', 'wb').write(bytes(1 << 20))")).stop is Stop.OK
+    assert one.containers() != [name]
+
+
+@pytest.mark.docker
+def test_files_that_do_not_fit_are_nobodys_fault() -> None:
+    with build("sandbox", "docker", containers=1, disk_mb=1) as sandbox:
+        outcome = sandbox.run(Program("print(1)", files={"big": bytes(2 << 20)}))
+        assert outcome.stop is Stop.IE and "space" in outcome.reason
+        assert sandbox.run(Program("print(2)")).stdout == b"2\n"
+
+
+class Door:
+    """A socket before the engine's own. Shut, it breaks every connection and refuses new ones: as if the daemon were gone."""
+
+    def __init__(self, path: Path, engine: str) -> None:
+        self.path, self.engine, self.through = path, engine.removeprefix("unix://"), list[socket.socket]()
+        self.open()
+
+    def open(self) -> None:
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(str(self.path))
+        self.listening.listen(64)
+        threading.Thread(target=self._welcome, args=(self.listening,), daemon=True).start()
+
+    def shut(self) -> None:
+        self.path.unlink()
+        for end in (self.listening, *self.through):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self.through.clear()
+
+    def _welcome(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                guest, _ = listening.accept()
+                host = socket.socket(socket.AF_UNIX)
+                host.connect(self.engine)
+                self.through += [guest, host]
+                for pair in ((guest, host), (host, guest)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _carry(here: socket.socket, there: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := here.recv(1 << 16):
+                there.sendall(data)
+            there.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.docker
+def test_an_engine_that_goes_away_costs_verdicts_and_never_scores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    door = Door(tmp_path / "e.sock", os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{door.path}")
+    tests = {"kind": "stdio", "cases": [{"stdin": "7", "stdout": "49"}]}
+    answer = "```python\nimport time\ntime.sleep(0.1)\nprint(int(input()) ** {})\n```"
+    with build("sandbox", "docker", containers=2) as sandbox, build("verifier", "unit_tests", sandbox=sandbox) as verifier:
+
+        def judge(power: int) -> tuple[int, Verdict]:
+            return power, verifier.verify(Task("t", user("x"), tests), answer.format(power))
+
+        def batch() -> list[tuple[int, Verdict]]:
+            with ThreadPoolExecutor(4) as threads:
+                return list(threads.map(judge, [2, 3] * 15))
+
+        assert judge(2)[1].score == 1.0
+        threading.Timer(0.5, door.shut).start()
+        during = batch()
+        assert any(verdict.score is None for _, verdict in during)
+        assert all(verdict.score == float(power == 2) or (verdict.score, verdict.fault) == (None, Fault.INFRA) for power, verdict in during)
+        door.open()
+        assert [verdict.score for _, verdict in batch()] == [1.0, 0.0] * 15
+        door.shut()
 
 
 @pytest.mark.docker
@@ -171,7 +267,10 @@ class Fake:
     runs = 0
 
     def __init__(self) -> None:
-        self.closed = False
+        self.closed, self.living = False, True
+
+    def alive(self) -> bool:
+        return self.living
 
     def close(self) -> None:
         self.closed = True
@@ -215,6 +314,17 @@ def test_a_pool_replaces_what_broke_and_says_when_all_are_busy() -> None:
     assert fresh.closed
     with pytest.raises(SandboxError, match="closed"):
         shared.take()
+
+
+def test_a_pool_lends_nothing_that_died_in_the_meantime() -> None:
+    shared = pool(2)
+    first, second = shared.take(), shared.take()
+    for channel in (first, second):
+        shared.give(channel, sound=True)
+        channel.living = False
+    third, fourth = shared.take(), shared.take()
+    assert first.closed and second.closed and {third, fourth}.isdisjoint({first, second})
+    assert set(shared.living()) == {third, fourth}
 
 
 def test_a_pool_that_cannot_start_one_keeps_its_room() -> None:

@@ -135,7 +135,7 @@ def _engine_version() -> tuple[str, str]:
 
         client = docker.from_env(timeout=ENGINE_SECONDS, version=ENGINE_API)  # a fixed version: no talk before there is a client to close
         try:
-            return str(client.version()["Version"]), ""
+            return str(client.api.version(api_version=False)["Version"]), ""
         finally:
             client.close()
     except Exception as error:  # the SDK raises what the socket, the proxy and requests raise
