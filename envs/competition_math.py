@@ -8,6 +8,7 @@ from typing import Any
 
 from rlvr.answers import find
 from rlvr.contracts import Environment, Verifier
+from rlvr.envs._problems import download, parsed
 from rlvr.errors import ConfigError, NotFound
 from rlvr.task import Task, user
 
@@ -27,25 +28,26 @@ class CompetitionMath(Environment):
     max_prompt_tokens = 2048
     max_new_tokens = 2048
 
-    def __init__(self, *, verifier: Verifier, path: str, instruction: str = INSTRUCTION, subject: str = "") -> None:
+    def __init__(self, *, verifier: Verifier, path: str = "", instruction: str = INSTRUCTION, subject: str = "") -> None:
         """Say where the problems are.
 
         Args:
             verifier: judges the answer in the box.
-            path: a .jsonl file (the split test, or train if its name says so), or a folder with train.jsonl and test.jsonl.
+            path: a .jsonl file (the split test, or train if its name says so), or a folder with train.jsonl and test.jsonl;
+                empty downloads the 500 problems of MATH-500 through `datasets`, for the split test.
             instruction: what is said after each problem.
             subject: keep the problems of one subject only ("Algebra").
         """
         self.verifier, self.instruction, self.subject = verifier, instruction, subject
-        self.path = Path(path).expanduser()
+        self.path = Path(path).expanduser() if path else None
         self._rows: dict[str, list[dict[str, Any]]] = {}
-        if not self.path.exists():
+        if self.path is not None and not self.path.exists():
             raise NotFound(
                 f"there is no file or folder {path!r}; path names a .jsonl file of problems, or a folder with train.jsonl and test.jsonl"
             )
 
-        if self.path.is_file():  # one file is one split, told by its name; the contract's class-wide splits give way on this object
-            vars(self)["splits"] = ("train",) if "train" in self.path.stem else ("test",)
+        if self.path is None or self.path.is_file():  # one split, a file's told by its name; the contract's class-wide ones give way here
+            vars(self)["splits"] = ("train",) if self.path is not None and "train" in self.path.stem else ("test",)
 
     def task(self, split: str, index: int) -> Task:
         """The problem at `index` of the file's order."""
@@ -68,23 +70,32 @@ class CompetitionMath(Environment):
     def _read(self, split: str) -> list[dict[str, Any]]:
         if split not in self.splits:
             raise ConfigError(f"competition_math has no split {split!r}; allowed: {', '.join(self.splits)}")
-        if split not in self._rows:
+        if split not in self._rows and self.path is None:
+            self._rows[split] = self._of_subject(parsed(download("HuggingFaceH4/MATH-500", None, "test"), _complete, "competition"))
+        if split not in self._rows and self.path is not None:
             file = self.path / f"{split}.jsonl" if self.path.is_dir() else self.path
             if not file.is_file():
                 raise NotFound(f"{self.path} holds no {split}.jsonl; put the {split} split there")
             rows = [_row(line, file, number) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1) if line.strip()]
-            self._rows[split] = [row for row in rows if not self.subject or row.get("subject") == self.subject]
+            self._rows[split] = self._of_subject(rows)
         return self._rows[split]
+
+    def _of_subject(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [row for row in rows if not self.subject or row.get("subject") == self.subject]
 
 
 def _row(line: str, file: Path, number: int) -> dict[str, Any]:
-    """One problem; where the file gives no answer, it is the last box of the solution."""
+    """One line of a file as a problem."""
     try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{file} line {number} is not JSON: {error}") from error
+        return _complete(json.loads(line))
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{file} line {number} is no problem ({error}); each line holds problem, solution, answer") from error
+
+
+def _complete(row: Any) -> dict[str, Any]:
+    """One problem; where there is no answer, it is the last box of the solution."""
     if not isinstance(row, dict) or not isinstance(row.get("problem"), str):
-        raise ConfigError(f"{file} line {number} has no 'problem'; each line holds problem, solution, answer")
+        raise ValueError("it has no 'problem'")
     if not isinstance(row.get("answer"), str):
         row["answer"] = find(str(row.get("solution", "")), "boxed", several="last").text or ""
     if "type" in row and "subject" not in row:

@@ -115,8 +115,10 @@ def train(
 
 @app.command("eval")
 def eval_(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, or an environment.")],
-    policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")],
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, or an environment.")
+    ] = "",
+    policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")] = "",
     n: Annotated[int, typer.Option("-n", help="Answers for each task.")] = 1,
     tasks: Annotated[int | None, typer.Option("--tasks", "--limit", help="How many tasks of each environment, from the first on.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split; default: what the suite says, or test.")] = None,
@@ -130,6 +132,7 @@ def eval_(
     retry: Annotated[bool, typer.Option("--retry", help="Ask again for the samples that have no score.")] = False,
     allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines however much has no score.")] = False,
     price: Annotated[str, typer.Option(metavar="READ,WRITTEN", help="What a million tokens cost, to show the cost.")] = "",
+    rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Judge a run's samples again; nothing is sampled.")] = None,
     settings: Settings = None,
     json: Json = False,
 ) -> int:
@@ -146,7 +149,38 @@ def eval_(
     }
     how |= {"concurrency": concurrency, "select": select, "seed": seed, "retry": retry}
     shown = {"allow_unscored": allow_unscored, "json": json}
+    if rescore is not None and not suite and not policy:
+        return evaluating.rescore_run(rescore, pairs=settings or [], out=out, select=select, **shown)
+    if not suite or not policy or rescore is not None:
+        raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")
     return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, **shown)
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A folder that `rlvr eval --out` wrote.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same tasks.")],
+    force: Annotated[bool, typer.Option("--force", help="Compare even if prompts, verifiers or sampling differ.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    json: Json = False,
+) -> None:
+    """Compare two evaluations, task by task."""
+    from rlvr.commands import comparing
+
+    comparing.compare_runs(first, second, force=force, seed=seed, json=json)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr eval --out` wrote.")],
+    to: Annotated[str, typer.Option(help="trl-dataset, csv, parquet, markdown or inspect.")],
+    out: Annotated[Path | None, typer.Option(help="Where to; default: a file in the run's folder.")] = None,
+    json: Json = False,
+) -> None:
+    """Write an evaluation in another format."""
+    from rlvr.commands import comparing
+
+    comparing.export_run(run, to, out=out, json=json)
 
 
 @app.command()

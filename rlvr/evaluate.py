@@ -116,11 +116,26 @@ def evaluate(
         file = stack.enter_context(SampleFile.open(out, plan))
         attempt = Attempt(plan, file, concurrency=concurrency, retry=retry, price=price, console=console)
         attempt.run(spec, environments, wanted)
-        seconds, tokens = spent(out) if out else (attempt.seconds, attempt.written)
-        envs = summaries(plan, file, environments, select)
-        report = Report(found.name, out, plan, envs, seconds, tokens, attempt.samples, file.torn)
-        write_report(report)
-        return report
+        return report_on(
+            plan, file, environments, out, select=select, sampled=attempt.samples, spent_here=(attempt.seconds, attempt.written)
+        )
+
+
+def report_on(
+    plan: Plan,
+    file: SampleFile,
+    environments: Mapping[str, Environment],
+    out: Path | None,
+    *,
+    select: str = "",
+    sampled: int = 0,
+    spent_here: tuple[float, int] = (0.0, 0),
+) -> Report:
+    """The report on the samples that are there; with a folder, `report.json` is written too."""
+    seconds, tokens = spent(out) if out else spent_here
+    report = Report(plan.suite, out, plan, summaries(plan, file, environments, select), seconds, tokens, sampled, file.torn)
+    write_report(report)
+    return report
 
 
 def summaries(plan: Plan, file: SampleFile, environments: Mapping[str, Environment], select: str = "") -> dict[str, EnvSummary]:
@@ -164,6 +179,8 @@ def verifier_label(verifier: Verifier) -> str:
     >>> verifier_label(build("verifier", "numeric"))              # doctest: +SKIP
     'Numeric 1'
     """
+    if not isinstance(verifier, Verifier):
+        raise ConfigError(f"the environment's verifier is {verifier!r:.80}; it must be an rlvr.Verifier")
     inner = [value for held in vars(verifier).values() for value in (held.values() if isinstance(held, dict) else [held])]
     labels = [verifier_label(value) for value in inner if isinstance(value, Verifier)]
     return f"{type(verifier).__name__} {verifier.version}" + (f" ({', '.join(labels)})" if labels else "")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.statistics import mean, resampled, standard_error
+from rlvr.statistics import Z95, bootstrap, mean, standard_error, wilson
 
 POWER = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
 """Standard errors that a difference must measure to be found in 4 of 5 comparisons, at 5 % false alarms."""
@@ -32,7 +32,7 @@ class Paired:
     high: float
     p: float
     test: str
-    """How `p` was found: `bootstrap` over tasks, or McNemar's exact test where every task has one yes or no on each side."""
+    """How `p` was found: by `sign flips`, or by `mcnemar`'s exact test where every task has one yes or no on each side."""
     detectable: float
     """The smallest true difference that so many tasks would show in 4 of 5 comparisons."""
     wins: int
@@ -44,29 +44,52 @@ class Paired:
         return asdict(self)
 
 
-def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0, draws: int = 10_000) -> Paired:
+def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0) -> Paired:
     """Judge one difference a task, first policy minus second; `greedy` says that each is 1, 0 or -1 by rule, not by luck."""
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    centre = mean(differences)
-    if wins + losses == 0:
-        low = high = 0.0
-        p = 1.0
-    else:
-        means = resampled(differences, seed=seed, draws=draws)
-        low, high = map(float, np.quantile(means, [0.025, 0.975]))
-        p = float((1 + np.sum(np.abs(means - centre) >= abs(centre) - 1e-12)) / (1 + len(means)))
+    low, high = _interval(differences, seed)
     exact = greedy and all(d in (-1.0, 0.0, 1.0) for d in differences)
     return Paired(
-        difference=centre,
-        low=max(low, -1.0),
-        high=min(high, 1.0),
-        p=mcnemar(wins, losses) if exact else p,
-        test="mcnemar" if exact else "bootstrap",
-        detectable=POWER * standard_error(differences),
+        difference=mean(differences),
+        low=low,
+        high=high,
+        p=mcnemar(wins, losses) if exact else sign_flips(differences, seed=seed),
+        test="mcnemar" if exact else "sign flips",
+        detectable=POWER * (standard_error(differences) or (high - low) / 2 / Z95),
         wins=wins,
         losses=losses,
         ties=len(differences) - wins - losses,
     )
+
+
+def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
+    """By resampling tasks. Where all differ by the same there is nothing to resample, and the score interval knows more."""
+    if standard_error(differences) == 0:
+        low, high = wilson([(d + 1) / 2 for d in differences])
+        return 2 * low - 1, 2 * high - 1
+    low, high = bootstrap(differences, seed=seed)
+    return max(low, -1.0), min(high, 1.0)
+
+
+def sign_flips(differences: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> float:
+    """The two-sided p-value: how often is the mean as far from 0 when a coin decides, for each task, who is first?
+
+    All the ways are counted for few tasks, so many as `draws` otherwise.
+
+    >>> sign_flips([1.0] * 5)
+    0.0625
+    """
+    sizes = np.abs([d for d in differences if d])
+    if not len(sizes):
+        return 1.0
+    reached = abs(float(np.sum(differences))) - 1e-9
+    if 2 ** len(sizes) <= draws:
+        signs = 1 - 2 * (np.arange(2 ** len(sizes))[:, None] >> np.arange(len(sizes)) & 1)
+        return float(np.mean(np.abs(signs @ sizes) >= reached))
+    dice = np.random.default_rng(seed)
+    rounds = [1 - 2 * dice.integers(0, 2, size=(500, len(sizes)), dtype=np.int8) for _ in range(draws // 500)]
+    hits = sum(int(np.sum(np.abs(signs @ sizes) >= reached)) for signs in rounds)
+    return (1 + hits) / (1 + draws)
 
 
 def mcnemar(wins: int, losses: int) -> float:

@@ -85,7 +85,7 @@ def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: 
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{target} has two entries called {twice!r}; give each a name of its own, such as {twice}-hard")
-    return Suite(Path(target).stem if Path(target).suffix in (".yaml", ".yml") else target, tuple(_set(items, settings or {})))
+    return Suite(Path(target).stem if Path(target).suffix in (".yaml", ".yml") else target, tuple(with_settings(items, settings or {})))
 
 
 def _rows(target: str) -> list[Any]:
@@ -111,7 +111,7 @@ def _rows(target: str) -> list[Any]:
     return [{"env": row} if isinstance(row, str) else number(row) for row in rows]
 
 
-def _set(items: list[Item], settings: Mapping[str, Any]) -> list[Item]:
+def with_settings(items: list[Item], settings: Mapping[str, Any]) -> list[Item]:
     """The items with their environments' settings from the command line."""
     for key, value in settings.items():
         owner, dot, setting = key.rpartition(".")

@@ -11,7 +11,7 @@ from itertools import combinations
 
 import pytest
 
-from rlvr.paired import holm, mcnemar, paired
+from rlvr.paired import holm, mcnemar, paired, sign_flips
 from rlvr.statistics import best_at, bootstrap, budgets, estimate, majority_at, pass_all, pass_at, standard_error, t_quantile, wilson
 
 
@@ -135,6 +135,15 @@ def test_mcnemar_is_the_count_of_coin_rows() -> None:
         assert mcnemar(wins, losses) == pytest.approx(min(1.0, as_uneven / 2**total))
 
 
+def test_sign_flips_are_all_counted_or_drawn() -> None:
+    dice = random.Random(1)
+    differences = [dice.choice([-0.5, 0.25, 0.0, 1.0]) for _ in range(10)]
+    far = [abs(sum(d * (1 - 2 * c) for d, c in zip(differences, coins, strict=True))) for coins in _coins(10)]
+    exact = sum(value >= abs(sum(differences)) - 1e-9 for value in far) / len(far)
+    assert sign_flips(differences) == pytest.approx(exact) == pytest.approx(sign_flips(differences, draws=500, seed=2), abs=0.07)
+    assert sign_flips([1.0] * 3) == mcnemar(3, 0) == 0.25 and sign_flips([0.0] * 9) == 1.0 and sign_flips([1.0] * 40) < 0.001
+
+
 def _coins(total: int) -> list[tuple[int, ...]]:
     return [tuple(number >> i & 1 for i in range(total)) for number in range(2**total)]
 
@@ -149,7 +158,7 @@ def test_a_paired_difference() -> None:
     assert (clear.difference, clear.wins, clear.losses, clear.ties, clear.test) == (0.15, 15, 0, 85, "mcnemar")
     assert clear.low > 0 and clear.p < 0.001
     none = paired([0.0] * 30)
-    assert (none.p, none.low, none.high, none.detectable) == (1.0, 0.0, 0.0, 0.0)
+    assert (none.p, none.difference) == (1.0, 0.0) and -0.15 < none.low < 0 < none.high == -none.low and none.detectable > none.high
     noise = paired([0.25, -0.25] * 20, seed=1)
     assert noise == paired([0.25, -0.25] * 20, seed=1) and noise.p > 0.9 and noise.low < 0 < noise.high
-    assert noise.test == "bootstrap" and 0.05 < noise.detectable < 0.15
+    assert noise.test == "sign flips" and 0.05 < noise.detectable < 0.15

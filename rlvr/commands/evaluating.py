@@ -15,6 +15,7 @@ from rlvr.commands import screen
 from rlvr.commands.settings import settings_from
 from rlvr.errors import ConfigError
 from rlvr.evaluate import Report, evaluate
+from rlvr.rescore import rescore
 from rlvr.statistics import Estimate, budgets
 from rlvr.summary import EnvSummary
 
@@ -23,15 +24,25 @@ REASONS = 3
 """How many reasons for missing scores are shown."""
 
 
+def rescore_run(run: Path, *, pairs: Sequence[str], out: Path | None, select: str, allow_unscored: bool, json: bool) -> int:
+    """Judge the samples of a run again; 1 where a headline is refused."""
+    report = rescore(run, out=out, settings=settings_from(pairs), select=select, console=screen.err())
+    return _told(report, allow_unscored=allow_unscored, json=json)
+
+
 def eval_suite(
     suite: str, policy: str, *, pairs: Sequence[str], how: Mapping[str, Any], out: Path | None, price: str, allow_unscored: bool, json: bool
 ) -> int:
     """Measure a policy on a suite; 1 where a headline is refused."""
     report = evaluate(suite, policy, settings=settings_from(pairs), out=out, console=screen.err(), price=_price(price), **how)
+    return _told(report, allow_unscored=allow_unscored, json=json, price=_price(price))
+
+
+def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | None = None) -> int:
     if json:
         screen.say_json(report.record(allow_unscored=allow_unscored))
     else:
-        show(screen.out(), report, allow_unscored=allow_unscored, price=_price(price))
+        show(screen.out(), report, allow_unscored=allow_unscored, price=price)
     return 1 if report.refused and not allow_unscored else 0
 
 
@@ -65,7 +76,7 @@ def headlines(envs: Sequence[EnvSummary], allow_unscored: bool) -> Table:
         rows.append([env.name, avg, "" if refused else interval(env.avg), *counts, *apart])
     n = {env.n for env in envs}
     head = ("environment", f"avg@{n.pop()}" if len(n) == 1 else "avg@n", "95 %", "tasks", "scored", "unscored", "truncated", "failed")
-    return _right(screen.table(head, rows))
+    return screen.figures(screen.table(head, rows))
 
 
 def figures(envs: Sequence[EnvSummary], width: int) -> Table:
@@ -78,7 +89,7 @@ def figures(envs: Sequence[EnvSummary], width: int) -> Table:
         for place, (key, label) in enumerate((key, label) for key, label in FIGURES.items() if key in env.at):
             cells = [_cell(env.at[key].get(k)) for k in ks]
             rows.append([env.name if place == 0 else "", label, *cells])
-    return _right(screen.table(("environment", "figure", *(f"k = {k}" for k in ks)), rows), first=2)
+    return screen.figures(screen.table(("environment", "figure", *(f"k = {k}" for k in ks)), rows), first=2)
 
 
 def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
@@ -144,14 +155,6 @@ def interval(found: Estimate | None) -> str:
 
 def _cell(found: Estimate | None) -> Text:
     return Text("") if found is None else Text.assemble((percent(found), "bold"), (f" {interval(found)}", "dim"))
-
-
-def _right(table: Table, first: int = 1) -> Table:
-    table.collapse_padding = True
-    for column in table.columns[first:]:
-        column.justify = "right"
-        column.no_wrap = True
-    return table
 
 
 def _price(text: str) -> Price | None:

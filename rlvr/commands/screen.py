@@ -38,6 +38,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title
     return made
 
 
+def figures(made: Table, first: int = 1) -> Table:
+    """A table whose columns are numbers from the `first` on: narrow, flush right, never broken."""
+    made.collapse_padding = True
+    for column in made.columns[first:]:
+        column.justify = "right"
+        column.no_wrap = True
+    return made
+
+
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
     """Names and values, side by side."""
     made = Table.grid(padding=(0, 3))

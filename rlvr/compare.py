@@ -1,0 +1,164 @@
+"""Two evaluations side by side: aligned by task and sample, judged by what differs within a task.
+
+A comparison of runs that asked different things, judged differently or sampled differently answers no question. It is refused,
+with what differs, unless it is forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rlvr.errors import ConfigError
+from rlvr.paired import Paired, holm, paired
+from rlvr.samples import Key, Plan, Sample, plan_of, rows_in, samples_of
+from rlvr.statistics import mean
+from rlvr.suite import Item
+
+SAMPLED_BY = ("split", "max_new_tokens", "max_length")
+"""Settings of an environment that both runs must share; its own settings show in the prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvComparison:
+    """What the comparison found on one environment; `first` and `second` are mean scores over the pairs.
+
+    >>> EnvComparison("gsm8k", 0.5, 0.4, paired([0.1] * 9), 0.01, 9, 0, ["gsm8k/test/0"], []).first
+    0.5
+    """
+
+    name: str
+    first: float
+    second: float
+    paired: Paired
+    adjusted: float
+    """The p-value after Holm's correction over the environments of the suite."""
+    pairs: int
+    """Samples that both runs have a score for."""
+    unpaired: int
+    """Samples that only one of them has a score for: left out."""
+    wins: list[str]
+    """Tasks on which the first is better, the clearest first."""
+    losses: list[str]
+
+    def record(self) -> dict[str, Any]:
+        """The comparison as plain JSON."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            **self.paired.record(),
+            "p_holm": self.adjusted,
+            "pairs": self.pairs,
+            "unpaired": self.unpaired,
+            "win_tasks": self.wins,
+            "loss_tasks": self.losses,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs compared.
+
+    >>> Comparison(Path("runs/a"), Path("runs/b"), {}).record()["envs"]
+    {}
+    """
+
+    first: Path
+    second: Path
+    envs: dict[str, EnvComparison]
+    differences: list[str] = field(default_factory=list)
+    """What makes the runs no match; empty unless the comparison was forced."""
+    alone: list[str] = field(default_factory=list)
+    """Environments that only one of the runs has."""
+
+    def record(self) -> dict[str, Any]:
+        """The comparison as plain JSON."""
+        envs = {name: env.record() for name, env in self.envs.items()}
+        return {"first": str(self.first), "second": str(self.second), "envs": envs, "differences": self.differences, "alone": self.alone}
+
+
+def compare(first: Path, second: Path, *, force: bool = False, seed: int = 0) -> Comparison:
+    """Compare two folders that `rlvr eval --out` wrote."""
+    plans = plan_of(first), plan_of(second)
+    names = [[item.name for item in plan.envs] for plan in plans]
+    shared = [name for name in names[0] if name in names[1]]
+    if not shared:
+        raise ConfigError(f"{first} has {', '.join(names[0])} and {second} has {', '.join(names[1])}: nothing to compare")
+    samples = samples_of(first), samples_of(second)
+    differences = unlike(plans, shared) + asked_otherwise((first, second), samples, shared)
+    if differences and not force:
+        raise ConfigError(f"{first} and {second} are no match: {'; '.join(differences)}. --force compares them all the same")
+    found = {name: _one(name, plans, samples, seed) for name in shared}
+    adjusted = holm([env.paired.p for env in found.values()])
+    envs = {name: replace(env, adjusted=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
+    return Comparison(first, second, envs, differences, sorted({*names[0]} ^ {*names[1]}))
+
+
+def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
+    """In what the plans of two runs sample or judge differently."""
+    a, b = plans
+    found = [f"{key} is {old} and {new}" for key in ("top_p", "top_k") if (old := getattr(a, key)) != (new := getattr(b, key))]
+    for name in shared:
+        old, new = _item(a, name), _item(b, name)
+        settings = {key: (getattr(old, key), getattr(new, key)) for key in SAMPLED_BY}
+        settings["n"] = (a.n_of(old), b.n_of(new))
+        settings["temperature"] = (a.temperature_of(old), b.temperature_of(new))
+        settings["verifier"] = (a.verifiers.get(name), b.verifiers.get(name))
+        settings["verifier's settings"] = (old.env.get("verifier"), new.env.get("verifier"))
+        found += [f"{name}: {key} is {one} and {other}" for key, (one, other) in settings.items() if one != other]
+    return found
+
+
+def asked_otherwise(runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]], shared: Sequence[str]) -> list[str]:
+    """Where a task of the same place asks something else in the other run; the first such prompt of each environment is shown."""
+    found = []
+    for name in shared:
+        here, there = ({key[1]: sample.question for key, sample in run.items() if key[0] == name} for run in samples)
+        other = sorted(index for index in here.keys() & there.keys() if here[index] != there[index])
+        if other:
+            texts = [_question(run, name, other[0]) for run in runs]
+            at = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+            parts = " and ".join(repr(text[max(at - 20, 0) : at + 60]) for text in texts)
+            found.append(f"{name}: {len(other)} of {len(here.keys() & there.keys())} prompts or references differ, the first at {parts}")
+    return found
+
+
+def _question(run: Path, name: str, index: int) -> str:
+    row = next(row for row in rows_in(run) if (row["env"], row["index"]) == (name, index))
+    return "\n".join(message["content"] for message in row["prompt"]) + f"\n[{row['reference']}]"
+
+
+def _item(plan: Plan, name: str) -> Item:
+    return next(item for item in plan.envs if item.name == name)
+
+
+def _one(name: str, plans: tuple[Plan, Plan], samples: tuple[dict[Key, Sample], dict[Key, Sample]], seed: int) -> EnvComparison:
+    scores = [{key: s.score for key, s in run.items() if key[0] == name and s.score is not None} for run in samples]
+    both = sorted(scores[0].keys() & scores[1].keys())
+    if not both:
+        raise ConfigError(f"{name}: no sample has a score in both runs; nothing can be compared")
+    asked: dict[str, str] = {}
+    """Question to the first task that asks it: what is asked twice is one pair."""
+    differences: dict[str, list[float]] = {}
+    for key in both:
+        sample = samples[0][key]
+        differences.setdefault(asked.setdefault(sample.question, sample.task_id), []).append(scores[0][key] - scores[1][key])
+    by_task = {task: mean(values) for task, values in differences.items()}
+    greedy = all(plan.n_of(item) == 1 and plan.temperature_of(item) == 0 for plan in plans for item in [_item(plan, name)])
+    return EnvComparison(
+        name=name,
+        first=mean([scores[0][key] for key in both]),
+        second=mean([scores[1][key] for key in both]),
+        paired=paired(list(by_task.values()), greedy=greedy, seed=seed),
+        adjusted=1.0,
+        pairs=len(both),
+        unpaired=len(scores[0].keys() ^ scores[1].keys()),
+        wins=_sorted(by_task, 1),
+        losses=_sorted(by_task, -1),
+    )
+
+
+def _sorted(by_task: Mapping[str, float], sign: int) -> list[str]:
+    return [task for task, value in sorted(by_task.items(), key=lambda pair: -sign * pair[1]) if sign * value > 0]

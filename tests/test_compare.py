@@ -1,0 +1,140 @@
+"""Two runs side by side, one run judged again, one run in other formats."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.cli import run
+from rlvr.compare import compare
+from rlvr.errors import ConfigError
+from rlvr.evaluate import evaluate
+from rlvr.export import FORMATS, export
+from rlvr.rescore import rescore
+from rlvr.samples import rows_in
+from tests.test_evaluate import results
+
+SUMS = "tests/worlds.py:Sums"
+
+
+def two(folder: Path, **second: Any) -> tuple[Path, Path]:
+    evaluate(SUMS, "scripted:gold", tasks=30, n=2, out=folder / "a")
+    evaluate(SUMS, "scripted:noop", **{"tasks": 30, "n": 2, **second}, out=folder / "b")
+    return folder / "a", folder / "b"
+
+
+def test_gold_beats_silence_on_every_task(tmp_path: Path) -> None:
+    found = compare(*two(tmp_path)).envs["Sums"]
+    assert (found.first, found.second, found.pairs, found.unpaired) == (1.0, 0.0, 60, 0)
+    assert (found.paired.wins, found.paired.losses, found.paired.ties, len(found.wins), found.losses) == (30, 0, 0, 30, [])
+    assert found.paired.difference == 1.0 and 0.7 < found.paired.low < found.paired.high == 1.0 and found.adjusted < 0.001
+
+
+def test_greedy_runs_are_judged_by_mcnemar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, policy in (("a", "scripted:gold"), ("b", "scripted:noop")):
+        evaluate(SUMS, policy, tasks=10, out=tmp_path / name)
+    found = compare(tmp_path / "a", tmp_path / "b").envs["Sums"].paired
+    assert (found.test, found.p) == ("mcnemar", 2 / 2**10)
+
+
+def test_a_run_against_itself_shows_nothing(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    found = compare(a, a).envs["Sums"].paired
+    assert (found.difference, found.p, found.wins, found.losses, found.ties) == (0.0, 1.0, 0, 0, 30)
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ({"n": 3}, "n is 2 and 3"),
+        ({"temperature": 0.5}, "temperature is 1.0 and 0.5"),
+        ({"max_new_tokens": 3}, "max_new_tokens is None and 3"),
+        ({"settings": {"below": 7}}, "prompts or references differ, the first at '7+0="),
+    ],
+)
+def test_runs_that_do_not_match_are_refused_with_the_difference(second: dict[str, Any], told: str, tmp_path: Path) -> None:
+    first, other = two(tmp_path, **second)
+    with pytest.raises(ConfigError) as error:
+        compare(first, other)
+    assert told in str(error.value) and "--force" in str(error.value)
+    assert compare(first, other, force=True).differences
+
+
+def test_runs_of_different_verifiers_are_refused(tmp_path: Path) -> None:
+    for name, verifier in (("a", "numeric"), ("b", "symbolic")):
+        evaluate("arithmetic", "scripted:gold", tasks=5, settings={"verifier": verifier}, out=tmp_path / name)
+    with pytest.raises(ConfigError, match="verifier is Numeric 1 and Symbolic"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_what_only_one_run_has_is_left_out_and_said(tmp_path: Path) -> None:
+    a, b = two(tmp_path, tasks=20)
+    lines = (b / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (b / "episodes.jsonl").write_text("".join(lines[:-3]) + lines[-3][:40], "utf-8")
+    found = compare(a, b).envs["Sums"]
+    assert found.pairs == 37 and found.unpaired == 23
+    with pytest.raises(ConfigError, match="is no evaluation"):
+        compare(a, tmp_path)
+
+
+def test_the_tables_fit_a_narrow_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = two(tmp_path)
+    assert run(["compare", str(a), str(b)]) == 0
+    said = capsys.readouterr().out
+    assert "+100.0" in said and "better on 30 (sums/test/0," in said and "<0.001" in said
+    assert run(["compare", str(a), str(b), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["envs"]["Sums"]["p_holm"] < 0.001
+    assert run(["eval", SUMS, "--policy", "scripted:random", "-n", "4", "--tasks", "20", "--select", "shortest", "--price", "1,2"]) == 0
+    said = capsys.readouterr().out
+    assert "pass@k" in said and "best@k" in said and "cost" in said and "ran into the length cap" in said
+    assert all(len(line) <= 80 for line in said.splitlines() if "%" in line and "cap" not in line)
+
+
+def test_judged_again_by_the_same_verifier_nothing_changes(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    before = results(a)
+    assert rescore(a).sampled == 60 and results(a) == before == results(tmp_path / "a-rescored")
+    assert rescore(a).sampled == 0
+    with pytest.raises(ConfigError, match="nothing is ever overwritten"):
+        rescore(a, out=a)
+
+
+def test_judged_again_by_another_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate("arithmetic", "scripted:gold", tasks=9, settings={"verifier": "tests/worlds.py:Unable"}, out=tmp_path / "a")
+    assert run(["eval", "--rescore", str(tmp_path / "a"), "--set", "verifier=numeric", "--out", str(tmp_path / "b"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["envs"]["arithmetic"]
+    assert (shown["avg"], shown["scored"], shown["unscored"]) == (1.0, 9, 0)
+    assert [row["end"] for row in rows_in(tmp_path / "b")] == ["terminated"] * 9
+    with pytest.raises(ConfigError, match="asks something else now"):
+        rescore(tmp_path / "a", out=tmp_path / "c", settings={"levels": ["3+3"]})
+
+
+def test_every_format_holds_every_sample(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    written = {to: export(a, to) for to in FORMATS}
+    with written["csv"].open(encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 60 and {row["score"] for row in table} == {"1.0"} and table[0]["prompt"] == "0+0="
+    trl = [json.loads(line) for line in written["trl-dataset"].read_text("utf-8").splitlines()]
+    assert (
+        trl[2]["prompt"] == [{"role": "user", "content": "1+0="}] and trl[2]["completion"][0]["content"] == "1" and trl[2]["label"] is True
+    )
+    assert "| Sums | 100.0% |" in written["markdown"].read_text("utf-8")
+    log = json.loads((written["inspect"] / "Sums.json").read_text("utf-8"))
+    assert len(log["samples"]) == 60 and log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 1.0
+    import pyarrow.parquet
+
+    assert pyarrow.parquet.read_table(written["parquet"]).num_rows == 60
+
+
+def test_an_export_that_cannot_be(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'csv'"):
+        export(a, "cvs")
+    (tmp_path / "mine.csv").write_text("mine", "utf-8")
+    with pytest.raises(ConfigError, match="nothing is ever overwritten"):
+        export(a, "csv", tmp_path / "mine.csv")
