@@ -52,7 +52,7 @@ class Attempt:
         plan: Plan,
         file: SampleFile,
         *,
-        concurrency: int,
+        concurrency: int | None = None,
         retry: bool = False,
         price: Price | None = None,
         console: Console | None = None,
@@ -99,11 +99,12 @@ class Attempt:
 
     def _rounds(self, sampler: Sampler, wanted: Sequence[Draw]) -> Iterator[Sequence[Draw]]:
         """What is asked for together. Where company decides the last bits, a round has the same company every time."""
-        if not sampler.together:
+        if not sampler.company:
             yield [draw for draw in wanted if key_of(draw) not in self.had]
             return
-        for start in range(0, len(wanted), self.concurrency):
-            asked = wanted[start : start + self.concurrency]
+        size = self.concurrency or sampler.company
+        for start in range(0, len(wanted), size):
+            asked = wanted[start : start + size]
             if any(key_of(draw) not in self.had for draw in asked):
                 yield asked
 

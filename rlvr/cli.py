@@ -125,7 +125,7 @@ def eval_(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: 0 for one answer a task, 1 for several.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Room for an answer; default: what suite and environment say.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Room for prompt and answer together.")] = None,
-    concurrency: Annotated[int, typer.Option(help="How many answers are asked for at once.")] = 64,
+    concurrency: Annotated[int | None, typer.Option(help="How many answers are asked for at once; default: the sampler's.")] = None,
     select: Annotated[str, typer.Option(help="Show best@k as well, chosen by: shortest, longest or confident.")] = "",
     seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A folder for everything; one that the same command began is continued.")] = None,

@@ -325,7 +325,7 @@ class Sampler(Plugin, ABC):
     policy_form: ClassVar[str] = ""
     """How `rlvr eval --policy` addresses it, for example `hf:DIR`; empty when it cannot stand alone."""
     tokenizer: str | None = None  # the tokenizer that its tokens belong to, where the sampler is the one to decide
-    together: ClassVar[bool] = False  # whether an answer's last bits depend on its company: evaluation then repeats it in the same
+    company: ClassVar[int] = 0  # how many answers evaluation samples side by side where that decides their last bits; 0: it does not
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def evaluate(
     temperature: float | None = None,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
-    concurrency: int = 64,
+    concurrency: int | None = None,
     select: str = "",
     retry: bool = False,
     price: Price | None = None,
@@ -87,7 +87,7 @@ def evaluate(
         temperature: 0 is greedy. Where nothing is said: 0 for one answer a task, 1 for several.
         seed: decides all randomness.
         settings: of the environments; `path`, or `gsm8k.path` in a suite of several.
-        concurrency: how many answers are asked for at once.
+        concurrency: how many answers are asked for at once; None leaves it to the sampler.
         select: how best@k chooses, one of `rlvr.summary.SELECTORS`.
         retry: ask again for the samples that have no score.
         price: what the tokens cost, to be shown while it goes on.

@@ -77,9 +77,9 @@ def _text(value: Any) -> str:
 
 def _csv(run: Path, plan: Plan, out: Path) -> None:
     with out.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS)
+        table: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
         table.writeheader()
-        table.writerows(map(flat, last_rows(run)))
+        table.writerows([flat(row) for row in last_rows(run)])
 
 
 def _parquet(run: Path, plan: Plan, out: Path) -> None:

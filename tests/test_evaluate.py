@@ -212,7 +212,7 @@ def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Pat
     sizes: list[int] = []
 
     class Company(Scripted):
-        together = True
+        company = 64
 
         def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
             sizes.append(len(requests))

@@ -31,7 +31,7 @@ class HFSampler(Sampler):
     """
 
     policy_form = "hf:DIR"
-    together = True
+    company = 64
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
