@@ -1,0 +1,120 @@
+"""Do inspect-ai and lm-eval find the same accuracy and standard error in the same samples?
+
+The same word problems, the same policy, the same answers: sampled once by `rlvr eval`, then handed to each peer in a virtual
+environment of its own, which scores them with its own matching and reduces them with its own metrics. Prints a table and one JSON line.
+
+    python benchmarks/evaluation_peers.py --path data/gsm8k --venvs /tmp/peers
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import tempfile
+import venv
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Verifier
+from rlvr.envs.gsm8k import GSM8K
+from rlvr.evaluate import Report, evaluate
+from rlvr.export import last_rows
+from rlvr.task import Task
+
+PINS = {"inspect": "inspect-ai==0.3.285", "lmeval": "lm-eval==0.4.13"}
+HERE = Path(__file__).resolve()
+
+
+class Shaky(GSM8K):
+    """GSM8K whose published solution is said with its number changed, more often for some problems than for others."""
+
+    def __init__(self, *, verifier: Verifier, path: str) -> None:
+        super().__init__(verifier=verifier, path=path)
+        self.asked: Counter[str] = Counter()
+
+    def gold(self, task: Task) -> str:
+        """The solution, perhaps with another number at its end."""
+        self.asked[task.id] += 1
+        skill = random.Random(task.id).random()
+        if random.Random(f"{task.id}/{self.asked[task.id]}").random() < skill:
+            return super().gold(task)
+        return super().gold(task).rpartition("#### ")[0] + f"#### {int(task.reference) + 1}"
+
+
+def python_of(folder: Path, name: str) -> Path:
+    """The interpreter of a peer's own environment, made where it is not there yet."""
+    place = folder / f"venv-{name}"
+    python = place / "bin" / "python"
+    if not python.is_file():
+        venv.create(place, with_pip=True)
+        constraint = ["--constraint", str(HERE.parents[1] / "constraints.txt")] if name == "lmeval" else []
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *constraint, PINS[name]], check=True, timeout=1800)
+    return python
+
+
+def scored(python: Path, name: str, samples: Path, folder: Path) -> dict[str, Any]:
+    """What a peer makes of the samples."""
+    command = [python, HERE.with_name("evaluation_peer_main.py"), name, samples]
+    variables = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder, env=variables)
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def handed_over(run: Path, n: int, file: Path) -> Path:
+    """The samples as the peers read them."""
+    tasks: dict[str, dict[str, Any]] = {}
+    for row in last_rows(run):
+        entry = {"id": row["task_id"], "question": row["prompt"][0]["content"], "target": row["reference"], "answers": []}
+        tasks.setdefault(row["task_id"], entry)["answers"].append(row["text"])
+    file.write_text(json.dumps({"n": n, "tasks": list(tasks.values())}), "utf-8")
+    return file
+
+
+def ours(report: Report, run: Path) -> dict[str, Any]:
+    """Our figures for the one environment."""
+    (env,) = report.envs.values()
+    assert env.avg is not None and not env.unscored
+    right = {f"{row['task_id']} {row['sample']}": row["reward"] == 1.0 for row in last_rows(run)}
+    return {"accuracy": env.avg.value, "stderr": env.avg.stderr, "right": right}
+
+
+def main() -> None:
+    """Evaluate, hand over, compare; fail where a figure differs by more than the rounding of its last digit."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--path", required=True, help="a folder with gsm8k's test.jsonl or gsm8k_test.jsonl")
+    arguments.add_argument("--tasks", type=int, default=300)
+    arguments.add_argument("--venvs", type=Path, default=Path(tempfile.gettempdir()) / "rlvr-peers")
+    given = arguments.parse_args()
+    given.venvs.mkdir(parents=True, exist_ok=True)
+    pythons = {name: python_of(given.venvs.resolve(), name) for name in PINS}
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for n, peers in ((1, ("inspect", "lmeval")), (4, ("inspect",))):
+            run = folder / f"run-{n}"
+            report = evaluate({"name": f"{HERE}:Shaky", "path": given.path}, "scripted:gold", n=n, tasks=given.tasks, out=run)
+            samples = handed_over(run, n, folder / f"samples-{n}.json")
+            rows.append({"by": "rlvr", "n": n, **ours(report, run)})
+            rows += [{"by": name, "n": n, **scored(pythons[name], name, samples, folder)} for name in peers]
+    print(f"{'by':<8} {'n':>2}  {'accuracy':<20} {'standard error':<22}")
+    for row in rows:
+        print(f"{row['by']:<8} {row['n']:>2}  {row['accuracy']!r:<20} {row['stderr']!r:<22}")
+    base = {row["n"]: row for row in rows if row["by"] == "rlvr"}
+    for row in rows:
+        for key, right in row["right"].items():
+            if right != base[row["n"]]["right"][key]:
+                print(row["by"], key, right)
+    off = max(abs(float(row[key]) / float(base[row["n"]][key]) - 1) for row in rows for key in ("accuracy", "stderr"))
+    print("n = 4 is not asked of lm-eval: of several answers to a problem its tasks score the first.")
+    print(json.dumps({"largest_relative_distance": off, "rows": rows}))
+    raise SystemExit(off > 1e-12)
+
+
+if __name__ == "__main__":
+    main()
