@@ -72,7 +72,15 @@ def lmeval(data: dict[str, Any]) -> dict[str, Any]:
                 "filter": [{"function": "regex", "regex_pattern": "#### (\\-?[0-9\\.\\,]+)"}, {"function": "take_first"}],
             }
         ],
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        "metric_list": [
+            {
+                "metric": "exact_match",
+                "aggregation": "mean",
+                "higher_is_better": True,
+                "ignore_case": True,
+                "regexes_to_ignore": [",", "\\$", "(?s).*#### ", "\\.$"],
+            }
+        ],
     }
     found = lm_eval.simple_evaluate(model=Recorded(), tasks=[config], task_manager=TaskManager(include_defaults=False))
     metrics = found["results"]["recorded"]

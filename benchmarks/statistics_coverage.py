@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -67,15 +68,20 @@ def figure(name: str, k: int) -> Callable[[NDArray[np.int64]], list[float]]:
         if name == "pass":
             table = [pass_at(c, m, k) or 0.0 for c in range(m + 1)]
             return [table[count] for count in counts]
-        return [majority_at(row, [float(v == 0) for v in row], k) or 0.0 for row in np.sort(classes, axis=1).tolist()]
+        return [_majority(tuple(row), k) for row in np.sort(classes, axis=1).tolist()]
 
     return values
 
 
+@lru_cache(maxsize=1_000_000)
+def _majority(classes: tuple[int, ...], k: int) -> float:
+    return majority_at(classes, [float(c == 0) for c in classes], k) or 0.0
+
+
 def truth(population: Population, name: str, k: int, dice: np.random.Generator) -> float:
-    """The population's own figure: in closed form, or for a majority over a hundred thousand tasks, each asked k times."""
+    """The population's own figure: in closed form, or for a majority over fifty thousand tasks, each asked k times."""
     if name == "maj":
-        return float(np.mean(figure(name, k)(answers(dice, population.draw(dice, 100_000), k))))
+        return float(np.mean(figure(name, k)(answers(dice, population.draw(dice, 50_000), k))))
     wrong = (1 - population.centre) * population.alike
     none_right = math.prod((wrong + j) / (population.alike + j) for j in range(k if name == "pass" else 1))
     return (1 - population.hopeless) * (1 - none_right)
