@@ -158,7 +158,7 @@ def test_a_paired_difference() -> None:
     assert (clear.difference, clear.wins, clear.losses, clear.ties, clear.test) == (0.15, 15, 0, 85, "mcnemar")
     assert clear.low > 0 and clear.p < 0.001
     none = paired([0.0] * 30)
-    assert (none.p, none.difference) == (1.0, 0.0) and -0.15 < none.low < 0 < none.high == -none.low and none.detectable > none.high
+    assert (none.p, none.difference) == (1.0, 0.0) and -0.15 < none.low < 0 < none.high < 0.15 and none.detectable > none.high
     noise = paired([0.25, -0.25] * 20, seed=1)
     assert noise == paired([0.25, -0.25] * 20, seed=1) and noise.p > 0.9 and noise.low < 0 < noise.high
     assert noise.test == "sign flips" and 0.05 < noise.detectable < 0.15
