@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Z95 = NormalDist().inv_cdf(0.975)
-EQUAL_TASKS = 3.0
+EQUAL_TASKS = 2.5
 """How many imagined tasks, as spread as yes and no, are put beside the real ones. By simulation: without them the interval of 20
 tasks with 16 samples each holds the truth in 89 to 91 of 100 cases, with them in 95 (benchmarks/statistics_coverage.py)."""
 
