@@ -47,6 +47,8 @@ def build(tree: Tree) -> Any:
         return _matrix(args[1]).det()
     if op == "fun" and args[0] in FUNCTIONS:
         return FUNCTIONS[args[0]](*(build(arg) for arg in args[1:]))
+    if op in _WORK and len(args) > 1 and args[1]:
+        return _WORK[op](build(args[0]), sp.Symbol(args[1], real=True), *(a if isinstance(a, str) else build(a) for a in args[2:]))
     if op in _RULES:
         return _RULES[op](*(build(arg) for arg in args))
     raise Foreign(f"there is no rule for {op}")
@@ -64,6 +66,21 @@ def _root(base: Any, degree: Any) -> Any:
     return sp.root(base, degree)
 
 
+def _series(kind: Any) -> Any:
+    def worked(body: Any, name: Any, low: Any, high: Any) -> Any:
+        index = sp.Symbol(name.name, integer=True)
+        return kind(body.subs(name, index), (index, low, high)).doit()
+
+    return worked
+
+
+_WORK = {
+    "sum": _series(sp.Sum),
+    "prod": _series(sp.Product),
+    "integral": lambda body, name, *ends: sp.integrate(body, (name, *ends)),
+    "deriv": sp.diff,
+    "limit": lambda body, name, at, side: sp.limit(body, name, at, side or "+-"),
+}
 _RULES = {
     "add": sp.Add,
     "mul": sp.Mul,

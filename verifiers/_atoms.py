@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 
-from rlvr.verifiers._grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, WORDS, Reader, splits
+from rlvr.verifiers._calculus import BIG, Calculus
+from rlvr.verifiers._grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, WORDS, splits
 from rlvr.verifiers._tokens import Token
 from rlvr.verifiers._tree import TooBig, Tree, Unreadable, has
 
 MAX_EXPONENT = 5_000
 
 
-class Atoms(Reader):
+class Atoms(Calculus):
     """Reads one atom; lists and relations inside brackets come from the class above, in `_parse.py`."""
 
     def atom(self) -> Tree:
@@ -127,8 +128,10 @@ class Atoms(Reader):
         """What a LaTeX command stands for."""
         name = text[1:]
         if text in FRACS:
-            top = self.argument()
-            return ("div", top, self.argument())
+            top, low = self.argument(), self.argument()
+            if top == ("sym", "d") and low[0] == "mul" and low[1] == top and low[2][0] == "sym" and len(low) == 3:
+                return self.derivative(low[2])
+            return ("div", top, low)
         if text in (r"\sqrt", r"\cbrt"):
             degree: Tree = ("num", 3 if text == r"\cbrt" else 2, 1)
             if self.peek().text == "[" and text == r"\sqrt":
@@ -148,8 +151,8 @@ class Atoms(Reader):
             return self.subscript({"varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta"}.get(name, name))
         if text == r"\$":
             return ("unit", self.signed(), "dollar")
-        if text in (r"\sum", r"\prod", r"\int", r"\lim"):
-            return self.big(name)
+        if text in BIG:
+            return self.big(text)
         if text in (r"\mathbb", r"\Bbb") and self.peek().text in FIELDS:
             return ("const", self.take().text)
         if text in (r"\bar", r"\overline"):
@@ -157,20 +160,6 @@ class Atoms(Reader):
         if text in (r"\vec", r"\hat", r"\mathbf", r"\overrightarrow"):
             return self.argument()
         raise Unreadable(f"the command {text[:30]} is not part of an answer")
-
-    def big(self, name: str) -> Tree:
-        """A sum, a product, an integral or a limit: read, so that it can be refused as not worked out."""
-        low = self.bound() if self.accept("_") else None
-        high = self.bound() if self.accept("^") else None
-        if low is None and self.accept("_"):
-            low = self.bound()
-        body = self.product()
-        parts = [part for part in (low, high, body) if part is not None]
-        return ({"sum": "sum", "prod": "prod", "int": "integral", "lim": "limit"}[name], parts[-1], "", *parts[:-1])
-
-    def bound(self) -> Tree:
-        """A bound under or over a big sign."""
-        return self.argument(whole=True)
 
     def absolute(self, sign: str) -> Tree:
         """Between two bars."""

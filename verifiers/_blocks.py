@@ -2,7 +2,7 @@ r"""Blocks between \begin and \end: matrices, determinants, case distinctions, a
 
 from __future__ import annotations
 
-from rlvr.verifiers._atoms import Atoms
+from rlvr.verifiers._quantities import Quantities
 from rlvr.verifiers._tokens import Token
 from rlvr.verifiers._tree import Tree, Unreadable
 
@@ -13,7 +13,7 @@ ALIGNED = frozenset(("aligned", "align", "gathered", "gather", "split", "aligned
 MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"))
 
 
-class Blocks(Atoms):
+class Blocks(Quantities):
     """Reads one block; clauses and whole rows of tokens are read by the class below, in `_parse.py`."""
 
     def top(self) -> Tree:

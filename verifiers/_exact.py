@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from rlvr.verifiers._tree import MAX_BITS, TooBig, Tree
+from rlvr.verifiers._tree import MAX_BITS, TooBig, Tree, has, substitute, walk
 
 MAX_FACTORIAL = 3_000
+MAX_TERMS = 300
 
 
 class NotFinite(Exception):
@@ -28,6 +29,8 @@ def exact(tree: Tree) -> Fraction | None:
         return Fraction(tree[1], tree[2])
     if op == "dec":
         return Fraction(tree[1]) / 10 ** tree[2] if tree[2] >= 0 else Fraction(tree[1] * 10 ** -tree[2])
+    if op in ("sum", "prod"):
+        return series(tree)
     if op not in _RULES:
         return None
     args = []
@@ -113,6 +116,30 @@ def binomial(top: Fraction, low: Fraction) -> Fraction | None:
     if top > 20_000 or min(low, top - low) > 3_000:
         raise TooBig("a binomial in it is too large")
     return Fraction(math.comb(int(top), int(low))) if low >= 0 else Fraction(0)
+
+
+def series(tree: Tree) -> Fraction | None:
+    """A sum or a product over a short row of integers, term by term; None when it is anything else.
+
+    >>> series(("sum", ("sym", "k"), "k", ("num", 1, 1), ("num", 4, 1)))
+    Fraction(10, 1)
+    """
+    if len(tree) != 5 or not tree[2]:
+        return None
+    low, high = exact(tree[3]), exact(tree[4])
+    if low is None or high is None or low.denominator != 1 or high.denominator != 1:
+        return None
+    if high - low >= MAX_TERMS or (high - low) * sum(1 for _ in walk(tree[1])) > 10 * MAX_TERMS or has(tree[1], "sum", "prod"):
+        return None
+    total = Fraction(0 if tree[0] == "sum" else 1)
+    for k in range(int(low), int(high) + 1):
+        term = exact(substitute(tree[1], {tree[2]: ("num", k, 1)}))
+        if term is None:
+            return None
+        total = total + term if tree[0] == "sum" else total * term
+        if total.numerator.bit_length() + total.denominator.bit_length() > MAX_BITS:
+            raise TooBig("a number in it grows too long")
+    return total
 
 
 _RULES: dict[str, Callable[..., Fraction | None]] = {

@@ -11,12 +11,10 @@ from rlvr.verifiers._regions import judge_region, region
 from rlvr.verifiers._relations import judge_relation, named, settled
 from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
 from rlvr.verifiers._shapes import grouped, options
-from rlvr.verifiers._tree import TooBig, Tree, say, show, symbols, walk
+from rlvr.verifiers._tree import TooBig, Tree, say, show, symbols
+from rlvr.verifiers._worked import unworked, worked
 
 MAX_MEMBERS = 60
-UNWORKED = {"sum": "a sum", "prod": "a product", "integral": "an integral", "limit": "a limit", "deriv": "a derivative"}
-PICKED = {"gcd": "a greatest common divisor", "lcm": "a least common multiple", "max": "a maximum", "min": "a minimum"}
-PICKED |= {"det": "a determinant"}
 
 
 def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
@@ -24,30 +22,13 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if gold[0] == answer[0] == "num" and not bench.policy.form and gold[2] and answer[2]:  # what most answers are
         right = gold[1] * answer[2] == answer[1] * gold[2]
         return Judged(right, f"{show(answer)} {'equals' if right else 'is not'} {show(gold)}")
+    answer = worked(answer)
+    if bench.policy.evaluated and unworked(answer) and not unworked(gold):
+        return Judged(False, f"it was not worked out: {unworked(answer)} is left in it")
     wrong = finite(answer)
     if wrong:
         return Judged(False, wrong)
-    answer = _worked(answer)
-    if bench.policy.evaluated and _unworked(answer) and not _unworked(gold):
-        return Judged(False, f"it was not worked out: {_unworked(answer)} is left in it")
     return _judge(spread(gold), spread(answer), bench)
-
-
-def _unworked(tree: Tree) -> str:
-    """What in a tree is a question rather than an answer; empty when nothing is."""
-    for node in walk(tree):
-        if node[0] in UNWORKED:
-            return UNWORKED[node[0]]
-        if node[0] == "fun" and node[1] in PICKED and not symbols(node):
-            return PICKED[node[1]]
-    return ""
-
-
-def _worked(tree: Tree) -> Tree:
-    """An answer that repeats the sum or the limit that was asked for before it says its value: the value."""
-    if tree[0] == "rel" and tree[2] == "=" and _unworked(tree[1]) and not any(_unworked(part) for part in tree[3::2]):
-        return tree[3] if len(tree) == 4 else ("rel", *tree[3:])
-    return tree
 
 
 def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
@@ -68,11 +49,16 @@ def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, f"{say(value)} is a set; the gold {show(gold)} is one value")
     if value[0] == "ratio" and len(value) == 3:
         value = ("div", value[1], value[2])
-    if value[0] == "list" and len(set(value[1:])) == len(value) - 1 < 4 and all(_judge(gold, arg, bench).right for arg in value[1:]):
+    if value[0] == "list" and _repeats(value) and all(_judge(gold, arg, bench).right for arg in value[1:]):
         return Judged(True, f"{say(value)} says {show(gold)} in several forms")
     if value[0] in NOT_VALUES:
         return Judged(False, f"parsed as {say(value)}; the gold {show(gold)} is one value")
     return judge_scalar(gold, value, bench)
+
+
+def _repeats(tree: Tree) -> bool:
+    """Whether a short list may be one value in several forms, `1/2, 0.5`: no repeats, and not of several letters."""
+    return len(set(tree[1:])) == len(tree) - 1 < 4 and len({named(arg)[0] for arg in tree[1:]} - {""}) < 2
 
 
 NOT_VALUES = frozenset(

@@ -90,7 +90,7 @@ class Normaliser:
         value = exact(tree)
         return _constant(value) if value is not None else self.atom(tree)
 
-    _binom = _fact
+    _binom = _sum = _prod = _fact
 
     def _fun(self, tree: Tree) -> Form:
         if tree[1] == "abs":

@@ -89,9 +89,10 @@ class Evaluator:
 
     def _node(self, tree: Tree) -> Any:
         mp, op = self.mp, tree[0]
-        if op in ("num", "dec"):
+        if op in ("num", "dec", "sum", "prod"):
             value = exact(tree)
-            assert value is not None
+            if value is None:
+                return self._stop(tree)
             return mp.mpf(value.numerator) / value.denominator
         if op == "const":
             return {"pi": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}[tree[1]] if tree[1] in ("pi", "e", "i") else self._stop(tree)

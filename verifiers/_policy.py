@@ -42,7 +42,8 @@ class Policy:
     several: str = "refuse"
     """What several different declared answers are: wrong, or the last one."""
     evaluated: bool = True
-    """Refuse sums, products, integrals and limits that were not worked out, unless the gold has one."""
+    """Refuse sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, that were not
+    worked out, unless the gold has one."""
     symbol: bool = False
     """Whether the gold may be a bare letter."""
     case: bool = False

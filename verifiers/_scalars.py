@@ -12,7 +12,7 @@ from rlvr.verifiers._forms import wrong_form
 from rlvr.verifiers._normal import compare
 from rlvr.verifiers._points import context, differ, real
 from rlvr.verifiers._policy import Policy
-from rlvr.verifiers._tree import Tree, has, infinite, say, show, symbols, walk
+from rlvr.verifiers._tree import Tree, has, infinite, say, show, substitute, symbols, walk
 from rlvr.verifiers._units import is_angle, is_degree, is_letter_unit, is_unit, measure
 
 PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
@@ -222,7 +222,7 @@ def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, f"{say(answer)} mixes units")
     extra = symbols(answer) - symbols(gold)
     if extra == {"I"} and ("const", "i") in walk(gold):  # as computer algebra writes the imaginary unit
-        answer, extra = _substitute(answer, {"I": ("const", "i")}), frozenset()
+        answer, extra = substitute(answer, {"I": ("const", "i")}), frozenset()
     if extra and not _constants(gold, answer):
         return Judged(False, f"it contains {', '.join(sorted(extra))[:60]}, which the gold {say(gold)} does not")
     if bench.same(gold, answer):
@@ -311,11 +311,5 @@ def _differ_by_constant(gold: Tree, answer: Tree, bench: Bench) -> bool:
     names = symbols(gap)
     if any(name[0] in "CcKk" for name in names) or symbols(rest[1]) - symbols(rest[0]):
         return False
-    moved = _substitute(gap, {name: ("num", 3 + 2 * place, 7) for place, name in enumerate(sorted(names))})
+    moved = substitute(gap, {name: ("num", 3 + 2 * place, 7) for place, name in enumerate(sorted(names))})
     return bench.same(gap, moved)
-
-
-def _substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
-    if tree[0] == "sym":
-        return point.get(tree[1], tree)
-    return tuple(_substitute(arg, point) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)

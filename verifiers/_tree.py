@@ -5,6 +5,7 @@ Plain tuples compare structurally, hash, and travel as JSON; nothing here can ru
     ("num", 3, 4)                    the rational 3/4               ("dec", 314, 2)      3.14, written with two places
     ("sym", "x")  ("const", "pi")    letters and constants          ("text", "east")     words
     ("add" | "mul", a, b, ...)  ("neg", a)  ("div", a, b)  ("pow", a, b)  ("root", a, n)  ("fun", "sin", a)
+    ("sum" | "prod" | "integral", body, "k", lo, hi)   ("integral" | "deriv", body, "x")   ("limit", body, "x", at, "+")
     ("list" | "tuple" | "set", a, b, ...)   ("interval", lo, hi, "(", "]")   ("union" | "inter" | "minus", a, b)
     ("rel", a, "<", b, "<=", c)      a chain of relations           ("matrix", (row, row, ...))
 """
@@ -60,7 +61,7 @@ def symbols(tree: Tree) -> frozenset[str]:
     >>> sorted(symbols(("add", ("sym", "x"), ("num", 1, 1))))
     ['x']
     """
-    bound = {node[2] for node in walk(tree) if node[0] in ("sum", "prod", "integral", "limit")}
+    bound = {node[2] for node in walk(tree) if node[0] in ("sum", "prod", "integral", "limit") and len(node) > 3}
     return frozenset(node[1] for node in walk(tree) if node[0] == "sym" and node[1] not in bound)
 
 
@@ -69,6 +70,17 @@ def infinite(tree: Tree) -> int:
     if tree == ("const", "oo"):
         return 1
     return -infinite(tree[1]) if tree[0] == "neg" else 0
+
+
+def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
+    """The tree with letters replaced.
+
+    >>> substitute(("neg", ("sym", "x")), {"x": ("num", 2, 1)})
+    ('neg', ('num', 2, 1))
+    """
+    if tree[0] == "sym":
+        return point.get(tree[1], tree)
+    return tuple(substitute(arg, point) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
 
 
 def has(tree: Tree, *ops: str) -> bool:

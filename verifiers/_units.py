@@ -7,6 +7,7 @@ know is a thing that is counted ("18 eggs"): its own base unit, without a conver
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 
@@ -32,6 +33,16 @@ hz@ 1: hz hertz | v@ 1: v volt | pa@ 1: pa pascal
 kelvin@ 1: k kelvin | celsius@ 1: celsius | fahrenheit@ 1: fahrenheit | mol@ 1: mol mole | bit@ 1: bit | bit@ 8: byte
 percent@ 1: percent percentage pct | unit@ 1: unit | unit@ 2: pair
 """
+
+_DERIVED: Mapping[str, Measure] = {
+    "n": ((("g", 1), ("m", 1), ("s", -2)), Fraction(1000)),
+    "j": ((("g", 1), ("m", 2), ("s", -2)), Fraction(1000)),
+    "w": ((("g", 1), ("m", 2), ("s", -3)), Fraction(1000)),
+    "pa": ((("g", 1), ("m", -1), ("s", -2)), Fraction(1000)),
+    "hz": ((("s", -1),), Fraction(1)),
+    "volume": ((("m", 3),), Fraction(1, 1000)),
+}
+"""What newtons, joules, watts, pascals, hertz and litres are made of."""
 
 _UNITS: dict[str, tuple[str, Fraction]] = {}
 for _entry in re.split(r"[|\n]", _TABLE.strip()):
@@ -75,7 +86,8 @@ def measure(label: str) -> Measure | None:
     >>> measure("square inches")
     ((('m', 2),), Fraction(16129, 25000000))
     """
-    text = re.sub(r"\s+", " ", label.lower().replace("\\", " ").replace("{", "").replace("}", "").replace(".", " ")).strip()
+    text = re.sub(r"\\cdot|[\\.]|\s+", " ", label.lower().replace("{", "").replace("}", ""))
+    text = re.sub(r" +", " ", text).strip()
     text = re.sub(r"\b(?:mph|k(?:m)?ph|kmh|mps)\b", lambda m: {"mph": "mile/hour", "mps": "m/s"}.get(m[0], "km/hour"), text)
     text = re.sub(r"^of (?:the|a|an) (?=\w+$)", "", text)
     if not text or len(text) > 60 or not re.fullmatch(r"[a-zà-ɏ0-9^/*() '-]+", text):
@@ -91,6 +103,11 @@ def measure(label: str) -> Measure | None:
         for base, power in read[0]:
             powers[base] = powers.get(base, 0) + sign * power
         factor *= read[1] ** sign
+    for name, (parts, scale) in _DERIVED.items():
+        times = powers.pop(name, 0)
+        factor *= scale**times
+        for base, power in parts:
+            powers[base] = powers.get(base, 0) + power * times
     return tuple(sorted((base, power) for base, power in powers.items() if power and base != "unit")), factor
 
 

@@ -153,6 +153,21 @@ def choice(text: str) -> str | None:
     return letter.upper() if letter.isupper() or bracketed or rest == "" else None
 
 
+def lettered(text: str) -> Tree | None:
+    r"""A numeral with letters for digits, in a base above ten: `FF_{16}`; one letter alone is a letter with an index.
+
+    >>> lettered("1A_{16}")
+    ('base', '1A', 16)
+    """
+    match = re.fullmatch(r"\(?([0-9A-Za-z]{2,64})\)?\s*_\s*(?:\{\s*(\d\d)\s*\}|(\d\d))", text)
+    if match is None or match[1].isdigit():
+        return None
+    base = int(match[2] or match[3])
+    if not 11 <= base <= 36 or any(int(digit, 36) >= base for digit in match[1]):
+        return None
+    return ("base", match[1].upper().lstrip("0") or "0", base)
+
+
 def words(text: str, *, strict: bool) -> Tree | None:
     """The text as words: `strict` asks that it can be nothing else, without it any plain words will do."""
     if len(text) > 200:

@@ -26,7 +26,8 @@ from rlvr.verifiers._notation import pointed
 from rlvr.verifiers._parse import parse
 from rlvr.verifiers._policy import Policy
 from rlvr.verifiers._scalars import Bench, Judged, finite
-from rlvr.verifiers._tree import TooBig, Tree, Unreadable, say
+from rlvr.verifiers._tree import TooBig, Tree, Unreadable, has, say
+from rlvr.verifiers._worked import UNWORKED
 from rlvr.verifiers._workers import Lost, Overrun, Pool
 
 MAX_SEVERAL = 6
@@ -115,6 +116,8 @@ class Symbolic(Verifier):
             if tree[0] == "sym" and not policy.symbol:
                 return _broken(gold, "it is a bare letter; set the policy symbol=true if that is meant")
             why = finite(tree)
+            if has(tree, *UNWORKED):
+                self._judge(tree, ("num", 0, 1), policy)  # to see that it can be worked out in time
             judged = Judged(False, why) if why else self._judge(tree, tree, policy)
         except (Unreadable, TooBig, NotFinite) as error:
             return _broken(gold, str(error))
