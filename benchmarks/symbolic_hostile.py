@@ -82,6 +82,9 @@ HOSTILE = [
     r"e^{e^{e^{e^{e}}}}",
     r"\pm1\pm1\pm1\pm1\pm1\pm1\pm1\pm1",
     "|x|" * 300,
+    "|" * 35 + "x" + "|" * 35,
+    r"\sqrt{1+" * 30 + "x" + "}" * 30,
+    r"\frac{1}{" + r"\sum_{k=1}^{299}" * 8 + "1}",
     SLOW,
     SLOW + "+1",
     r"|\sin x|^{99}+|\cos x|^{98}+|\tan x|^{97}",
@@ -199,22 +202,35 @@ def fuzz(count: int) -> dict[str, Any]:
     return {"strings": count, "exceptions": escaped, "odd_verdicts": odd, "slowest_cpu_s": round(slowest, 2)}
 
 
+def laborious(count: int) -> list[tuple[str, str]]:
+    """Different pairs, half of them right, that only algebra decides: each one goes to a worker.
+
+    The wrong ones part from the gold only where no sample point lies.
+    """
+    return [(f"|x-{n}|", f"|{n}-x|" if n % 2 else f"{n}-x") for n in range(1000, count + 1000)]
+
+
 def killed(count: int) -> dict[str, Any]:
-    """A batch, undisturbed and under fire."""
+    """A batch that keeps the workers busy, undisturbed and under fire: a shot every third of a second, at a worker that works."""
     rng = random.Random(8)
-    pairs = [(row["reference"], row["answer"]) for row in (rng.choice(rows_) for rows_ in [rows()] for _ in range(count * 9 // 10))]
-    pairs += [(f"|x-{n}|", rng.choice((f"|{n}-x|", f"|x+{n}|"))) for n in rng.choices(range(2, 400), k=count - len(pairs))]
+    known = rows()
+    pairs = [(row["reference"], row["answer"]) for row in rng.choices(known, k=count // 10)] + laborious(count - count // 10)
     rng.shuffle(pairs)
     with Symbolic(workers=2) as verifier, ThreadPoolExecutor(4) as threads:
         calm = list(threads.map(lambda pair: ask(verifier, *pair).score, pairs))
-    shots = 0
+    shots = idle = 0
     done = threading.Event()
     with Symbolic(workers=2) as target, ThreadPoolExecutor(4) as threads:
 
         def shoot() -> None:
-            nonlocal shots
-            while not done.wait(0.5):
-                for pid in target.pool.pids()[:1]:
+            nonlocal shots, idle
+            while not done.wait(0.33):
+                pids = target.pool.pids()
+                before = {pid: spent(pid) for pid in pids}
+                time.sleep(0.02)
+                working = [pid for pid in pids if spent(pid) > before[pid]]
+                idle += not working
+                for pid in working[:1]:
                     os.kill(pid, signal.SIGKILL)
                     shots += 1
 
@@ -224,7 +240,17 @@ def killed(count: int) -> dict[str, Any]:
         done.set()
         shooter.join()
     different = sum(a != b for a, b in zip(calm, fired, strict=True))
-    return {"batch": len(pairs), "killed": shots, "verdicts_that_differ": different}
+    paid = sum(score == 1.0 for score in calm)
+    return {"batch": len(pairs), "paid": paid, "killed_at_work": shots, "found_none_at_work": idle, "verdicts_that_differ": different}
+
+
+def spent(pid: int) -> int:
+    """The processor ticks that a process has used; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
 
 
 def main() -> None:

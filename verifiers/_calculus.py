@@ -112,4 +112,5 @@ def _without_differential(tree: Tree) -> tuple[Tree, str] | None:
     last = _without_differential(tree[-1]) if tree[0] == "mul" else None
     if last is None or last[0] != ONE:
         return None
-    return (("mul", *tree[1:-1]) if len(tree) > 3 else tree[1]), last[1]
+    rest = list(tree[1:-1])
+    return (("mul", *rest) if len(rest) > 1 else rest[0]), last[1]

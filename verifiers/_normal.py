@@ -26,11 +26,18 @@ class Normaliser:
 
     def __init__(self) -> None:
         self.steps = STEPS
+        self._known: dict[Tree, Form] = {}  # a part that is looked at twice at every level costs 2^depth without this
         self.opaque = False
         """Whether some part was not looked into: then different forms prove nothing."""
 
     def form(self, tree: Tree) -> Form:
         """The normal form of an expression."""
+        found = self._known.get(tree)
+        if found is None:
+            found = self._known[tree] = self._form(tree)
+        return found
+
+    def _form(self, tree: Tree) -> Form:
         op = tree[0]
         if op in ("num", "dec"):
             return _constant(exact(tree) or Fraction(0))
