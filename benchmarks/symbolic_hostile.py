@@ -203,18 +203,18 @@ def fuzz(count: int) -> dict[str, Any]:
 
 
 def laborious(count: int) -> list[tuple[str, str]]:
-    """Different pairs, half of them right, that only algebra decides: each one goes to a worker.
+    """Different pairs, one in ten of them wrong, that only algebra decides: each one goes to a worker.
 
     The wrong ones part from the gold only where no sample point lies.
     """
-    return [(f"|x-{n}|", f"|{n}-x|" if n % 2 else f"{n}-x") for n in range(1000, count + 1000)]
+    return [(f"|x-{n}|", f"|{n}-x|" if n % 10 else f"{n}-x") for n in range(1000, count + 1000)]
 
 
 def killed(count: int) -> dict[str, Any]:
     """A batch that keeps the workers busy, undisturbed and under fire: a shot every third of a second, at a worker that works."""
     rng = random.Random(8)
     known = rows()
-    pairs = [(row["reference"], row["answer"]) for row in rng.choices(known, k=count // 10)] + laborious(count - count // 10)
+    pairs = [(row["reference"], row["answer"]) for row in rng.choices(known, k=count // 2)] + laborious(count - count // 2)
     rng.shuffle(pairs)
     with Symbolic(workers=2) as verifier, ThreadPoolExecutor(4) as threads:
         calm = list(threads.map(lambda pair: ask(verifier, *pair).score, pairs))
