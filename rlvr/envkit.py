@@ -28,6 +28,7 @@ from rlvr._gymnasium import gym_id
 from rlvr.checks import CannotCheck, Steps, closed, first, shown
 from rlvr.contracts import Environment
 from rlvr.env import OBSERVATIONS, TokenEnv, make_token_env
+from rlvr.goldlint import ungradeable
 from rlvr.mdp import judged
 from rlvr.registry import build
 from rlvr.replay import mismatch
@@ -57,6 +58,7 @@ def env_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "a task is a function of split and index", kit.pure
         yield "another process gets the same tasks", kit.other_process
         yield "no task stands in two splits", kit.disjoint
+        yield "every gold can be judged", partial(ungradeable, env)
         yield "the gold answer scores 1", kit.gold
         yield "an empty answer scores 0", lambda: kit.floor(lambda task: iter(canaries.EMPTY))
         yield "the question given back scores 0", lambda: kit.floor(lambda task: iter([task.question]))

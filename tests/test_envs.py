@@ -12,6 +12,7 @@ import pytest
 from rlvr import Task, make
 from rlvr.envs.arithmetic import split_of, steps
 from rlvr.errors import ConfigError, NotFound
+from rlvr.goldlint import ungradeable
 
 LINE = '{"question": "Ann has 3 pens and buys 4. How many?", "answer": "She has 3+4=<<3+4=7>>7 pens.\\n#### 1,007"}\n'
 
@@ -143,6 +144,17 @@ def test_a_malformed_line_is_named(line: str, words: str, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"train\.jsonl:3: ") as raised:
         make("env", "gsm8k", path=str(tmp_path)).size("train")
     assert words in str(raised.value)
+
+
+def test_golds_that_cannot_be_judged_are_listed_one_by_one(tmp_path: Path) -> None:
+    golds = {"train": ["2", "x", r"\frac{1}{\foo}"], "test": ["3"]}
+    for split, answers in golds.items():
+        lines = [json.dumps({"problem": f"{answer}?", "solution": f"\\boxed{{{answer}}}", "answer": answer}) for answer in answers]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
+    with make("env", "competition_math", path=str(tmp_path)) as env:
+        listed = ungradeable(env).splitlines()
+    assert [line.split(":")[0].strip() for line in listed[1:]] == ["competition_math/train/1", "competition_math/train/2"]
+    assert "bare letter" in listed[1] and "foo" in listed[2]
 
 
 def test_an_environment_closes_its_verifier() -> None:
