@@ -9,36 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from rlvr import attention
 from rlvr.batch import Rows
 from rlvr.learn import packing
 from rlvr.learn.policy import Policy, token_logprobs
-
-SIZES: dict[str, Any] = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "head_dim": 4,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen2": {"tie_word_embeddings": True},
-    "llama": {"tie_word_embeddings": False},
-    "qwen3": {},
-    "mistral": {"sliding_window": 4},
-    "gemma2": {"final_logit_softcapping": 5.0, "sliding_window": 4, "query_pre_attn_scalar": 4},
-    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "gpt_neox": {},
-    "granite": {"logits_scaling": 3.0},
-    "phi": {},
-}
+from tests.families import FAMILIES, UNUSUAL, model_of
 
 
 @pytest.fixture(autouse=True)
@@ -47,15 +23,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def model_of(family: str) -> Any:
-    torch.manual_seed(0)
-    wanted = {"vocab_size": 32} if family == "gpt2" else SIZES
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**(wanted | FAMILIES[family])))
-    for p in model.parameters():  # large enough that a wrong position or mask shows
-        p.data.mul_(3.0 if p.dim() > 1 else 1.0)
-    return model.float().eval()
 
 
 def rows(seed: int = 0) -> Rows:
@@ -104,7 +71,7 @@ def test_packed_rows_that_share_their_prompt_equal_each_row_alone(family: str) -
     policy = Policy(model, temperature=0.7)
     before = model.config._attn_implementation
     reason = packing.fits(model, policy)
-    assert bool(reason) == (family in {"mistral", "gemma2"}), reason
+    assert bool(reason) == (family in UNUSUAL), reason
     if reason:
         assert model.config._attn_implementation == before
         return
@@ -129,10 +96,10 @@ def test_generation_and_saving_are_untouched_by_packing(tmp_path: Any) -> None:
     ids = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
     how = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1] * 5]), "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     before = model.generate(ids, **how)
-    assert packing.fits(model, Policy(model)) == "" and model.config._attn_implementation == packing.NAME
+    assert packing.fits(model, Policy(model)) == "" and model.config._attn_implementation == attention.NAME
     assert torch.equal(model.generate(ids, **how), before)
     model.save_pretrained(tmp_path)
-    assert packing.NAME not in (tmp_path / "config.json").read_text()
+    assert attention.NAME not in (tmp_path / "config.json").read_text()
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path).generate(ids, **how), before)
 
 
@@ -227,7 +194,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_kept() -> None:
 def test_dropout_is_off_for_good() -> None:
     from rlvr.learn.policy import without_dropout
 
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**(SIZES | {"attention_dropout": 0.5}))).train()
+    model = model_of("llama", attention_dropout=0.5).train()
     without_dropout(model)
     ids = torch.arange(8)[None]
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)

@@ -12,9 +12,11 @@ from rlvr.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.model import model_from
+from rlvr.samplers._choice import choose
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.scripted import Scripted
 from rlvr.tokenizers import ByteTokenizer, CharTokenizer
+from tests.families import FAMILIES, UNUSUAL, model_of
 from tests.tiny import MODEL
 from tests.worlds import DIGITS, Sums
 
@@ -65,6 +67,39 @@ def test_the_same_seed_gives_the_same_tokens_whatever_the_batch(model: Any) -> N
     assert [c.tokens for c in whole] == [c.tokens for c in alone] == [c.tokens for c in turned]
     others = [Request(r.prompt, r.max_tokens, r.seed + 1) for r in asked]
     assert [c.tokens for c in hf(model).sample(others, Sampling(stop_ids=STOPS))] != [c.tokens for c in whole]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_samples_as_its_forward_pass_says_in_slots_or_padded(family: str) -> None:
+    """Prompts from one token on, more requests than rows: some wait, and find their prompt in a live row or compute it."""
+    model = model_of(family)
+    prompts = [[5], [7, 9], [3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1, 8]]
+    asked = [Request(prompts[i % 4], 1 + 5 * i % 17, seed=i) for i in range(24)]
+    sampler = hf(model, batch_size=5)
+    assert bool(sampler.padded) == (family in UNUSUAL), sampler.padded
+    found = sampler.sample(asked, Sampling(0.9, stop_ids=frozenset({0})))
+    assert found == hf(model, batch_size=5).sample(asked, Sampling(0.9, stop_ids=frozenset({0})))
+    for request, completion in zip(asked, found, strict=True):
+        assert completion.logprobs == pytest.approx(rescored(model, request, completion, 0.9), abs=1e-4)
+        assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
+
+
+def test_waiting_prompts_take_the_place_of_answers_that_ended(model: Any) -> None:
+    """Eight rows and 64 answers of very different length: as many steps as eight busy rows need, and no prompt twice."""
+    asked = [Request(TOKENIZER.render([{"role": "user", "content": f"{i % 4}="}]), 40 if i % 8 == 0 else 2, seed=i) for i in range(64)]
+    calls: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs["input_ids"].shape[0]), with_kwargs=True)
+    found = hf(model, batch_size=8).sample(asked, Sampling())
+    hook.remove()
+    assert [len(c.tokens) for c in found] == [r.max_tokens for r in asked]
+    batches = 8 * 40  # steps of a sampler that waits for the slowest of each eight
+    assert len(calls) < batches / 2 and max(calls) == 8
+
+
+def test_a_random_number_next_to_one_never_picks_what_was_filtered_out() -> None:
+    logits = torch.tensor([[2.0, 1.0, -30.0, -30.0]]).repeat(4, 1)
+    chosen, logprob = choose(logits, Sampling(1.0, 1.0, 2), torch.tensor([0.0, 0.5, 1 - 2**-24, 1.0]))
+    assert chosen.tolist() == [0, 0, 1, 1] and bool(logprob.isfinite().all())
 
 
 def test_a_longer_cap_does_not_change_what_comes_before_it(model: Any) -> None:

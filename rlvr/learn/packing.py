@@ -3,9 +3,7 @@
 All tokens of a micro-batch stand in one line. Rows with the same prompt share it: the prompt is a segment of its own, and
 each answer is a segment that attends to the prompt and, causally, to itself. Positions go on where the prompt ended.
 Attention runs over buckets of segments of near-equal length, so no mask of all tokens by all tokens is ever made.
-
-It needs a model that hands keyword arguments through to its attention (the usual families do) and attends to everything
-before (no sliding window, no soft cap on scores). `fits` tries it out; where it does not fit, padded rows are used.
+`fits` tries it out; where it does not fit, padded rows are used.
 """
 
 from __future__ import annotations
@@ -16,13 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from rlvr.attention import adopt
 from rlvr.batch import Batch, Rows
 
-NAME = "rlvr_packed"
 SHORTEST_SHARED_PROMPT = 4
 
 
@@ -54,34 +49,23 @@ class Layout(NamedTuple):
     home: Tensor
     """[tokens], where each token's output stands among the buckets' outputs, end to end."""
 
-
-def attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, rlvr_layout: Layout | None = None, **kwargs: Any
-) -> tuple[Tensor, Any]:
-    """Attention over buckets; with no layout (generation, evaluation) it is PyTorch's own."""
-    if rlvr_layout is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if kwargs.get("sliding_window") or kwargs.get("softcap") or kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
-        raise NotImplementedError("packed rows need plain causal attention")
-    q, k, v = query[0], key[0], value[0]
-    if k.shape[0] != q.shape[0]:
-        k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
-    parts = []
-    for bucket in rlvr_layout.buckets:
-        segments, length = bucket.query.shape
-        mine, keys, values = (
-            x.index_select(1, where.reshape(-1)).view(x.shape[0], segments, -1, x.shape[-1]).transpose(0, 1)
-            for x, where in ((q, bucket.query), (k, bucket.keys), (v, bucket.keys))
-        )
-        seen = torch.nn.functional.scaled_dot_product_attention(
-            mine, keys, values, attn_mask=bucket.mask, is_causal=bucket.mask is None and length > 1, scale=kwargs.get("scaling")
-        )
-        parts.append(seen.transpose(1, 2).reshape(segments * length, *seen.shape[1:2], seen.shape[-1]))
-    return torch.cat(parts).index_select(0, rlvr_layout.home)[None], None
-
-
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        """Attention over buckets, put back in the order of the line."""
+        q, k, v = query[0], key[0], value[0]
+        if k.shape[0] != q.shape[0]:
+            k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
+        parts = []
+        for bucket in self.buckets:
+            segments, length = bucket.query.shape
+            mine, keys, values = (
+                x.index_select(1, where.reshape(-1)).view(x.shape[0], segments, -1, x.shape[-1]).transpose(0, 1)
+                for x, where in ((q, bucket.query), (k, bucket.keys), (v, bucket.keys))
+            )
+            seen = torch.nn.functional.scaled_dot_product_attention(
+                mine, keys, values, attn_mask=bucket.mask, is_causal=bucket.mask is None and length > 1, scale=scale
+            )
+            parts.append(seen.transpose(1, 2).reshape(segments * length, *seen.shape[1:2], seen.shape[-1]))
+        return torch.cat(parts).index_select(0, self.home)[None]
 
 
 class Piece(NamedTuple):
@@ -207,24 +191,12 @@ def saving(rows: Rows, chosen: Sequence[int], budget: int) -> float:
 
 def fits(model: Any, score: Any) -> str:
     """Try packing on a few tokens against each row alone: '' if it fits, else the reason why padded rows are used."""
-    if getattr(model.config, "_attn_implementation", "") not in ("sdpa", NAME):
-        return f"its attention is {getattr(model.config, '_attn_implementation', 'unknown')!r}"
     vocabulary = model.get_input_embeddings().weight.shape[0]
     tokens = [[(7 * j + 3) % vocabulary for j in range(6)] + [(5 * k + j) % vocabulary for j in range(2 + k)] for k in range(4)]
     rows = Rows(tokens, [[False] * 6 + [True] * (len(t) - 6) for t in tokens])
-    before, training = model.config._attn_implementation, model.training
     device = next(model.parameters()).device
-    model.eval()
-    try:
-        alone = [score(next(rows.batches([i], budget=1, device=device))).logprobs for i in range(4)]
-        model.set_attn_implementation(NAME)
-        packed = score(pack(rows, range(4), device)).logprobs
-        if torch.allclose(packed, torch.cat(alone), rtol=1e-3, atol=1e-3):
-            return ""
-        reason = "packed and separate rows do not agree"
-    except (NotImplementedError, TypeError, ValueError, RuntimeError) as error:
-        reason = f"it refuses packed rows ({type(error).__name__}: {error})"
-    finally:
-        model.train(training)
-    model.set_attn_implementation(before)
-    return reason
+
+    def truth() -> Tensor:
+        return torch.cat([score(next(rows.batches([i], budget=1, device=device))).logprobs for i in range(4)])
+
+    return adopt(model, truth, lambda: score(pack(rows, range(4), device)).logprobs)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rlvr.attention import handed
 from rlvr.batch import Batch
 
 CHUNK_ELEMENTS = 1 << 22
@@ -144,9 +145,8 @@ class Policy(nn.Module):
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
         """Score the acted tokens of a micro-batch."""
         extra: dict[str, Any] = {"use_cache": False}
-        if batch.layout is not None:  # a mask of four dimensions is handed on as it is; the layout says what attends to what
-            nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=batch.input_ids.device)
-            extra |= {"position_ids": batch.layout.positions, "attention_mask": nothing, "rlvr_layout": batch.layout}
+        if batch.layout is not None:
+            extra = handed(batch.layout, batch.layout.positions)
         if self.plain_head:
             states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
             hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)

@@ -1,0 +1,67 @@
+"""Padded: the state of a model whose attention is not plain (a sliding window, a soft cap), in transformers' own cache.
+
+Prompts are padded on the left, and everybody's answer stands in the same columns; so nobody can join while others write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+
+class Padded:
+    """What `Slots` is, for models that it does not fit.
+
+    >>> Padded(model).refills                                                   # doctest: +SKIP
+    False
+    """
+
+    refills = False
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.cache: Any = None
+        self.mask_BL = torch.zeros(0, 0, dtype=torch.long)
+
+    def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
+        """Compute each prompt but for its last token, and begin a row for each owner."""
+        assert not start and rows, "nobody can join padded rows"
+        device, width = self.model.device, max(map(len, prompts)) - 1
+        self.cache = DynamicCache(config=self.model.config)
+        owner_B = torch.tensor(owners, device=device)
+        mask_PL = torch.zeros(len(prompts), width, dtype=torch.long)
+        ids_PL = torch.zeros_like(mask_PL)
+        for row, prompt in enumerate(prompts):
+            if len(prompt) > 1:
+                ids_PL[row, 1 - len(prompt) :], mask_PL[row, 1 - len(prompt) :] = torch.tensor(prompt[:-1]), 1
+        ids_PL, mask_PL = ids_PL.to(device), mask_PL.to(device)
+        self.mask_BL = mask_PL[owner_B]
+        if width:
+            seen_PL = mask_PL.clone()
+            seen_PL[:, -1] = 1  # a row of nothing but padding is hidden later; now it must see something, or it is not a number
+            positions_PL = (mask_PL.cumsum(1) - 1).clamp(min=0)
+            self.model(
+                input_ids=ids_PL, attention_mask=seen_PL, position_ids=positions_PL, past_key_values=self.cache, use_cache=True,
+                logits_to_keep=1,
+            )  # fmt: skip
+            self.cache.batch_select_indices(owner_B)
+
+    def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
+        """One more token for each row; the logits of the next."""
+        self.mask_BL = torch.cat([self.mask_BL, self.mask_BL.new_ones(len(token_B), 1)], dim=1)
+        output = self.model(
+            input_ids=token_B[:, None], attention_mask=self.mask_BL, position_ids=position_B[:, None], past_key_values=self.cache,
+            use_cache=True,
+        )  # fmt: skip
+        return output.logits[:, -1].float()
+
+    def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
+        """The rows `movers` take the places `holes`; the first `left` rows remain."""
+        order = torch.arange(left, device=holes.device)
+        order[holes] = movers
+        self.mask_BL = self.mask_BL[order]
+        self.cache.batch_select_indices(order)
