@@ -1,6 +1,6 @@
 """Is one update cheaper than TRL's on the same batch? One JSON line: loss and gradient distance first, then memory and speed.
 
-    python benchmarks/update_vs_trl.py --peer /path/to/python/with/trl==1.16.0
+    python benchmarks/update_vs_trl.py [--peer PYTHON] [--vocabulary 32000]
 
 The batch: 4 prompts of 32 tokens, 8 answers each, lengths spread 1:8; a Qwen2 of two layers; GRPO, beta 0, float32.
 Each side runs in a process of its own, in turns, and does loss, backward, clip and AdamW; ours also does the credit.
@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import peer_trl
 
 VOCABULARIES = (1_000, 32_000, 150_000)
 PROMPTS, GENERATIONS, PROMPT, SHORTEST, LONGEST = 4, 8, 32, 16, 128
@@ -153,27 +155,45 @@ def child(side: str, vocabulary: int, out: str) -> None:
     print(json.dumps({"loss": loss, "seconds": seconds, "cpu": cpu, "peak_mb": resident("VmHWM") - before}))
 
 
-def compare(peer: str, vocabulary: int, folder: Path) -> dict[str, float]:
-    """Both sides in turns; ratios above 1 speak for us."""
+def run_side(side: str, python: str, vocabulary: int, folder: Path) -> dict[str, Any]:
+    """One side in a process of its own."""
+    command = [python, __file__, "--child", side, "--vocabulary", str(vocabulary), "--out", str(folder / f"{side}.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise SystemExit(f"{side} failed:\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def distance(mine: dict[str, Any], theirs: dict[str, Any], folder: Path) -> dict[str, float]:
+    """How far the two sides' losses and gradients are apart."""
     import torch
 
+    ours, trls = (torch.load(folder / f"{side}.pt", weights_only=True) for side in ("ours", "trl"))
+    return {
+        "loss_difference": abs(mine["loss"] - theirs["loss"]),
+        "gradient_distance": float((ours - trls).norm() / trls.norm()),
+    }
+
+
+def agreement(peer: str, vocabulary: int, folder: Path) -> dict[str, float]:
+    """Loss and gradient of both on the fixed batch."""
+    mine, theirs = run_side("ours", sys.executable, vocabulary, folder), run_side("trl", peer, vocabulary, folder)
+    return distance(mine, theirs, folder)
+
+
+def compare(peer: str, vocabulary: int, folder: Path) -> dict[str, float]:
+    """Both sides in turns; ratios above 1 speak for us."""
     found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(ROUNDS):
         for side, python in (("ours", sys.executable), ("trl", peer)):
-            command = [python, __file__, "--child", side, "--vocabulary", str(vocabulary), "--out", str(folder / f"{side}.pt")]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-            if done.returncode:
-                raise SystemExit(f"{side} failed:\n{done.stderr[-2000:]}")
-            found[side].append(json.loads(done.stdout.splitlines()[-1]))
-    mine, theirs = (torch.load(folder / f"{side}.pt", weights_only=True) for side in ("ours", "trl"))
+            found[side].append(run_side(side, python, vocabulary, folder))
     best = {
         side: {key: statistics.median(x for run in runs for x in run[key]) for key in ("seconds", "cpu")} for side, runs in found.items()
     }
-    peak = {side: statistics.median(run["peak_mb"] for run in runs) for side, runs in found.items()}
+    peak = {side: max(run["peak_mb"] for run in runs) for side, runs in found.items()}
     return {
         "vocabulary": vocabulary,
-        "loss_difference": abs(found["ours"][0]["loss"] - found["trl"][0]["loss"]),
-        "gradient_distance": float((mine - theirs).norm() / theirs.norm()),
+        **distance(found["ours"][0], found["trl"][0], folder),
         "speed_ratio": round(best["trl"]["seconds"] / best["ours"]["seconds"], 2),
         "cpu_ratio": round(best["trl"]["cpu"] / best["ours"]["cpu"], 2),
         "peak_ratio": round(peak["ours"] / peak["trl"], 2),
@@ -186,7 +206,7 @@ def compare(peer: str, vocabulary: int, folder: Path) -> dict[str, float]:
 def main() -> None:
     """Refuse to time anything whose gradients do not agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0, torch and transformers of the same versions")
+    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; made if not given")
     parser.add_argument("--child", choices=("ours", "trl"))
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--out")
@@ -194,10 +214,9 @@ def main() -> None:
     if options.child:
         child(options.child, options.vocabulary, options.out)
         return
-    if not options.peer:
-        parser.error("--peer is needed: a Python interpreter with trl==1.16.0")
+    peer = peer_trl.interpreter(options.peer)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [compare(options.peer, v, Path(folder)) for v in ([options.vocabulary] if options.vocabulary else VOCABULARIES)]
+        rows = [compare(peer, v, Path(folder)) for v in ([options.vocabulary] if options.vocabulary else VOCABULARIES)]
     agree = all(row["gradient_distance"] < 1e-4 and math.isfinite(row["loss_difference"]) for row in rows)
     print(json.dumps({"benchmark": "update_vs_trl", "gradients_agree": agree, "rows": rows}))
     if not agree:

@@ -35,7 +35,8 @@ def attention(
 ) -> tuple[Tensor, Any]:
     """What a model calls in place of PyTorch's attention."""
     if rlvr_layout is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        plain: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return plain
     if kwargs.get("sliding_window") or kwargs.get("softcap") or kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise NotImplementedError("this layout needs plain causal attention")
     return rlvr_layout.attend(module.layer_idx, query, key, value, kwargs.get("scaling")), None

@@ -1,0 +1,139 @@
+"""Is a whole training step faster than TRL's? One JSON line: sampling, verification and update, ours against its GRPO trainer.
+
+    python benchmarks/vs_trl.py [tiny-fixed tiny-geometric smollm2] [--peer PYTHON] [--repeats 5]
+
+Both sides load the same weights and tokenizer, get the same prompts, write answers of the same lengths with Hugging Face
+models in float32 on two threads, pay the same rewards, and train with GRPO, beta 0. Each runs in a process of its own and
+takes one step whenever it is told to, in turns; two steps of each warm up. Before anything is timed, loss and gradient of
+both are compared on one batch. TRL gets an environment of its own, made on the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import peer_trl
+import update_vs_trl
+from vs_trl_work import ALPHABET, WORKLOADS
+
+HERE = Path(__file__).parent
+WARM_UP = 2
+PHASES = ("seconds", "sample", "verify", "update", "cpu")
+
+
+class Side:
+    """One of the two, waiting for its turn."""
+
+    def __init__(self, python: str, script: str, arguments: list[str], log: Path) -> None:
+        path = f"{HERE.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        self.log, self.steps = log, []  # type: ignore[var-annotated]
+        self.process = subprocess.Popen(
+            [python, str(HERE / script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        )  # fmt: skip
+        self.hear()
+
+    def hear(self) -> dict[str, Any]:
+        """The next line it says."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        raise SystemExit(f"{self.log.name} ended:\n{self.log.read_text()[-3000:]}")
+
+    def step(self) -> None:
+        """Take one step."""
+        assert self.process.stdin
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        self.steps.append(self.hear())
+
+    def close(self) -> None:
+        """Let it go."""
+        self.process.kill()
+        self.process.wait()
+
+
+def quartiles(numbers: list[float]) -> list[float]:
+    """Lower quartile, median, upper quartile."""
+    return [round(x, 3) for x in statistics.quantiles(numbers, n=4, method="inclusive")]
+
+
+def measure(name: str, peer: str, model: str, repeats: int, folder: Path) -> dict[str, Any]:
+    """Both sides in turns."""
+    sides = {
+        "ours": Side(sys.executable, "vs_trl_ours.py", [name, model, str(folder / f"{name}-run")], folder / f"{name}-ours.log"),
+        "trl": Side(peer, "vs_trl_peer.py", [name, model], folder / f"{name}-trl.log"),
+    }
+    try:
+        for _ in range(WARM_UP + repeats):
+            for side in sides.values():
+                side.step()
+    finally:
+        for side in sides.values():
+            side.close()
+    row: dict[str, Any] = {"workload": name}
+    for key, side in sides.items():
+        timed = side.steps[WARM_UP:]
+        row[key] = {phase: quartiles([step[phase] for step in timed]) for phase in PHASES}
+        row[key]["peak_mb"] = round(max(step["peak_mb"] for step in side.steps))
+        row[key]["tokens_per_cpu_second"] = round(sum(s["tokens"] for s in timed) / sum(s["cpu"] for s in timed))
+    pairs = list(zip(*(side.steps[WARM_UP:] for side in sides.values()), strict=True))
+    row["times_faster"] = quartiles([theirs["seconds"] / mine["seconds"] for mine, theirs in pairs])
+    row["times_faster_cpu"] = quartiles([theirs["cpu"] / mine["cpu"] for mine, theirs in pairs])
+    row["peak_ratio"] = round(row["ours"]["peak_mb"] / row["trl"]["peak_mb"], 2)
+    return row
+
+
+def tiny(folder: Path) -> str:
+    """A Qwen2 of 0.86 million parameters with a character tokenizer."""
+    from rlvr.config import ModelConfig
+    from rlvr.model import exported, model_from
+    from rlvr.tokenizers import tokenizer_from
+
+    tokenizer = tokenizer_from(f"chars:{ALPHABET}")
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "qwen2", "max_position_embeddings": 256, "tie_word_embeddings": True, **sizes}
+    model_from(ModelConfig(config=config), tokenizer).save_pretrained(folder)
+    exported(tokenizer).save_pretrained(folder)
+    return str(folder)
+
+
+def smollm2(peer: str) -> str:
+    """SmolLM2-135M, unpacked once."""
+    folder = peer_trl.HOME.parent / "smollm2-135m"
+    if not (folder / "tokenizer.json").exists():
+        subprocess.run([peer, str(HERE / "vs_trl_peer.py"), "--convert", str(folder)], check=True, stdout=sys.stderr)
+    return str(folder)
+
+
+def main() -> None:
+    """Refuse to time anything whose gradients do not agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD", help=", ".join(WORKLOADS))
+    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; made if not given")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    if unknown := set(options.workloads) - set(WORKLOADS):
+        parser.error(f"no workload {unknown.pop()!r}; there are {', '.join(WORKLOADS)}")
+    peer = peer_trl.interpreter(options.peer)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        agreement = update_vs_trl.agreement(peer, 1000, folder)
+        if not agreement["gradient_distance"] < 1e-4:
+            raise SystemExit(f"loss and gradient do not agree, so no time means anything: {agreement}")
+        models = {"tiny": lambda: tiny(folder / "tiny"), "smollm2": lambda: smollm2(peer)}
+        rows = [measure(name, peer, models[WORKLOADS[name].model](), options.repeats, folder) for name in options.workloads]
+    print(json.dumps({"benchmark": "vs_trl", "agreement": agreement, "load": os.getloadavg()[0], "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Our side of `vs_trl.py`: one step of the training loop whenever the parent says so."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
+
+from rlvr.config import check
+from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
+from rlvr.learn.crew import assemble, enlist
+from rlvr.learn.one_step import one_step
+from rlvr.learn.processes import accelerator_from
+from rlvr.runlog import RunLog
+from rlvr.samplers.hf import HFSampler
+from rlvr.task import Task, Verdict, user
+
+
+class Share(Verifier):
+    """The reward of both sides."""
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """A share of characters."""
+        return Verdict(reward(answer), "share")
+
+
+class Prompts(Environment):
+    """The prompts of one workload, step after step."""
+
+    max_prompt_tokens = 512
+
+    def __init__(self, *, workload: str) -> None:
+        self.work: Work = WORKLOADS[workload]
+        self.max_new_tokens, self.verifier = self.work.cap, Share()
+
+    def task(self, split: str, index: int) -> Task:
+        """Task by its place in the order of steps."""
+        step, place = divmod(index, self.work.prompts)
+        return Task(f"{index}", user(self.work.prompts_of(step)[place]), None)
+
+
+class Forced(HFSampler):
+    """The shipped sampler with lengths that are given: what comes out is cut or stopped where the workload says."""
+
+    step = 0
+    work: Work
+    eos = 0
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Ask for exactly so many tokens, then write the end where it belongs and nowhere else."""
+        lengths = self.work.lengths(self.step)
+        asked = [replace(request, max_tokens=n) for request, n in zip(requests, lengths, strict=True)]
+        for i, done in super().stream(asked, replace(sampling, stop_ids=frozenset())):
+            tokens = [self.eos + 5 if token == self.eos else token for token in done.tokens]
+            if lengths[i] < self.work.cap:
+                tokens[-1] = self.eos
+            yield i, replace(done, tokens=tokens, finish="stop" if lengths[i] < self.work.cap else "length")
+
+
+def main(workload: str, model: str, folder: str) -> None:
+    """Serve steps until there are no more."""
+    torch.set_num_threads(2)
+    work = WORKLOADS[workload]
+    config = check(
+        {
+            "env": {"name": f"{__file__}:Prompts", "workload": workload},
+            "model": {"path": model},
+            "rollout": {
+                "sampler": {"name": f"{__file__}:Forced"}, "prompts_per_step": work.prompts, "num_generations": work.generations,
+                "max_completion_length": work.cap,
+            },
+            "train": {"steps": 1000, "learning_rate": 1e-6},
+            "log": {"episodes": False},
+        },
+        "vs_trl",
+    )  # fmt: skip
+    with ExitStack() as stack:
+        crew = assemble(config, accelerator_from(config, Path(folder)), stack)
+        run = RunLog.create(Path(folder) / "run", config)
+        stack.callback(run.close)
+        enlist(crew, run.folder, resumed=False)
+        sampler = crew.sampler
+        sampler.work, sampler.eos = work, crew.tokenizer.eos_id
+        sampler.load(crew.model, 0)
+        before = reset_peak()
+        say(ready=True)
+        for step, _ in enumerate(sys.stdin):
+            sampler.step = step
+            began, spent = time.perf_counter(), time.process_time()
+            row, times = one_step(crew, run, step)
+            say(
+                seconds=time.perf_counter() - began, cpu=time.process_time() - spent, tokens=row["num_tokens"],
+                sample=times["time/sample"], verify=times["time/verify_waited"], update=times["time/update"],
+                peak_mb=resident("VmHWM") - before,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
