@@ -105,7 +105,8 @@ class TrainConfig(Section):
     lr_scheduler: str = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     minibatches_per_step: int = Field(default=1, ge=1)
-    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
+    max_tokens_per_microbatch: int = Field(default=4096, ge=1)
+    """How many tokens go through the model at once: a matter of speed and memory alone. This many stay in the cache of a CPU."""
     gradient_checkpointing: bool = False
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     process_timeout_s: float = Field(default=1800.0, gt=0)

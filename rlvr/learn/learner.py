@@ -34,7 +34,7 @@ from rlvr.learn.step import Step, Tally
 
 __all__ = ["Learner", "Optimization"]
 
-PACK_BELOW = 0.7
+PACK_BELOW = 0.9
 """Rows are packed where that computes less than this share of the tokens that padded rows would."""
 
 

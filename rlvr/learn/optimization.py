@@ -24,7 +24,7 @@ class Optimization:
     warmup_steps: int = 0
     minibatches_per_step: int = 1
     """Into how many optimizer steps each pass over the episodes is cut."""
-    max_tokens_per_microbatch: int = 8192
+    max_tokens_per_microbatch: int = 4096
     """Speed and memory only; it cannot change the gradient."""
     gradient_checkpointing: bool = False
 

@@ -33,7 +33,7 @@ class Bucket(NamedTuple):
     keys: Tensor
     """[segments, prompt + length]"""
     mask: Tensor | None
-    """[segments, 1, length, prompt + length]; None where plain causal attention is meant."""
+    """[segments, 1, length, prompt + length], 0 or minus infinity; None where plain causal attention is meant."""
 
 
 class Layout(NamedTuple):
@@ -57,12 +57,13 @@ class Layout(NamedTuple):
         parts = []
         for bucket in self.buckets:
             segments, length = bucket.query.shape
+            mask = None if bucket.mask is None else bucket.mask.to(q.dtype)
             mine, keys, values = (
                 x.index_select(1, where.reshape(-1)).view(x.shape[0], segments, -1, x.shape[-1]).transpose(0, 1)
                 for x, where in ((q, bucket.query), (k, bucket.keys), (v, bucket.keys))
             )
             seen = torch.nn.functional.scaled_dot_product_attention(
-                mine, keys, values, attn_mask=bucket.mask, is_causal=bucket.mask is None and length > 1, scale=scale
+                mine, keys, values, attn_mask=mask, is_causal=mask is None and length > 1, scale=scale
             )
             parts.append(seen.transpose(1, 2).reshape(segments * length, *seen.shape[1:2], seen.shape[-1]))
         return torch.cat(parts).index_select(0, self.home)[None]
@@ -171,7 +172,8 @@ def _bucket(members: list[Piece], width: int, device: torch.device | str) -> Buc
     keys = np.concatenate([first + np.minimum(before, shared - 1), query], 1)
     sees_prompt = np.broadcast_to((before < shared)[:, None, :], (len(members), width, prompt))
     sees_own = np.broadcast_to(steps[:, None] >= steps, (len(members), width, width))
-    mask = np.concatenate([sees_prompt, sees_own], 2)[:, None]
+    # as numbers: truth values would be turned into numbers again in every layer, and kept there for the backward pass
+    mask = np.where(np.concatenate([sees_prompt, sees_own], 2)[:, None], np.float32(0), np.float32(-np.inf))
     return Bucket(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (query, keys, mask)))
 
 
