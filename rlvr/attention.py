@@ -28,6 +28,7 @@ class Layout(Protocol):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Queries, keys and values are [rows, heads, length, size]; the output is [rows, length, heads, size]."""
+        ...
 
 
 def attention(
