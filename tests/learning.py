@@ -1,13 +1,12 @@
 """Tiny worlds where every algorithm must learn: a bandit of several arms, and copying a token. Shared by tests and benchmarks.
 
 The answers are sampled here by a few lines of our own, so that nothing but the learner is under test.
-Run `python -m tests.learning` for the whole matrix: every preset, both worlds, three seeds, and the flipped sign.
+`benchmarks/learning_matrix.py` runs every preset in them, and on the quickstart task.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,14 +70,21 @@ def copying(prompt: Sequence[int], said: Sequence[int]) -> float:
 WORLDS: dict[str, tuple[int, Callable[[Sequence[int], Sequence[int]], float]]] = {"bandit": (1, bandit), "copy": (2, copying)}
 
 
-def learn(name: str, world: str, *, seed: int = 0, steps: int = 60, sign: float = 1.0, **settings: Any) -> float:
-    """Train a preset in a world; the mean reward of the last five steps. `sign` -1 turns every advantage around."""
+def turned(algorithm: Any, sign: float) -> Any:
+    """The algorithm with every advantage times `sign`."""
+    credit = algorithm.credit
+    algorithm.credit = lambda *a, **k: [[[sign * x for x in row] for row in group] for group in credit(*a, **k)]
+    return algorithm
+
+
+def learn(name: str, world: str, *, seed: int = 0, steps: int = 60, sign: float = 1.0, stop_above: float = 2.0, **settings: Any) -> float:
+    """Train a preset in a world; the mean reward of the last five steps, which ends it once it is above `stop_above`.
+
+    `sign` -1 turns every advantage around.
+    """
     length, reward_of = WORLDS[world]
     model = tiny_model(seed)
-    algorithm = build("algorithm", name, **settings)
-    if sign < 0:
-        credit = algorithm.credit
-        algorithm.credit = lambda *a, **k: [[[sign * x for x in row] for row in g] for g in credit(*a, **k)]
+    algorithm = turned(build("algorithm", name, **settings), sign)
     optimization = Optimization(learning_rate=1e-2, minibatches_per_step=1)
     learner = Learner(model, algorithm, optimization, accelerator=Accelerator(cpu=True), total_steps=steps, max_completion_length=length)
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -95,20 +101,6 @@ def learn(name: str, world: str, *, seed: int = 0, steps: int = 60, sign: float 
             for g, p in enumerate(prompts):
                 groups[g].append(episode(p, best[g], best_logs[g], reward_of(p, best[g]), f"g{g}", greedy=True))
         learner.update(groups)
+        if sum(history[-5:]) / 5 > stop_above:
+            break
     return sum(history[-5:]) / 5
-
-
-def main(names: Sequence[str]) -> None:
-    """The whole matrix."""
-    from rlvr.algos.recipes import PRESETS
-
-    for name in names or PRESETS:
-        for world in WORLDS:
-            steps = 60 if world == "bandit" else 300
-            forward = [learn(name, world, seed=seed, steps=steps) for seed in range(3)]
-            flipped = learn(name, world, steps=steps, sign=-1.0)
-            print(f"{name:24} {world:8} reward {' '.join(f'{r:.3f}' for r in forward)}   flipped {flipped:.3f}", flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,0 +1,170 @@
+"""Does every preset learn? Each on a bandit, on copying and on the quickstart task, with three seeds, and with the sign turned.
+
+    python -m benchmarks.learning_matrix [--out matrix.jsonl] [--worlds bandit copy quickstart] [--presets grpo ...] [--seeds 3]
+
+A run ends as soon as the mean reward of its last five steps is above 0.9, or when its steps are used up. With every advantage
+turned around it must fail: it ends once that mean is below half of what the run began with. Each result is appended to the
+file at once; the same command goes on where it stopped, and ends with the table. The runs of one seed on the quickstart share
+their warm start. Two processes of one thread each; the order is such that the first seed of everything comes first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ENOUGH = 0.9
+STEPS = {"bandit": 60, "copy": 300, "quickstart": 400}
+SETTINGS: dict[str, dict[str, Any]] = {}
+"""Settings of a preset that differ from its recipe, each with its reason. None does."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the matrix.
+
+    >>> Cell("bandit", "grpo", seed=0, sign=1).world
+    'bandit'
+    """
+
+    world: str
+    preset: str
+    seed: int
+    sign: int
+
+
+def order(worlds: list[str], presets: list[str], seeds: int) -> Iterator[Cell]:
+    """The first seed of everything, then its turned sign, then the other seeds."""
+    for seed in range(seeds):
+        for world in worlds:
+            for sign in (1, -1) if seed == 0 else (1,):
+                yield from (Cell(world, preset, seed, sign) for preset in presets)
+
+
+def crew_of(seed: int, stack: ExitStack, *, preset: str = "grpo", warm: Path | None = None) -> Any:
+    """The quickstart's crew, from its own warm start or ready to make one."""
+    from rlvr.config import check, load
+    from rlvr.learn.crew import assemble
+    from rlvr.learn.processes import accelerator_from
+
+    data = load("quickstart", [f"seed={seed}"]).model_dump() | {"algorithm": {"name": preset} | SETTINGS.get(preset, {})}
+    if warm is not None:
+        data |= {"model": {"path": str(warm)}, "warmstart": None}
+    config = check(data, "quickstart")
+    return assemble(config, accelerator_from(config, Path(tempfile.gettempdir())), stack)
+
+
+def warm_up(seed: int, folder: Path) -> None:
+    """The shared warm start of one seed."""
+    import torch
+    from rich.console import Console
+
+    from rlvr.learn.warmstart import warmstart
+    from rlvr.progress import Work
+
+    torch.set_num_threads(2)
+    with ExitStack() as stack:
+        crew = crew_of(seed, stack)
+        with Work(Console(stderr=True), "warm start", crew.config.warmstart.steps) as work:
+            warmstart(crew, crew.config.warmstart, work)
+        crew.model.save_pretrained(folder)
+
+
+def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
+    """Train on the quickstart task until it is clear how it goes: the reward at the end, and the steps taken."""
+    from rlvr.learn.crew import enlist
+    from rlvr.learn.one_step import one_step
+    from rlvr.runlog import RunLog
+    from tests.learning import turned
+
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        crew = crew_of(cell.seed, stack, preset=cell.preset, warm=warm)
+        turned(crew.algorithm, cell.sign)
+        run = RunLog(Path(folder))
+        stack.callback(run.close)
+        enlist(crew, run.folder, resumed=False)
+        crew.hand_over(0)
+        rewards: list[float] = []
+        while len(rewards) < STEPS["quickstart"]:
+            row, _ = one_step(crew, run, len(rewards))
+            rewards.append(row["reward"] or 0.0)
+            smooth, first = sum(rewards[-5:]) / 5, sum(rewards[:5]) / 5
+            if len(rewards) >= 5 and (smooth > ENOUGH or (cell.sign < 0 and smooth < first / 2)):
+                break
+        return smooth, len(rewards)
+
+
+def result(cell: Cell, warm: Path) -> dict[str, Any]:
+    """Run one cell, in a process with one thread."""
+    import torch
+
+    from tests.learning import learn
+
+    torch.set_num_threads(1)
+    began, steps = time.process_time(), STEPS[cell.world]
+    if cell.world == "quickstart":
+        reward, steps = quickstart(cell, warm)
+    else:
+        settings = SETTINGS.get(cell.preset, {})
+        reward = learn(
+            cell.preset, cell.world, seed=cell.seed, steps=steps if cell.sign > 0 else 40, sign=cell.sign, stop_above=ENOUGH, **settings
+        )
+    good = (reward > ENOUGH) == (cell.sign > 0)
+    return {**asdict(cell), "reward": round(reward, 4), "most_steps": steps, "good": good, "cpu_s": round(time.process_time() - began, 1)}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A line for each preset and world: the rewards by seed, and the reward with the sign turned."""
+    lines = []
+    for preset, world in dict.fromkeys((row["preset"], row["world"]) for row in rows):
+        mine = [row for row in rows if (row["preset"], row["world"]) == (preset, world)]
+        ahead = " ".join(f"{row['reward']:.3f}" for row in sorted(mine, key=lambda r: r["seed"]) if row["sign"] > 0)
+        back = " ".join(f"{row['reward']:.3f}" for row in mine if row["sign"] < 0)
+        lines.append(
+            f"{preset:22} {world:11} {ahead:20} turned {back or '-':6} {'' if all(r['good'] for r in mine) else 'NOT AS IT SHOULD'}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Do what is not done yet, then print the table."""
+    from rlvr.algos.recipes import PRESETS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("learning_matrix.jsonl"))
+    parser.add_argument("--worlds", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument(
+        "--presets", nargs="+", choices=PRESETS, default=[name for name in PRESETS if name not in ("online_dpo", "online_ipo")]
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    known = {Cell(row["world"], row["preset"], row["seed"], row["sign"]) for row in done}
+    cells = [cell for cell in order(options.worlds, options.presets, options.seeds) if cell not in known]
+    warm = {cell.seed: Path(f"{options.out}.warm") / str(cell.seed) for cell in cells if cell.world == "quickstart"}
+    for seed, folder in warm.items():
+        if not (folder / "config.json").exists():
+            warm_up(seed, folder)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(result, cell, warm.get(cell.seed, options.out)) for cell in cells]):
+            row = future.result()
+            done.append(row)
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+    print(table(done))
+    if not all(row["good"] for row in done):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
