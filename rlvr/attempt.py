@@ -118,7 +118,7 @@ class Attempt:
 
     def _numbers(self) -> dict[str, float | str]:
         rate = self.written / max(self.seconds, 1e-9)
-        numbers: dict[str, float | str] = {"average": self.points / max(self.scored, 1), "tokens/s": f"{rate:.0f}"}
+        numbers: dict[str, float | str] = {"average": f"{self.points / max(self.scored, 1):.1%}", "tokens/s": f"{rate:.0f}"}
         if unscored := len(self.had) + self.samples - self.scored:
             numbers["unscored"] = str(unscored)
         if self.price:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +148,10 @@ def summaries(plan: Plan, file: SampleFile, environments: Mapping[str, Environme
         groups: dict[int, list[Any]] = {}
         for key in sorted(key for key in file.samples if key[0] == item.name):
             groups.setdefault(key[1], []).append(file.samples[key])
-        votes = {index: classes(environment.verifier, environment.task(item.split, index), group) for index, group in groups.items()}
+        tasks_of = [environment.task(item.split, index) for index in groups]
+        with ThreadPoolExecutor(8, thread_name_prefix="vote") as pool:
+            cast = pool.map(partial(classes, environment.verifier), tasks_of, groups.values())
+            votes = dict(zip(groups, cast, strict=True))
         tasks = count_of(environment, item.split, item.tasks)
         found[item.name] = summarised(item.name, groups, n=n, tasks=tasks, votes=votes, select=select)
     return found

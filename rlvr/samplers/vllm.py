@@ -60,6 +60,7 @@ class VLLMSampler(Sampler):
     """
 
     policy_form = "vllm:DIR"
+    company = 1024
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
