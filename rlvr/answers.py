@@ -150,10 +150,20 @@ def _unbox(content: str) -> str:
     for _ in range(4):
         inner = content.strip().strip("$").strip()
         match = re.match(r"\\(?:boxed|fbox)\s*\{", inner)
-        if not match or not inner.endswith("}"):
+        if not match or not inner.endswith("}") or _unbalanced(inner[match.end() : -1]):
             break
         content = inner[match.end() : -1]
     return content.strip()
+
+
+def _unbalanced(text: str) -> bool:
+    """Whether a brace closes in a text that it does not open in: then the last brace is not the first one's."""
+    depth = 0
+    for mark in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(mark[0], 0)
+        if depth < 0:
+            return True
+    return False
 
 
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
@@ -201,10 +211,10 @@ def _hash(text: str) -> Found:
 
 
 _ANSWER = re.compile(
-    r"(?:\bfinal\s+answer|\banswer|\bANSWER)\b[*_\s]*(?:\(?final\)?\s*)?(?:(?:is|are)\b\s*:?|:|=|(?=\s[$\\]))[*_]*|^[#*_\s]*final\s+answer[*_#.\s]*$",
+    r"(?:\bfinal\s+answer|\banswer|\bcorrect\s+(?:option|choice))\b[*_\s]*(?:\(?final\)?\s*)?(?:(?:is|are)\b\s*:?|:|=|(?=\s[$\\]))[*_]*|^[#*_\s]*final\s+answer[*_#.\s]*$",
     re.IGNORECASE | re.MULTILINE,
 )
-_FIRM = re.compile(r"\s*final|answers?[*_\s]*(?:is|are)\b", re.IGNORECASE)
+_FIRM = re.compile(r"\s*final|(?:answers?|correct\s+\w+)[*_\s]*(?:is|are)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"[.!?](?=\s+\S)(?!\s*\d)")
 
 

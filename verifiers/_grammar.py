@@ -14,10 +14,11 @@ from rlvr.verifiers._units import MULTIPLES, is_unit
 ONE: Tree = ("num", 1, 1)
 _FUNCTIONS = (
     "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch ln log lg exp gcd lcm "
-    "max min det asin acos atan asinh acosh atanh Re Im arg sgn floor ceil abs erf Gamma"
+    "max min det tg ctg cotg arctg arcctg cosec asin acos atan asinh acosh atanh Re Im arg sgn floor ceil abs erf Gamma"
 )
 FUNCTIONS = frozenset(_FUNCTIONS.split())
 ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "operatorname": ""}
+ALIASES |= {"tg": "tan", "ctg": "cot", "cotg": "cot", "arctg": "arctan", "arcctg": "arccot", "cosec": "csc"}  # as Europe writes them
 _GREEK = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
     "varphi chi psi omega Delta Theta Lambda Xi Sigma Phi Psi Omega Pi ell hbar"
@@ -37,7 +38,7 @@ CONSTANTS |= {dots: "dots" for dots in (r"\ldots", r"\cdots", r"\dots")}
 CONSTANTS |= {r"\Q": "Q", r"\C": "C", r"\degree": "deg"}
 WORDS = {"pi": "pi", "oo": "oo", "inf": "oo", "infinity": "oo", "infty": "oo", "i": "i", "e": "e"}
 FIELDS = frozenset("RZNQC")
-FRACS = frozenset((r"\frac", r"\dfrac", r"\tfrac", r"\cfrac"))
+FRACS = frozenset((r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac"))
 TIMES = frozenset((r"\cdot", r"\times", "*", r"\ast"))
 OPENERS = {
     "(": ")",
@@ -213,7 +214,8 @@ class Reader:
                 self.at += 1
                 tree = ("sym", f"{tree[1]}'")
             elif self.accept("_"):
-                tree = ("base", *self.numeral_in_base(tree))
+                digits, base = self.numeral_in_base(tree)
+                tree = ("base", digits, base) if base != 10 or "." in digits else ("num", int(digits), 1)
             else:
                 break
         self.depth -= 1
@@ -221,11 +223,12 @@ class Reader:
 
     def power(self, base: Tree) -> Tree:
         """What follows ^: a degree sign, or an exponent."""
-        if self.accept(r"\circ"):
-            return ("unit", base, "degree")
-        if self.peek().text == "{" and self.peek(1).text == r"\circ" and self.peek(2).text == "}":
-            self.at += 3
-            return ("unit", base, "degree")
+        braced = self.peek().text == "{" and self.peek(1).text == r"\circ" and self.peek(2).text == "}"
+        if braced or self.peek().text == r"\circ":
+            self.at += 3 if braced else 1
+            scale = {"F": "fahrenheit", "C": "celsius"}.get(self.peek().text.strip())
+            self.at += scale is not None
+            return ("unit", base, scale or "degree")
         if self.peek().kind == "op" and self.peek().text in ("-", "+"):
             return ("pow", base, self.signed() if self.peek().text == "-" else self.factor_after_plus())
         exponent = self.argument(whole=True)

@@ -10,8 +10,8 @@ from rlvr.verifiers._plusminus import spread
 from rlvr.verifiers._regions import judge_region, region
 from rlvr.verifiers._relations import judge_relation, named, settled
 from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
-from rlvr.verifiers._shapes import grouped, options
-from rlvr.verifiers._tree import TooBig, Tree, say, show, symbols
+from rlvr.verifiers._shapes import column, combinations, families, grouped, matrices, options, vectors
+from rlvr.verifiers._tree import TooBig, Tree, has, say, show, symbols
 from rlvr.verifiers._worked import unworked, worked
 
 MAX_MEMBERS = 60
@@ -28,6 +28,7 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     wrong = finite(answer)
     if wrong:
         return Judged(False, wrong)
+    gold, answer = vectors(*families(matrices(gold), matrices(answer)))
     return _judge(spread(gold), spread(answer), bench)
 
 
@@ -53,7 +54,7 @@ def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(True, f"{say(value)} says {show(gold)} in several forms")
     if value[0] in NOT_VALUES:
         return Judged(False, f"parsed as {say(value)}; the gold {show(gold)} is one value")
-    return judge_scalar(gold, value, bench)
+    return judge_scalar(gold, combinations(value) if has(value, "tuple") else value, bench)
 
 
 def _repeats(tree: Tree) -> bool:
@@ -165,6 +166,8 @@ def _tuple(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         else:
             return Judged(False, why)
     strict = bench.policy.brackets == "strict"
+    if value[0] == "mul" and len(value) == 3 and value[1][0] == "sym" and value[2][0] == "tuple":
+        value = value[2]  # a point with its name: A(1, 2)
     if value[0] == "matrix" and (len(value[1]) == 1 or len(value[1][0]) == 1) and not strict:
         value = ("tuple", *(cell for row in value[1] for cell in row))
     if value[0] == "list" and not strict:
@@ -187,6 +190,8 @@ def _matrix(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if value is None:
         return Judged(False, why)
     rows = gold[1]
+    if value[0] == "binom" and len(rows) == 2 and len(rows[0]) == 1:  # a column, as some countries write it
+        value = column(value[1:])
     if value[0] == "interval" and value[3:] == ("[", "]"):
         value = ("tuple", value[1], value[2])
     if value[0] == "tuple":

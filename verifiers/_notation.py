@@ -38,7 +38,8 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![a-zA-Z])"), ""),
     (re.compile(r"\\(?:hspace|vspace)\*?\s*\{[^{}]{0,60}\}"), " "),
     (re.compile(r"\\(?:underline|underbrace|ensuremath|strut|checkmark|blacksquare|square|Box)(?![a-zA-Z])"), ""),
-    (re.compile(r"\\bm\s*(?=\{)"), r"\\mathbf"),
+    (re.compile(r"\\(?:boxed|fbox|(?:bm|pmb|boldsymbol|math(?:bf|it|rm))(?=\s*\{[^{}]{0,200}\\[a-zA-Z]))\s*(?=\{)"), ""),
+    (re.compile(r"\\(?:bm|pmb)\s*(?=\{)"), r"\\mathbf"),
     (re.compile(r"\\\\\s*\[\s*-?[\d.]{1,6}\s*(?:pt|em|ex|mm|cm|in)\s*\]"), r"\\\\ "),
     (re.compile(r"\\(q?quad)(?=[a-zA-Z])"), r"\\\1 "),
     (re.compile(r"(\d{0,20}\.\d{0,20})\\(?:bar|dot)\s*(\{?\d{1,20}\}?(?:\d{0,20}\\dot\s*\{?\d\}?)?)"), _cycle),
@@ -46,14 +47,22 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"(?<![\d.])(\d{1,20}\.\d{0,12})\((\d{1,12})\)(?=\s*[%$]?\s*$)"), _cycle),
     (re.compile(r"(\.\d{3,60})" + _DOTS), r"\1"),
     (re.compile(r"(?:^|(?<=[=(+*/ -]))(?:\{\s*\})?[_^]\s*" + _N + r"\s*C\s*_?\s*" + _N), r"\\binom{\1}{\2}"),
-    (re.compile(r"(?<![\w)\]}])C\s*\(\s*(\d{1,6})\s*,\s*(\d{1,6})\s*\)"), r"\\binom{\1}{\2}"),
+    (re.compile(r"(?:^|(?<=[=(+*/ -]))(?:\{\s*\})?[_^]\s*" + _N + r"\s*P\s*_?\s*" + _N), r"\\frac{\1!}{(\1-\2)!}"),
     (re.compile(r"(?<=[\d)])\s*[xX]\s*(?=10\s*(?:\^|\*\*))"), r"\\times "),
     (re.compile(r"^\s*(\d{1,9})\s+to\s+(\d{1,9})\s*$"), r"\1:\2"),
+    (re.compile(r"\\(?:hat|vec|mathbf|boldsymbol|bm)\s*\{\s*\\?(?:hat\{|mathbf\{)?\s*([ijk])(?:math)?\s*\}?\s*\}"), r" \\ell_{v\1}"),
+    (re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)"), r"(0,\\infty)"),
+    (re.compile(r"\b(sq|cu)\."), r"\1"),
+    (re.compile(r"(?<=[\dA-F])\s*(?:\\text\s*\{\s*)?\(\s*(?:in\s+)?base[\s-]+(\d{1,2})\s*\)\s*\}?"), r"_{\1}"),
+    (re.compile(r"\\(?:text|mathrm)\s*\{([0-9A-F]{1,12})\}(?=_\{?1[1-6])"), r"\1"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
+    (re.compile(r"(?:\\[ ,;:]|\\q?quad|\s)*\(\s*([a-zA-Z])\s*\\in\s*([^()]{1,30})\)(?=[\s.$]*$)"), r", \1 \\in \2"),
+    (re.compile(r"\\text\s*\{\s*,?\s*(?:where|with|for(?: any| all| some| every)?)\s*\}\s*(?=[a-zA-Z]\s*\\in)"), ", "),
 )
 _UNUSUAL = re.compile(
     r"\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
-    r"|checkmark|blacksquare|square|Box|bm|\\\s*\[|q?quad[a-zA-Z]|bar|dot)|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|C\s*[_({]|\d\s*[xX]\s*10|\d\s+to\s+\d|\{:\}"
+    r"|checkmark|blacksquare|square|Box|bm|pmb|boldsymbol|math(?:bf|it|rm)\s*\{[^{}]{0,200}\\|f?box(?:ed)?\s*\{|\\\s*\[|q?quad[a-zA-Z]"
+    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s+to\s+\d|[R}]\s*[\^_]\s*\{?\s*[+>]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
 )
 
 
@@ -70,11 +79,28 @@ def standard(text: str) -> str:
 
 
 _LEAD = re.compile(
-    r"(?:(?:so|thus|therefore|hence),?\s+)?(?:(?:the|our|my)\s+)?(?:final\s+|correct\s+|required\s+)?"
+    r"(?:it|this|that)\s+(?:is|equals|was)\s+(?!not\b|no\b)"
+    r"|(?:therefore|thus|then|hence|simply|just|exactly|indeed|clearly|equal\s+to|given\s+by|found\s+to\s+be)\s*,?\s+(?=[\d$\\(-])"
+    r"|(?:(?:so|thus|therefore|hence),?\s+)?(?:(?:the|our|my)\s+)?(?:final\s+|correct\s+|required\s+)?"
     r"(?:answer|ans|result|solution|value)s?\s*(?:is\s*:|is\b|are\b|[:.=]|(?=\$))\s*",
     re.IGNORECASE,
 )
-_LEADING_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]{0,60})\}\s*:?")
+_LEADING_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]{0,60})\}\s*[:=]?")
+_STATES = re.compile(r"(?:[a-z]{1,14}[ -]){1,8}(?:is|are|equals?|equal to)\b", re.IGNORECASE)
+_TURNS = re.compile(
+    r"\b(?:not|no|never|cannot|neither|nor|or|than|least|most|between|about|almost|nearly|if|maybe|perhaps|possibly|wrong|false|except|only"
+    r"|half|twice|double|opposite|negative|inverse|reciprocal|complement|less|more|greater)\b|n't",
+    re.IGNORECASE,
+)
+
+
+def states(text: str) -> bool:
+    """Whether words say nothing but that a value follows: `the total number of ways is`; no word in them may turn the value.
+
+    >>> states("the required sum of digits is"), states("half of it is")
+    (True, False)
+    """
+    return len(text) <= 80 and _STATES.fullmatch(text) is not None and not _TURNS.search(text)
 
 
 def without_lead(text: str) -> str:
@@ -84,10 +110,47 @@ def without_lead(text: str) -> str:
     '204'
     """
     command = _LEADING_TEXT.match(text)
-    if command is not None and _LEAD.fullmatch(command[1].strip() + ("" if command[1].strip()[-1:] in ":=" else " ")):
-        return text[command.end() :].strip() or text
+    if command is not None:
+        said = command[0][command.start(1) - command.start() :].replace("}", "").strip()
+        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or states(said.rstrip(":= ")):
+            return text[command.end() :].strip() or text
     match = _LEAD.match(text)
     return (text[match.end() :].strip() or text) if match else text
+
+
+_SPAN = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_OPENING = re.compile(
+    r"(?:[a-z' -]{1,80}\s(?:is|are|be|equals|get|gets|obtain|have|find|gives?|becomes)(?:\s+that)?"
+    r"|therefore|thus|hence|so|here is [a-z ]{1,40}|[a-z ]{1,30}(?=[:=])|answer)\s*[,:=]?",
+    re.IGNORECASE,
+)
+_CLOSING = re.compile(
+    r"(?:(?:is|as|for) (?:the|our|my) [a-z ]{0,20}(?:answer|solution|result|value|solution set)s?)?(?:,? as (?:required|desired|needed))?",
+    re.IGNORECASE,
+)
+_GUESSED = re.compile(r"\b(?:guess|hope|bound|initial|first|intermediate|step|check|example|assume|suppose|let|where)\w*\b", re.IGNORECASE)
+
+
+def stated(text: str) -> str | None:
+    r"""The one formula of one sentence that states it: `The solution is $x > 2$.`; None when more or less is said.
+
+    >>> stated("Thus the required number is $17$."), stated("It is less than $17$.")
+    ('17', None)
+    """
+    text = text.strip()
+    spans = list(_SPAN.finditer(text)) if len(text) <= 300 else []
+    forms = []
+    if len(spans) == 1:
+        value = next(part for part in spans[0].groups() if part)
+        forms.append((text[: spans[0].start()], value, text[spans[0].end() :]))
+    match = re.fullmatch(r"(.{3,200}\s(?:is|are|equals|be))\s+([-\d$\\(\[].{0,80}?)", text.rstrip("."), re.DOTALL)
+    if match and 1 <= len(spans) <= 3:
+        forms.append((_SPAN.sub("it", match[1]), match[2].strip("$"), ""))
+    for before, value, after in forms:
+        before, after = " ".join(before.split()), after.strip().rstrip(".!").strip()
+        if _OPENING.fullmatch(before) and _CLOSING.fullmatch(after) and not (_TURNS.search(before) or _GUESSED.search(before)):
+            return value.strip()
+    return None
 
 
 _COMMA = re.compile(r"(-?\d{1,20}),(\d{1,20})")
@@ -100,4 +163,6 @@ def pointed(text: str, places: int = 1) -> str | None:
     ('2.74', None, None)
     """
     match = _COMMA.fullmatch(text.strip().strip("$"))
+    if match and len(match[2]) == 3 and match[1].strip("-")[0] != "0" and len(match[1].strip("-")) <= 3:
+        return None  # thousands
     return f"{match[1]}.{match[2]}" if match and match[2].strip("0") and len(match[2]) >= places else None

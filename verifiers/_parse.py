@@ -11,16 +11,17 @@ from functools import lru_cache
 from rlvr.verifiers._atoms import single
 from rlvr.verifiers._blocks import RELATIONS, Blocks
 from rlvr.verifiers._grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
-from rlvr.verifiers._notation import standard, without_lead
-from rlvr.verifiers._quantities import JOINS
+from rlvr.verifiers._notation import standard, stated, without_lead
+from rlvr.verifiers._quantities import JOINS, NAMING
 from rlvr.verifiers._tokens import Token, plain, tokens
 from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, infinite, symbols, walk
-from rlvr.verifiers._units import MULTIPLES, is_letter_unit, is_unit
+from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit
 from rlvr.verifiers._words import choice, lettered, unwrap, words
 
 SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
 INFINITE: Tree = ("const", "oo")
-_JOINED = {"and": "inter", r"\land": "inter", r"\wedge": "inter", "or": "union", r"\lor": "union", r"\vee": "union"}
+_JOINED = {"and": "inter", "und": "inter", "or": "union", "oder": "union"}
+_JOINED |= {r"\land": "inter", r"\wedge": "inter", r"\lor": "union", r"\vee": "union"}
 """What a word between two inequalities about one letter makes of them."""
 
 
@@ -71,7 +72,7 @@ class Parser(Blocks):
                 return False
             if len(name) == 1:
                 return not self.is_letter_unit_here(token)
-            if name.lower() in JOINS or name.lower() in ("mod", "base", "in", "per", "am", "pm") or is_unit(name):
+            if name.lower() in JOINS or name.lower() in ("mod", "base", "in", "per", "am", "pm", "sq", "cu") or is_unit(name):
                 return False
             return name in FUNCTIONS or name in ("sqrt", "pi", "cbrt", "oo") or (len(name) <= 3 and not self.ends_clause(self.peek(1)))
         if token.text == "(" and self.peek(1).text in ("mod", r"\mod", r"\bmod"):
@@ -86,7 +87,9 @@ class Parser(Blocks):
         """A lone letter after a numeral and a space, at the end: `5 m`."""
         after = self.peek(1)
         last = after.kind == "eof" or after.text in (",", "/", "^")
-        return last and token.spaced and self.at > 0 and self.row[self.at - 1].kind == "num" and is_letter_unit(token.text)
+        lettered = any(t.kind == "word" and len(t.text) == 1 for t in self.row[: self.at])  # in pi r^2 h it is one more letter
+        number = self.at > 0 and self.row[self.at - 1].kind == "num"
+        return last and token.spaced and number and not lettered and is_letter_unit(token.text)
 
     def clause(self) -> Tree:
         """A value, or values in a chain of relations."""
@@ -195,6 +198,9 @@ def parse(text: str) -> Tree:
         shown = unwrap(led)
     if not shown:
         raise Unreadable("it is empty")
+    sentence = stated(text) if text.lstrip()[0].isalpha() and ("$" in text or "\\(" in text or "\\[" in text) else None
+    if sentence:
+        return parse(sentence)
     letter = choice(shown)
     if letter is not None:
         return ("choice", letter)
@@ -204,7 +210,7 @@ def parse(text: str) -> Tree:
     try:
         tree = Parser(_named(tokens(shown))).top()
     except Unreadable:
-        said = words(shown, strict=False)
+        said = words(shown, strict=False) or _titled(shown)
         if said is None:
             raise
         return said
@@ -212,6 +218,24 @@ def parse(text: str) -> Tree:
     if nodes > MAX_NODES:
         raise TooBig(f"it has {nodes} parts; at most {MAX_NODES} are judged")
     return tree
+
+
+def _titled(text: str) -> Tree | None:
+    r"""A value with a title that is no expression: `P(\text{red}) = 7/12`, `[ABC] = 6`; None when the title says more than a name."""
+    depth, at = 0, -1
+    for place, sign in enumerate(text[:120]):
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "=" and not depth:
+            at = place
+            break
+    title, value = text[:at].strip(), text[at + 1 :].strip()
+    bare = re.sub(r"_\w|_?\{[^{}]*\}|\([^()]*\)|\[[^\[\]]*\]", " ", re.sub(r"\\[a-zA-Z]+\{", "{", title))
+    named = re.fullmatch(r"[a-zA-Z ]{0,40}", re.sub(r"\\[a-zA-Z]+|'", " ", bare))
+    turned = set(re.findall("[a-z]+", title.lower())) & ((NOT_THINGS | TURNING) - NAMING)
+    if at < 1 or not value or turned or named is None or re.search("[<>;]", title):
+        return None
+    tree = parse(value)
+    return ("rel", ("sym", "title"), "=", *(tree[1:] if tree[0] == "rel" else (tree,)))
 
 
 def _named(row: list[Token]) -> list[Token]:
@@ -227,7 +251,7 @@ def _named(row: list[Token]) -> list[Token]:
                 at and is_letter_unit(name) and (row[at - 1].kind == "num" or row[at - 1].text == "}")
             ):
                 row[at] = Token("cmd", "\\" + name, token.spaced) if name in "RZNQ" else Token("word", name, token.spaced)
-            elif name in ("$", r"\$", ",", ";"):
+            elif name in ("$", r"\$", ",", ";", "."):
                 row[at] = Token("op", name[-1], token.spaced)
             elif re.fullmatch(r"[\d.,]*\d", name):
                 row[at] = tokens(name)[0]

@@ -49,7 +49,7 @@ class Policy:
     case: bool = False
     """Whether capitals count in words."""
     tolerance: float = 1e-3
-    """How far, relatively, an exact answer may lie from a gold decimal that it rounds to; a longer decimal, a fifth of it."""
+    """How far, relatively, an answer may lie from a gold decimal that it rounds to; a longer decimal, from one of few digits, a fifth."""
     places: int = 3
     """Significant digits from which on a gold decimal counts as rounded; one with fewer is exact."""
     rounded: int = 6

@@ -10,7 +10,7 @@ from rlvr.verifiers._tokens import Token
 from rlvr.verifiers._tree import Tree, Unreadable
 from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit, measure
 
-JOINS = frozenset(("and", "or"))
+JOINS = frozenset(("and", "or", "und", "oder"))
 NAMING = frozenset(["a", "the", "of", "in", "for", "is", "by", "below", "above", "under", "off", "with", "without", "from", "between"])
 """Words that say nothing of a thing that is counted, but may stand in the name of a value: `the distance from A = 5`."""
 

@@ -11,6 +11,7 @@ from rlvr.verifiers._scalars import Bench, Judged
 from rlvr.verifiers._tree import Tree, Unreadable, infinite, show, symbols
 
 MINUS: Tree = ("neg", ("const", "oo"))
+ZERO: Tree = ("num", 0, 1)
 PLUS: Tree = ("const", "oo")
 FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
@@ -147,6 +148,14 @@ def _relation(args: tuple[Any, ...]) -> Spans:
         return _region(values[1])
     if len(values) == 2 and values[0][0] == "fun" and values[0][1] == "abs" and signs[0] in ("<", "<=", ">", ">="):
         return _absolute(values[0][2], signs[0], values[1])
+    insides = [value[2] if value[0] == "fun" and value[1] == "abs" and value[2][0] == "sym" else value for value in values]
+    if insides != values:  # `1 <= |x| <= 2`: what it says of a letter that is not negative, and its mirror image
+        parts = both(
+            _relation(tuple(insides[k // 2] if k % 2 == 0 else sign for k, sign in enumerate(args))),
+            [(End.of(ZERO, True), End.of(PLUS, False))],
+        )
+        mirrored = [(End.of(("neg", hi.tree), hi.closed), End.of(("neg", lo.tree), lo.closed)) for lo, hi in parts]
+        return merged(parts + mirrored)
     letters = [place for place, value in enumerate(values) if value[0] == "sym"]
     if len(letters) != 1 or any(symbols(value) for place, value in enumerate(values) if place != letters[0]):
         raise Unreadable("it is not solved for one letter")

@@ -27,11 +27,13 @@ def name_of(tree: Tree) -> str:
         return tree[1][1] if tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
     if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
         return tree[1][1][1] + "^-1"
+    if tree[0] == "pow" and tree[1][0] == "sym" and tree[1][1].isupper() and tree[2] in (("neg", ("num", 1, 1)), ("sym", "T")):
+        return f"{tree[1][1]}^{show(tree[2])}"
     if tree[0] == "fun" and tree[1] == "abs":
         inner = name_of(tree[2])
         return inner and f"|{inner}|"
     if tree[0] == "div" and tree[1][0] == tree[2][0] == "mul" and tree[1][1] == tree[2][1] == ("sym", "d"):
-        return "d/d"
+        return f"{tree[1][-1][1]}'"
     if tree[0] == "tuple" and all(arg[0] == "sym" for arg in tree[1:]):
         return "(" + ",".join(arg[1] for arg in tree[1:]) + ")"
     return ""
@@ -134,6 +136,8 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
                 )
             return judge_region(want, have, bench)
         if list(signs) == ["in"]:
+            if gold[3][0] == "tuple" and len(gold[3]) == 3 and gold[1][0] == "sym":
+                return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")
             return judge(gold[3], answer, bench)
         return _inequality(gold, answer, bench)
     name, value = named(gold)

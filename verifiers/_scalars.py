@@ -19,6 +19,7 @@ PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
 """Functions for which agreement at sample points says little: there only a proof counts."""
 VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", "n", "theta"))
 """Letters that something is integrated over: beside one of them an added C is a constant, elsewhere it is a letter."""
+RAISED = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu"))
 PERCENTS = frozenset(("percent", "percentage", "pct"))
 Algebra = Callable[[Tree, Tree], bool | None]
 
@@ -173,7 +174,7 @@ def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> 
 def _same_thing(one: str, other: str) -> bool:
     """Whether two counted things may be the same: the words of one are among the words of the other."""
     a, b = ({word.rstrip("s") for word in label.lower().split()} for label in (one, other))
-    if "per" in a ^ b or "/" in one + other or any(is_unit(word) for word in a ^ b):
+    if (a ^ b) & RAISED or "per" in a ^ b or "/" in one + other or any(is_unit(word) for word in a ^ b):
         return False
     return a <= b or b <= a
 
@@ -265,7 +266,8 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     gap = abs(x - y)
     if of_gold is not None and of_gold[0] >= policy.places and (of_answer is None or of_answer[1] > of_gold[1]):
         half = _place(of_gold[1]) / 2
-        if gap <= half and gap <= policy.tolerance / (1 if of_answer is None else 5) * abs(y):
+        near = of_answer is None or of_gold[0] > policy.places  # three digits may be all there is: 1.25 is not 1.251
+        if gap <= half and gap <= policy.tolerance / (1 if near else 5) * abs(y):
             return f"{show(answer)} rounds to {show(gold)}"
     whole = exact_or_none(gold)
     if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):

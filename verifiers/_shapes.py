@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from rlvr.verifiers._relations import named
-from rlvr.verifiers._tree import Tree, walk
+from collections.abc import Callable, Sequence
 
+from rlvr.verifiers._relations import named
+from rlvr.verifiers._tree import Tree, has, symbols, walk
+
+FIELDS = (("const", "Z"), ("const", "N"))
 OPTIONS = frozenset("ABCDEFGHIJ")
+AXES = ("ell_vi", "ell_vj", "ell_vk")
+"""The unit vectors, as `_notation` names them."""
 
 
 def grouped(tree: Tree) -> Tree:
@@ -34,3 +39,112 @@ def options(gold: Tree, answer: Tree) -> Tree:
         return answer
     letters = [node for node in walk(answer) if node[0] != "mul"]
     return ("list", *letters) if all(node[0] == "sym" and node[1] in OPTIONS for node in letters) else answer
+
+
+def renamed(tree: Tree, old: str, new: str) -> Tree:
+    """The tree with another letter for one of its letters."""
+    if tree == ("sym", old):
+        return ("sym", new)
+    return tuple(renamed(arg, old, new) if isinstance(arg, tuple) else arg for arg in tree)
+
+
+def _family(tree: Tree) -> tuple[Tree, str, Tree | None]:
+    """The values of a family, its parameter, and where that runs: `pi k, k in Z`; no parameter for anything else."""
+    last = tree[-1] if tree[0] == "list" and len(tree) > 2 else None
+    if last is None or last[0] != "rel" or last[2] != "in" or last[1][0] != "sym" or last[3] not in FIELDS:
+        return tree, "", None
+    values: Tree = tree[1] if len(tree) == 3 else tree[:-1]
+    return (values, last[1][1], last[3]) if last[1][1] in symbols(values) else (tree, "", None)
+
+
+def families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+    """Two families of values over the whole numbers, as their values in one letter; the letter is as good as any other."""
+    golds, letter, field = _family(gold)
+    answers, mine, my_field = _family(answer)
+    if not (letter or mine) or (letter and mine and field != my_field) or (not mine and letter not in symbols(answer)):
+        return gold, answer
+    if mine and mine not in symbols(golds):
+        free = sorted(symbols(golds) - symbols(answers)) if not letter else [letter]
+        if len(free) != 1 or free[0] in symbols(answers):
+            return gold, answer
+        answers = renamed(answers, mine, free[0])
+    return golds, answers
+
+
+def combinations(tree: Tree) -> Tree:
+    """`C(10, 3)` as a binomial coefficient, wherever a value is expected."""
+    parts = [combinations(arg) if isinstance(arg, tuple) else arg for arg in tree]
+    if tree[0] == "mul":
+        for at in range(len(parts) - 1):
+            if parts[at] == ("sym", "C") and isinstance(parts[at + 1], tuple) and parts[at + 1][0] == "tuple" and len(parts[at + 1]) == 3:
+                parts[at : at + 2] = [("binom", *parts[at + 1][1:])]
+                return parts[1] if len(parts) == 2 else tuple(parts)
+    return tuple(parts)
+
+
+def vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+    r"""Sums of unit vectors as tuples of their components: `2\\mathbf{i} - \\mathbf{k}` is (2, 0, -1)."""
+    used = (symbols(gold) | symbols(answer)).intersection(AXES)
+    if not used:
+        return gold, answer
+    other = gold if not symbols(gold).intersection(AXES) else answer
+    size = len(other) - 1 if other[0] == "tuple" else len(other[1]) if other[0] == "matrix" else 2 + (AXES[2] in used)
+    return _components(gold, size), _components(answer, size)
+
+
+def _components(tree: Tree, size: int) -> Tree:
+    if tree[0] == "rel" and tree[2] == "=" and not symbols(tree[1]).intersection(AXES):
+        tree = tree[-1]
+    if size not in (2, 3) or not symbols(tree).intersection(AXES):
+        return tree
+    point = [_at(tree, axis) for axis in AXES[:size]]
+    return ("tuple", *point) if all(symbols(part).isdisjoint(AXES) for part in point) else tree
+
+
+def _at(tree: Tree, axis: str) -> Tree:
+    """The factor of one unit vector in a sum of products."""
+    if tree[0] == "add":
+        return ("add", *(_at(arg, axis) for arg in tree[1:]))
+    if tree[0] == "neg":
+        return ("neg", _at(tree[1], axis))
+    if tree[0] == "sym" and tree[1] in AXES:
+        return ("num", int(tree[1] == axis), 1)
+    if tree[0] == "mul":
+        held = [arg for arg in tree[1:] if symbols(arg).intersection(AXES)]
+        if len(held) == 1:
+            return ("mul", *(_at(arg, axis) if arg is held[0] else arg for arg in tree[1:]))
+    if tree[0] == "div" and symbols(tree[2]).isdisjoint(AXES):
+        return ("div", _at(tree[1], axis), tree[2])
+    return tree
+
+
+def column(members: Sequence[Tree]) -> Tree:
+    """A matrix of one column."""
+    return ("matrix", tuple((member,) for member in members))
+
+
+def matrices(tree: Tree) -> Tree:
+    r"""Sums and multiples of matrices as one matrix: `\\frac{1}{2} \\begin{pmatrix} 1 & 3 \\end{pmatrix}` is (1/2, 3/2)."""
+    if tree[0] not in ("add", "mul", "neg", "div") or not has(tree, "matrix", "tuple"):
+        return tree
+    parts = [matrices(arg) for arg in tree[1:]]
+    grids = [part for part in parts if part[0] == "matrix" or (part[0] == "tuple" and len(parts) == 2 and not symbols(parts[0]))]
+    if tree[0] in ("neg", "div") and parts[0] in grids and len(grids) == 1:
+        return _each(parts[0], lambda cell: (tree[0], cell, *parts[1:]))
+    if tree[0] == "mul" and len(grids) == 1:
+        factors = [part for part in parts if part is not grids[0]]
+        return _each(grids[0], lambda cell: ("mul", *factors, cell))
+    if tree[0] == "add" and len(grids) == len(parts) and len({_size(grid) for grid in grids}) == 1 and grids[0][0] == "matrix":
+        rows = zip(*(grid[1] for grid in grids), strict=True)
+        return ("matrix", tuple(tuple(("add", *cells) for cells in zip(*row, strict=True)) for row in rows))
+    return tree
+
+
+def _size(grid: Tree) -> tuple[int, int]:
+    return (len(grid[1]), len(grid[1][0])) if grid[0] == "matrix" else (0, len(grid))
+
+
+def _each(grid: Tree, change: Callable[[Tree], Tree]) -> Tree:
+    if grid[0] == "tuple":
+        return ("tuple", *(change(cell) for cell in grid[1:]))
+    return ("matrix", tuple(tuple(change(cell) for cell in row) for row in grid[1]))

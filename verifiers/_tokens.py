@@ -79,7 +79,7 @@ def plain(text: str) -> str:
     return "".join(out)
 
 
-_TEXT = r"text(?:normal|up|bf|it|rm|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|cal|bb)|operatorname|emph|boldsymbol"
+_TEXT = r"text(?:normal|up|bf|it|rm|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|tt|cal|bb)|operatorname|emph|boldsymbol"
 _SCAN = re.compile(
     r"""
     (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it

@@ -124,7 +124,9 @@ def _part(text: str) -> Measure | None:
         if name in ("squared", "cubed"):
             raised = 2 if name == "squared" else 3
             continue
-        if (name in NOT_THINGS and not (name == "in" and (power or len(words) == 1))) or (power and not re.fullmatch(r"-?\d", power)):
+        if (name in NOT_THINGS and not (name == "in" and (power or raised > 1 or len(words) == 1))) or (
+            power and not re.fullmatch(r"-?\d", power)
+        ):
             return None
         if name in MULTIPLES:
             factor *= MULTIPLES[name]

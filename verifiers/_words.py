@@ -83,6 +83,8 @@ _SAME = {
     "all reals": "all real numbers",
     "all real": "all real numbers",
 }
+_INFINITE: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
+_INFINITE |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
 )
@@ -180,6 +182,8 @@ def words(text: str, *, strict: bool) -> Tree | None:
         return None
     runs = re.findall(r"[a-zA-ZÀ-ɏ]+", shown)
     low = shown.lower()
+    if low in _INFINITE:
+        return _INFINITE[low]
     if low in _NUMBERS:
         return ("num", _NUMBERS.index(low), 1)
     if low in _SAME.values() or low in _SAME:
@@ -187,7 +191,7 @@ def words(text: str, *, strict: bool) -> Tree | None:
     if strict:
         if any(c.isdigit() for c in shown) or any(run.lower() in _MATHS for run in runs):
             return None
-        if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or "," in shown:
+        if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or ("," in shown and runs[0].lower() not in ("yes", "no", "true", "false")):
             return None
         if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and shown[1:].islower())):
             return None
