@@ -228,6 +228,8 @@ def _final_line(text: str) -> Found:
         end = text.find("\n", mark.end())
         end = min(end if end >= 0 else len(text), after.start() if after else len(text))
         line = _bare(text[mark.end() : end])
+        if line.startswith("}") and "{" in text[max(0, mark.start() - 30) : mark.end()]:
+            line = _bare(line[1:])  # the words stood in a text command
         if not line and not (after and after.start() == end):  # the value stands on a line of its own
             line = next((_bare(row) for row in text[mark.end() : mark.end() + 400].splitlines() if _bare(row)), "")
         if line in ("$$", "\\["):  # a displayed formula
