@@ -211,37 +211,44 @@ def laborious(count: int) -> list[tuple[str, str]]:
 
 
 def killed(count: int) -> dict[str, Any]:
-    """A batch that keeps the workers busy, undisturbed and under fire: a shot every third of a second, at a worker that works."""
+    """A batch that keeps the workers busy, undisturbed and under fire: shots at workers that work, one answer apart at least."""
     rng = random.Random(8)
     known = rows()
-    pairs = [(row["reference"], row["answer"]) for row in rng.choices(known, k=count // 2)] + laborious(count - count // 2)
+    pairs = [(row["reference"], row["answer"]) for row in rng.choices(known, k=count - count // 4)] + laborious(count // 4)
     rng.shuffle(pairs)
     with Symbolic(workers=2) as verifier, ThreadPoolExecutor(4) as threads:
         calm = list(threads.map(lambda pair: ask(verifier, *pair).score, pairs))
-    shots = idle = 0
+    shots, answered = 0, 0
     done = threading.Event()
+
+    def shoot(target: Symbolic) -> None:
+        nonlocal shots
+        seen = 0
+        while not done.wait(0.1):
+            pids = target.pool.pids()
+            before = {pid: spent(pid) for pid in pids}
+            time.sleep(0.05)
+            working = [pid for pid in pids if spent(pid) > before[pid]]
+            if working and answered > seen:  # faster than anybody can answer, and a dead pool would be all there is to see
+                seen = answered
+                os.kill(rng.choice(working), signal.SIGKILL)
+                shots += 1
+
+    def under_fire(pair: tuple[str, str]) -> float | None:
+        nonlocal answered
+        score = ask(target, *pair).score
+        answered += 1
+        return score
+
     with Symbolic(workers=2) as target, ThreadPoolExecutor(4) as threads:
-
-        def shoot() -> None:
-            nonlocal shots, idle
-            while not done.wait(0.33):
-                pids = target.pool.pids()
-                before = {pid: spent(pid) for pid in pids}
-                time.sleep(0.02)
-                working = [pid for pid in pids if spent(pid) > before[pid]]
-                idle += not working
-                for pid in working[:1]:
-                    os.kill(pid, signal.SIGKILL)
-                    shots += 1
-
-        shooter = threading.Thread(target=shoot)
+        shooter = threading.Thread(target=shoot, args=[target])
         shooter.start()
-        fired = list(threads.map(lambda pair: ask(target, *pair).score, pairs))
+        fired = list(threads.map(under_fire, pairs))
         done.set()
         shooter.join()
     different = sum(a != b for a, b in zip(calm, fired, strict=True))
     paid = sum(score == 1.0 for score in calm)
-    return {"batch": len(pairs), "paid": paid, "killed_at_work": shots, "found_none_at_work": idle, "verdicts_that_differ": different}
+    return {"batch": len(pairs), "paid": paid, "killed_at_work": shots, "verdicts_that_differ": different}
 
 
 def spent(pid: int) -> int:

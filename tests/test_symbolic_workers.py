@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import multiprocessing as mp
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,9 @@ from rlvr.verifiers._parse import parse
 from rlvr.verifiers._workers import Lost, Overrun, Pool
 from rlvr.verifiers.symbolic import Symbolic
 
-# only a proof counts for absolute values, so these pairs reach the workers
-PAIRS = [(f"|x-{n}|", f"|{n}-x|") for n in range(2, 26)]
-PAIRS += [(f"|x-{n}|", f"|x+{n}|") for n in range(2, 12)]
+# only a proof counts for absolute values, so these pairs reach the workers; the wrong ones part where no sample point lies
+PAIRS = [(f"|x-{n}|", f"|{n}-x|") for n in range(2, 42)]
+PAIRS += [(f"|x-{n}|", f"{n}-x") for n in range(1000, 1004)]
 SLOW = parse(r"|(\sin x+\cos x+\tan x+\cot x+\sec x+1)^{12}+\sqrt{1+\sin^2 x}|")
 
 
@@ -60,28 +61,28 @@ def test_killing_workers_changes_no_verdict() -> None:
     with Symbolic() as verifier:
         undisturbed = scores(verifier)
     assert 0.0 in undisturbed and 1.0 in undisturbed
-    with Symbolic(workers=2) as verifier:
-        done = threading.Event()
+    with Symbolic(workers=2) as verifier, concurrent.futures.ThreadPoolExecutor(4) as threads:
         kills = 0
+        for start in range(0, len(PAIRS), 11):
+            some = threads.map(lambda pair: ask(verifier, *pair).score, PAIRS[start : start + 11])
+            for pid in verifier.pool.pids():  # both, while they are asked
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+            assert list(some) == undisturbed[start : start + 11]
+        assert kills >= 4
 
-        def shoot() -> None:
-            nonlocal kills
-            while not done.wait(0.3) and kills < 6:
-                for pid in verifier.pool.pids():
-                    os.kill(pid, signal.SIGKILL)
-                    kills += 1
 
-        shooter = threading.Thread(target=shoot)
-        shooter.start()
-        try:
-            rounds = []
-            while kills < 2:
-                rounds.append(scores(verifier))
-                verifier._cache.clear()
-        finally:
-            done.set()
-            shooter.join()
-        assert rounds and all(each == undisturbed for each in rounds)
+def test_a_spawned_process_gets_a_verifier_with_workers_of_its_own() -> None:
+    with (
+        Symbolic(policy={"units": "required"}) as verifier,
+        concurrent.futures.ProcessPoolExecutor(1, mp.get_context("spawn")) as processes,
+    ):
+        assert ask(verifier, *PAIRS[0]).score == 1.0
+        tasks = [Task("t", user("?"), reference=gold) for gold, _ in (*PAIRS[:2], ("5 cm", "5"))]
+        answers = [*(answer for _, answer in PAIRS[:2]), "5"]
+        there = list(processes.map(verifier.verify, tasks, answers))
+        assert [verdict.score for verdict in there] == [1.0, 1.0, 0.0]
+        assert there[2].detail == {"policy": {"units": "required"}}
 
 
 def test_too_much_algebra_is_the_answers_fault_and_the_next_question_is_answered(pool: Pool) -> None:

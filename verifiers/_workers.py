@@ -25,7 +25,7 @@ from typing import IO, Any
 from rlvr.verifiers._tree import Tree
 
 MAIN = Path(__file__).with_name("_worker_main.py")
-RETRIES = 5
+RETRIES = 8
 PATIENCE = 20.0
 """Wall-clock seconds per attempt, as a multiple of the CPU budget: only a machine that stands still runs into it."""
 WINDOWS = 40

@@ -14,6 +14,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rlvr.answers import CHANNELS, Found, find
@@ -79,12 +80,18 @@ class Symbolic(Verifier):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
         if not isinstance(cpu_s, int | float) or isinstance(cpu_s, bool) or not 0 < cpu_s <= 60:
             raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number of seconds from 0 to 60")
+        self._settings: dict[str, Any] = {"channel": channel, "policy": policy, "workers": workers}
+        self._settings |= {"cpu_s": cpu_s, "memory_mb": memory_mb, "cache": cache}
         self.channel = _channel(channel)
         self.policy = Policy().over(policy)
         self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
         self._cache: OrderedDict[tuple[Any, ...], Verdict] = OrderedDict()
         self._size = cache
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets a verifier with the same settings, and workers of its own."""
+        return partial(type(self), **self._settings), ()
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Judge the answer that a text declares."""
@@ -97,7 +104,7 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"the answer is {type(answer).__name__}, not text")
         gold = _reference(task.reference)
         if gold is None:
-            return _broken(repr(task.reference), "a reference is text, or a finite number")
+            return _broken(repr(task.reference), "a reference is a text (in quotes, if it starts with a bracket) or a finite number")
         wrong = self._kept(("gold", gold, policy), lambda: self.lint(gold, policy))
         if not wrong.scored:
             return wrong
