@@ -1,0 +1,225 @@
+"""HTTP with one deadline for a whole exchange, for samplers that ask an endpoint.
+
+A timeout for each read, which is what the usual clients have, lets a server that sends a byte a second hold a run for ever.
+Here connecting, sending and every read count against one point in time. The key goes into one header and nowhere else:
+whatever a server says is cleaned of it before it becomes a message.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from rlvr.errors import ConfigError, SamplerError
+
+MOST_BYTES = 1 << 26
+"""A longer answer is nobody's answer."""
+SHOWN = 300
+"""How much of what a server said is shown in a message."""
+
+
+class NoReply(SamplerError):
+    """Nobody answered, or what came was no HTTP, or it did not come in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a server answered.
+
+    >>> Reply(200, {}, b'{"ok": true}').json()
+    {'ok': True}
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in small letters."""
+    body: bytes
+
+    def json(self) -> Any:
+        """The body, which must be JSON."""
+        return json.loads(self.body)
+
+
+class Http:
+    """Connections to one place, kept open and shared by any number of threads.
+
+    >>> Http("http://localhost:8000").ask("GET", "/health", until=time.monotonic() + 5).status      # doctest: +SKIP
+    200
+    """
+
+    def __init__(self, url: str, *, key_variable: str = "") -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{cleaned(url)!r} is no URL of a server; write for example http://localhost:8000")
+        if parts.username or parts.password or parts.query:
+            raise ConfigError("a URL with a user, a password or a query in it ends up in logs; put the key into an environment variable")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self.path = parts.path.rstrip("/")
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._key_variable = key_variable
+        self._idle: list[http.client.HTTPConnection] = []
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._lock = threading.Lock()
+
+    def ask(self, method: str, path: str, body: Any = None, *, until: float) -> Reply:
+        """One exchange, over before `until` (on the monotonic clock) or NoReply."""
+        sent = None if body is None else json.dumps(body).encode()
+        while True:
+            connection, used = self._taken()
+            try:
+                reply = self._exchange(connection, method, self.path + path, sent, until)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self._dropped(connection)
+                early = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError)
+                if used and early and time.monotonic() < until:
+                    continue  # the server had closed a connection that was kept open; nothing was asked yet
+                raise NoReply(self._told(error, until)) from None  # the chain could hold headers
+            self._returned(connection)
+            return reply
+
+    def abort(self) -> None:
+        """Break every exchange that is going on: the threads that wait for them go on at once, with NoReply."""
+        with self._lock:
+            for connection in self._busy:
+                if connection.sock is not None:
+                    _shut(connection.sock)
+            while self._idle:
+                self._idle.pop().close()
+
+    close = abort
+
+    def told(self, reply: Reply) -> str:
+        """A reply that is no success, in words: its status and the beginning of what it says, without the key."""
+        try:
+            said = reply.json()
+            said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
+            said = said.get("message", said) if isinstance(said, dict) else said
+        except ValueError:
+            said = reply.body.decode("utf-8", "replace")
+        return f"{self.url} answered {reply.status}: {self._without_key(' '.join(str(said).split()))[:SHOWN] or 'nothing'}"
+
+    def _exchange(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, until: float) -> Reply:
+        held: Any = connection  # its socket is one of ours
+        held.timeout = _left(until)
+        if held.sock is None:
+            held.connect()
+            held.sock = _Timed(held.sock)
+        held.sock.until = until
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key := self._key():
+            headers["Authorization"] = f"Bearer {key}"
+        connection.request(method, path, body=body, headers=headers)
+        answer = connection.getresponse()
+        content = answer.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise http.client.HTTPException(f"an answer of more than {MOST_BYTES} bytes")
+        if not answer.isclosed():
+            answer.close()
+        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
+
+    def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
+        with self._lock:
+            used = bool(self._idle)
+            connection = self._idle.pop() if used else self._new()
+            self._busy.add(connection)
+        return connection, used
+
+    def _new(self) -> http.client.HTTPConnection:
+        if self._secure:
+            return http.client.HTTPSConnection(self._host, self._port, context=ssl.create_default_context())
+        return http.client.HTTPConnection(self._host, self._port)
+
+    def _returned(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            if connection.sock is not None:
+                self._idle.append(connection)
+
+    def _dropped(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+
+    def _key(self) -> str:
+        return os.environ.get(self._key_variable, "") if self._key_variable else ""
+
+    def _without_key(self, text: str) -> str:
+        key = self._key()
+        return text.replace(key, "[key]") if key else text
+
+    def _told(self, error: Exception, until: float) -> str:
+        if isinstance(error, TimeoutError) or time.monotonic() >= until:
+            return f"{self.url} did not answer in time"
+        if isinstance(error, ConnectionRefusedError):
+            return f"nothing listens at {self.url} (connection refused)"
+        if isinstance(error, http.client.HTTPException | ValueError):
+            said = self._without_key(" ".join(str(error).split()))[:SHOWN]
+            return f"{self.url} closed the connection or sent what is no HTTP ({type(error).__name__}: {said})"
+        return f"{self.url} cannot be reached or broke off ({type(error).__name__}: {self._without_key(str(error))[:SHOWN]})"
+
+
+class _Timed:
+    """A socket whose every operation ends at one point in time."""
+
+    def __init__(self, sock: Any) -> None:
+        self.sock, self.until = sock, 0.0
+
+    def sendall(self, data: Any) -> None:
+        self.sock.settimeout(_left(self.until))
+        self.sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Reader(self))
+
+    def shutdown(self, how: int) -> None:
+        self.sock.shutdown(how)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class _Reader(io.RawIOBase):
+    """What http.client reads from: the timed socket as a file."""
+
+    def __init__(self, timed: _Timed) -> None:
+        self.timed = timed
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.timed.sock.settimeout(_left(self.timed.until))
+        return int(self.timed.sock.recv_into(buffer))
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline is past")
+    return left
+
+
+def _shut(sock: Any) -> None:
+    with suppress(OSError):  # it may be gone already
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def cleaned(url: str) -> str:
+    """A URL as it may be shown: without what stands before an @ or behind a ?.
+
+    >>> cleaned("https://me:secret@host/v1?key=1")
+    'https://host/v1'
+    """
+    scheme, mark, rest = url.partition("://")
+    return scheme + mark + rest.split("@")[-1].split("?")[0] if mark else url.split("?")[0]

@@ -1,0 +1,208 @@
+"""Ask any OpenAI-compatible endpoint: text for evaluation, token ids where it gives them.
+
+{name: openai, url: "https://api.openai.com/v1", model: gpt-4.1-mini}              conversations in, text out
+{name: openai, url: "http://localhost:8000/v1", model: tiny, tokenizer: DIR}       token ids in and out, with log-probabilities
+
+The key is read from the environment (OPENAI_API_KEY, or the variable that `key_variable` names) at every request and is written
+nowhere. What is too busy (408, 409, 429, 5xx, no answer) is asked again, later and later and not in step; `Retry-After` is obeyed.
+An answer that cannot be had within the deadline is a failed episode; a request that is refused for good stops the run.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
+from rlvr.errors import ConfigError, SamplerError
+from rlvr.samplers._http import Http, NoReply, Reply
+from rlvr.tokenizers import EOS, POLICY, USER
+
+BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+
+
+class OpenAISampler(Sampler):
+    """Sends each request to an endpoint, some at a time.
+
+    >>> OpenAISampler(url="http://localhost:8000/v1", model="tiny").concurrency
+    16
+    """
+
+    policy_form = "openai:URL#MODEL"
+
+    @classmethod
+    def policy_settings(cls, rest: str) -> dict[str, Any]:
+        """`openai:URL#MODEL`, as in openai:http://localhost:8000/v1#tiny."""
+        url, mark, model = rest.partition("#")
+        if not mark or not model:
+            raise ConfigError("the policy openai: names no model; write openai:URL#MODEL, as in openai:http://localhost:8000/v1#tiny")
+        return {"url": url, "model": model}
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        tokenizer: str | None = None,
+        key_variable: str = "OPENAI_API_KEY",
+        concurrency: int = 16,
+        retries: int = 6,
+        attempt_s: float = 120.0,
+        deadline_s: float = 600.0,
+    ) -> None:
+        for name, value in {"concurrency": concurrency, "attempt_s": attempt_s, "deadline_s": deadline_s, "retries": retries + 1}.items():
+            if not value > 0:
+                raise ConfigError(f"{name} is {value}; it must be above 0")
+        self.http, self.model, self.tokenizer = Http(url, key_variable=key_variable), model, tokenizer
+        self.concurrency, self.retries, self.attempt_s, self.deadline_s = concurrency, retries, attempt_s, deadline_s
+        self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
+        self._words: Tokenizer | None = None
+        self._limit = "max_tokens"
+        self._closed = threading.Event()
+
+    def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
+        """How text is written as tokens, where the endpoint gives text."""
+        self._words = tokenizer
+
+    def load(self, model: Any, version: int) -> None:
+        """An endpoint keeps its own weights."""
+        raise ConfigError("the sampler openai cannot take new weights, so it cannot train; use vllm (placement: server) or hf")
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        """Each completion as it arrives."""
+        asked: dict[Future[Completion], int] = {}
+        try:
+            for index, request in enumerate(requests):
+                asked[self._pool.submit(self._complete, request, sampling)] = index
+            for future in as_completed(asked):
+                yield asked[future], future.result()
+        finally:
+            for future in asked:
+                future.cancel()
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.http.close()
+
+    def _complete(self, request: Request, sampling: Sampling) -> Completion:
+        try:
+            if self.tokenizer is not None:
+                return self._tokens(request, sampling)
+            return self._text(request, sampling)
+        except NoReply as error:
+            return Completion([], [], "error", str(error))
+
+    def _text(self, request: Request, sampling: Sampling) -> Completion:
+        """A conversation in, text out; the text is written as tokens of ours, of which only the text counts."""
+        if self._words is None or request.task is None:
+            raise SamplerError("the sampler openai was asked before it was bound to an environment, or without a task")
+        body = {"messages": conversation(request, self._words)} | self._sampling(request, sampling)
+        reply = self._asked("/chat/completions", body)
+        try:
+            choice = reply.json()["choices"][0]
+            text, reason = choice["message"].get("content") or "", str(choice["finish_reason"])
+            tokens = [*self._words.encode(text), self._words.eos_id]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise NoReply(f"{self.http.told(reply)}; that is no chat completion ({type(error).__name__})") from None
+        if reason == "length" and len(tokens) <= request.max_tokens:
+            return Completion(
+                [], [], "error", f"the endpoint used up {request.max_tokens} tokens on what is not in its answer; give it more"
+            )
+        if len(tokens) > request.max_tokens:
+            return Completion(tokens[: request.max_tokens], [0.0] * request.max_tokens, "length")
+        return Completion(tokens, [0.0] * len(tokens), "stop")
+
+    def _tokens(self, request: Request, sampling: Sampling) -> Completion:
+        """Ids in, ids out."""
+        body = {"prompt": list(request.prompt), "logprobs": 0, "return_token_ids": True, "stop_token_ids": sorted(sampling.stop_ids)}
+        reply = self._asked("/completions", body | {"ignore_eos": True} | self._sampling(request, sampling))
+        try:
+            choice = reply.json()["choices"][0]
+            logprobs = [min(float(logprob), 0.0) for logprob in choice["logprobs"]["token_logprobs"]]
+            tokens, reason = choice.get("token_ids"), str(choice["finish_reason"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise NoReply(f"{self.http.told(reply)}; that is no completion with log-probabilities ({type(error).__name__})") from None
+        if not isinstance(tokens, list):
+            raise ConfigError(f"{self.http.url} gives no token ids back; leave the tokenizer out to evaluate it by its text")
+        if reason not in ("stop", "length") or len(tokens) != len(logprobs) or not tokens:
+            return Completion([], [], "error", f"the endpoint ended an answer by {reason!r} with {len(tokens)} tokens")
+        return Completion([int(token) for token in tokens], logprobs, "stop" if reason == "stop" else "length")
+
+    def _sampling(self, request: Request, sampling: Sampling) -> dict[str, Any]:
+        settings: dict[str, Any] = {"model": self.model, "temperature": sampling.temperature, "seed": request.seed, "n": 1}
+        settings |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
+        settings |= {"top_k": sampling.top_k} if sampling.top_k else {}
+        return settings | {self._limit: request.max_tokens}
+
+    def _asked(self, path: str, body: dict[str, Any]) -> Reply:
+        """The reply, asked for again while the endpoint is busy; NoReply once there is no time or no attempt left."""
+        until, told, attempt = time.monotonic() + self.deadline_s, "", 0
+        for attempt in range(self.retries + 1):
+            reply: Reply | None = None
+            try:
+                reply = self.http.ask("POST", path, body, until=min(until, time.monotonic() + self.attempt_s))
+            except NoReply as error:
+                told = str(error)
+            if reply is not None:
+                if reply.status == 200:
+                    return reply
+                told = self.http.told(reply)
+                if reply.status == 400 and self._limit in body and "max_completion_tokens" in told:
+                    self._limit = "max_completion_tokens"  # the name that newer models insist on
+                    body[self._limit] = body.pop("max_tokens")
+                    continue
+                if reply.status not in BUSY:
+                    raise ConfigError(refused(reply, told, self.model))
+            pause = patience(reply, attempt)
+            if attempt == self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
+                break
+        raise NoReply(f"no answer after {attempt + 1} attempts: {told}")
+
+
+def patience(reply: Reply | None, attempt: int) -> float:
+    """How long to wait before asking again: as long as the endpoint says, or twice as long each time, with chance in it."""
+    said = (reply.headers.get("retry-after", "") if reply else "").strip()
+    if said.replace(".", "", 1).isdigit():
+        return float(said)
+    if said:
+        try:
+            return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+        except ValueError:
+            pass  # not a date either
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
+
+
+def refused(reply: Reply, told: str, model: str) -> str:
+    """What to do about a refusal that asking again will not change."""
+    if reply.status in (401, 403):
+        return f"{told}; set the key in the environment variable OPENAI_API_KEY, or name another one with key_variable"
+    if reply.status == 404:
+        return f"{told}; does the URL end where /chat/completions follows (often in /v1), and is the model called {model!r} there?"
+    return told
+
+
+def conversation(request: Request, words: Tokenizer) -> list[dict[str, str]]:
+    """The messages so far: the task's own, and then what was said in turn, read back from the marks of the tokenizer of text."""
+    assert request.task is not None
+    messages = [dict(message) for message in request.task.prompt]
+    later = list(request.prompt[len(words.render(request.task.prompt)) :])
+    role, said = "assistant", list[int]()
+    for token in later:
+        if token in (USER, POLICY, EOS):
+            if said or (role == "assistant" and token == EOS):
+                messages.append({"role": role, "content": words.decode(said)})
+            role, said = ("user" if token == USER else "assistant"), []
+        else:
+            said.append(token)
+    return [{"role": str(message["role"]), "content": str(message["content"])} for message in messages]
+
+
+make = OpenAISampler
