@@ -8,7 +8,7 @@ from typing import Any
 from rlvr.verifiers._exact import exact
 from rlvr.verifiers._plusminus import spread
 from rlvr.verifiers._regions import judge_region, region
-from rlvr.verifiers._relations import judge_relation, named, settled
+from rlvr.verifiers._relations import judge_relation, name_of, named, settled
 from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
 from rlvr.verifiers._shapes import column, combinations, families, grouped, matrices, options, vectors
 from rlvr.verifiers._tree import TooBig, Tree, has, say, show, symbols
@@ -112,6 +112,9 @@ def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         if len(gold) == 2:
             return _judge(gold[1], value, bench) if gold[0] == "list" or not strict else Judged(False, f"{say(value)} is not {say(gold)}")
         return Judged(False, f"parsed as {say(value)}; the gold is {say(gold)}")
+    letters, mine = ({named(arg)[0] for arg in tree[1:]} for tree in (gold, value))
+    if len(letters) > 1 and "" not in letters | mine and letters != mine:
+        return Judged(False, f"it names {', '.join(sorted(mine))}; the gold names {', '.join(sorted(letters))}"[:200])
     golds, answers = _values(gold), _values(value)
     if gold[0] == "set" and value[0] == "set":
         golds, answers = _unique(golds, bench), _unique(answers, bench)
@@ -159,6 +162,12 @@ def _matched(golds: Sequence[Tree], answers: Sequence[Tree], bench: Bench) -> Ju
 
 
 def _tuple(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    if (
+        answer[0] == "rel"
+        and answer[1][0] == "tuple"
+        and "".join(name_of(arg) for arg in answer[1][1:]) in ("yx", "zyx", "yxz", "xzy", "zxy")
+    ):
+        return Judged(False, f"{show(answer[1])} are the coordinates in another order")
     value, why = settled(gold, answer, bench)
     if value is None:
         if len(gold) == 3 and region(answer) is not None:

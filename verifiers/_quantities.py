@@ -11,7 +11,8 @@ from rlvr.verifiers._tree import Tree, Unreadable
 from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit, measure
 
 JOINS = frozenset(("and", "or", "und", "oder"))
-NAMING = frozenset(["a", "the", "of", "in", "for", "is", "by", "below", "above", "under", "off", "with", "without", "from", "between"])
+_NAMING = "a the of in for is by below above under off at with without from between"
+NAMING = frozenset(_NAMING.split())
 """Words that say nothing of a thing that is counted, but may stand in the name of a value: `the distance from A = 5`."""
 
 

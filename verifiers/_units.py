@@ -57,7 +57,7 @@ _NOT_THINGS = (
     "maybe either neither nor to than is are be was if then else but also approximately about probably answer the a an of in base "
     "mod no yes none all any both true false impossible undefined when where for such that with without from between only "
     "less fewer below above under beyond by out off short remainder point twice thrice too perhaps fails wait double triple "
-    "tens hundredths thousandths millionths"
+    "tens hundredths thousandths millionths at most least"
 )
 NOT_THINGS = frozenset(_NOT_THINGS.split())
 TURNING = frozenset(["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice"])
