@@ -10,7 +10,7 @@ from rlvr.verifiers._plusminus import spread
 from rlvr.verifiers._regions import judge_region, region
 from rlvr.verifiers._relations import judge_relation, name_of, named, settled
 from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
-from rlvr.verifiers._shapes import column, combinations, families, grouped, matrices, options, vectors
+from rlvr.verifiers._shapes import column, combinations, families, grouped, matrices, options, otherwise, vectors
 from rlvr.verifiers._tree import TooBig, Tree, has, say, show, symbols
 from rlvr.verifiers._worked import unworked, worked
 
@@ -323,6 +323,7 @@ def _cases(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     value, why = settled(gold, answer, bench)
     if value is None or value[0] != "cases" or len(value) != len(gold):
         return Judged(False, why or f"parsed as {say(answer)}; the gold is {say(gold)}")
+    gold, value = otherwise(gold, value), otherwise(value, gold)
     return _matched(gold[1:], value[1:], bench)
 
 

@@ -10,12 +10,19 @@ from collections.abc import Callable
 
 _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 _DOTS = r"(?:\.\.\.|\\[lc]?dots(?![a-zA-Z]))"
+_UNIT = r"\\(?:text|mathrm)\s*\{\s*([a-zA-Z]{1,12}(?:\^\{?\d\}?)?)\s*\}"
 _N = r"\{?\s*(\d{1,6})\s*\}?"
 
 
 def _cycle(match: re.Match[str]) -> str:
     r"""`0.\dot{1}4\dot{2}` marks the first and the last digit of what repeats; `0.333...` and `0.(3)` show it."""
     return rf"{match[1]}\overline{{{re.sub(r'[^0-9]', '', match[2])}}}"
+
+
+def _excepted(match: re.Match[str]) -> str:
+    """`all real numbers except x = 2` as a difference of sets; left alone when the words go on."""
+    left_out = re.sub(r"^\s*[a-z]\s*=\s*|[$.\s]+$|^\s+", "", match[1])
+    return rf"\mathbb{{R}}\setminus\{{{left_out}\}}" if not re.search(r"(?<!\\)[a-zA-Z]{2}", left_out) else match[0]
 
 
 def _outward(text: str) -> str:
@@ -55,14 +62,23 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"\b(sq|cu)\."), r"\1"),
     (re.compile(r"(?<=[\dA-F])\s*(?:\\text\s*\{\s*)?\(\s*(?:in\s+)?base[\s-]+(\d{1,2})\s*\)\s*\}?"), r"_{\1}"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([0-9A-F]{1,12})\}(?=_\{?1[1-6])"), r"\1"),
+    (re.compile(r"\\[dt]?frac\s*\{\s*" + _UNIT + r"\s*\}\s*\{\s*" + _UNIT + r"\s*\}"), r"\\text{\1}/\\text{\2}"),
+    (re.compile(r"^\s*\{(\s*[a-zA-Z]\s*(?:\\in\s*\\[a-zA-Z]{1,9}(?:\{[A-Z]\})?\s*)?(?:\||:|\\mid).{1,200})\}\s*$"), r"\\{\1\\}"),
+    (
+        re.compile(
+            r"^(?:\\text\s*\{)?\s*all\s+real(?:s|\s+numbers)\s+(?:except|but|excluding|other\s+than)(?:\s+for)?\s*\}?([-\s\w\\{}/,=.$]{1,80})$"
+        ),
+        _excepted,
+    ),
+    (re.compile(r"^\s*(\d{1,6})\s*C\s*(\d{1,6})\s*$"), r"\\binom{\1}{\2}"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
-    (re.compile(r"(?:\\[ ,;:]|\\q?quad|\s)*\(\s*([a-zA-Z])\s*\\in\s*([^()]{1,30})\)(?=[\s.$]*$)"), r", \1 \\in \2"),
-    (re.compile(r"\\text\s*\{\s*,?\s*(?:where|with|for(?: any| all| some| every)?)\s*\}\s*(?=[a-zA-Z]\s*\\in)"), ", "),
+    (re.compile(r"(?:\\[ ,;:]|\\q?quad|\s){0,8}\(\s*([a-zA-Z])\s*\\in\s*([^()]{1,30})\)(?=[\s.$]*$)"), r", \1 \\in \2"),
+    (re.compile(r"\\text\s*\{\s{0,4},?\s{0,4}(?:where|with|for(?: any| all| some| every)?)\s*\}\s*(?=[a-zA-Z]\s*\\in)"), ", "),
 )
 _UNUSUAL = re.compile(
     r"\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
     r"|checkmark|blacksquare|square|Box|bm|pmb|boldsymbol|math(?:bf|it|rm)\s*\{[^{}]{0,200}\\|f?box(?:ed)?\s*\{|\\\s*\[|q?quad[a-zA-Z]"
-    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s+to\s+\d|[R}]\s*[\^_]\s*\{?\s*[+>]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
+    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s+to\s+\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|all\s+real|\d\s*C\s*\d|[R}]\s*[\^_]\s*\{?\s*[+>]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
 )
 
 
@@ -75,7 +91,7 @@ def standard(text: str) -> str:
     if _UNUSUAL.search(text):
         for pattern, usual in _RULES:
             text = pattern.sub(usual, text)
-    return _outward(text) if "[" in text and r"\sqrt" not in text else text
+    return _outward(text) if ("[" in text or "]" in text) and r"\sqrt" not in text else text
 
 
 _LEAD = re.compile(

@@ -110,6 +110,8 @@ def _region(tree: Tree) -> Spans:
         return both(_region(args[0]), _region(args[1]))
     if op == "minus":
         return both(_region(args[0]), complement(_region(args[1])))
+    if op == "add" and len(args) == 2 and args[0] == ("const", "R") and args[1][0] == "neg" and args[1][1][0] == "set":
+        return complement(_region(args[1][1]))  # R - {2}
     if op == "builder":
         return _region(args[1] if len(args) == 2 else ("list", *args[1:]))
     if op == "rel":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlvr.verifiers._regions import Spans, complement, region
 from rlvr.verifiers._relations import named
 from rlvr.verifiers._tree import Tree, has, symbols, walk
 
 FIELDS = (("const", "Z"), ("const", "N"))
+ELSE = ("text", "otherwise")
 OPTIONS = frozenset("ABCDEFGHIJ")
 AXES = ("ell_vi", "ell_vj", "ell_vk")
 """The unit vectors, as `_notation` names them."""
@@ -148,3 +150,17 @@ def _each(grid: Tree, change: Callable[[Tree], Tree]) -> Tree:
     if grid[0] == "tuple":
         return ("tuple", *(change(cell) for cell in grid[1:]))
     return ("matrix", tuple(tuple(change(cell) for cell in row) for row in grid[1]))
+
+
+def otherwise(cases: Tree, other: Tree) -> Tree:
+    """A case distinction whose `otherwise` is written as the condition that the other one has for the rest of the line."""
+    spelled = [region(arg[2]) for arg in cases[1:] if len(arg) == 3 and arg[2] != ELSE]
+    if len(spelled) != len(cases) - 2 or None in spelled or any(len(arg) != 3 for arg in (*cases[1:], *other[1:])):
+        return cases
+    rest = complement([span for spans in spelled for span in spans or []])
+    names = [arg[2] for arg in other[1:] if arg[2] != ELSE and region(arg[2]) == rest and _closed(region(arg[2])) == _closed(rest)]
+    return (cases[0], *(("tuple", arg[1], names[0]) if names and arg[2] == ELSE else arg for arg in cases[1:]))
+
+
+def _closed(spans: Spans | None) -> list[tuple[bool, bool]]:
+    return [(lo.closed, hi.closed) for lo, hi in spans or []]

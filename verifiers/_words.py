@@ -65,7 +65,7 @@ _SHORT = frozenset(
         "monday",
     ]
 )
-_BREAK = re.compile(r"\s*[,;]?\s*\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
+_BREAK = re.compile(r"\s{0,4}[,;]?\s{0,4}\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
 _ESCAPED = re.compile(r"\\\\[a-zA-Z]{2}")
 _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _SAME = {
