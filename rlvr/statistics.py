@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Z95 = NormalDist().inv_cdf(0.975)
-IMAGINED, IMAGINED_AT_K = 2.5, 4.0
+IMAGINED, IMAGINED_AT_K = 2.5, 5.0
 """How many imagined tasks, as spread as yes and no, are put beside the real ones: few real ones may show too little spread. At k > 1 the
 values crowd near 0 and 1, where the rare task hides, so there are more. By simulation (benchmarks/statistics_coverage.py) the interval
 of 20 tasks with 16 samples each holds the truth in 89 to 91 of 100 cases without them, and in 94 to 96 with them."""

@@ -1,0 +1,84 @@
+"""From samples to figures: whose votes count together, what is left out, and what a reader is warned of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlvr.commands.evaluating import cautions
+from rlvr.registry import build
+from rlvr.samples import Sample
+from rlvr.summary import EnvSummary, summarised
+from rlvr.task import Task, user
+from rlvr.votes import classes
+
+
+def sample(index: int, k: int, score: float | None = 0.0, text: str = "", **rest: Any) -> Sample:
+    values: dict[str, Any] = {
+        "finish": "terminated",
+        "reason": "",
+        "tokens": 10,
+        "prompt_tokens": 5,
+        "confidence": -1.0,
+        "question": str(index),
+    }
+    return Sample(("e", index, k), f"t{index}", score, text=text, **(values | rest))
+
+
+def summary(groups: dict[int, list[Sample]], n: int, **rest: Any) -> EnvSummary:
+    return summarised("e", groups, n=n, tasks=len(groups), **rest)
+
+
+def voted(verifier: str, reference: Any, texts: dict[str, float]) -> list[int | None]:
+    with build("verifier", verifier) as judge:
+        return classes(judge, Task("t", user("?"), reference), [sample(0, k, s, text) for k, (text, s) in enumerate(texts.items())])
+
+
+def test_equal_numbers_vote_together_however_they_are_written() -> None:
+    texts = {"#### 0.5": 0.0, "so\n#### 1/2": 0.0, "#### 0.50": 0.0, "#### 2": 0.0, "": 0.0, "#### 4": 1.0, "#### 4.0": 1.0}
+    assert voted("numeric", "4", texts) == [0, 0, 0, 1, None, 2, 2]
+
+
+def test_where_nothing_can_stand_for_the_reference_words_vote() -> None:
+    texts = {"2*(3+4)": 1.0, " 2*(3+4) ": 1.0, "(3+4)*2": 1.0, "7": 0.0}
+    assert voted("countdown", {"numbers": [2, 3, 4], "target": 14}, texts) == [0, 0, 1, 2]
+
+
+def test_groups_of_unequal_size_count_what_arrived() -> None:
+    groups = {0: [sample(0, k, 1.0) for k in range(4)], 1: [sample(1, 0, 1.0), sample(1, 1, 0.0), sample(1, 2, None), sample(1, 3, None)]}
+    found = summary(groups, 4, votes={0: [0] * 4, 1: [0, 1, 2, 3]})
+    assert found.avg is not None and found.avg.value == 0.75 and (found.scored, found.unscored) == (6, 2)
+    two, four = found.at["pass_at"][2], found.at["pass_at"][4]
+    assert two is not None and (two.value, two.tasks) == (1.0, 2)
+    assert four is not None and (four.value, four.tasks) == (1.0, 1)
+    assert any("leave out tasks with fewer scored samples" in line for line in cautions(found, True))
+
+
+def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
+    groups = {i: [sample(i, 0, float(i % 2), finish="truncated" if i % 10 == 0 else "terminated", tokens=100)] for i in range(100)}
+    found = summary(groups, 1)
+    assert found.truncated == 10 and found.completed == pytest.approx(50 / 90) and found.cap == 208  # ln(0.01) / ln(0.1) = 2 times 100
+    (line,) = cautions(found, False)
+    assert "10 of 100 samples (10.0%) ran into the length cap; 55.6% is the mean of the others; about 208 tokens" in line
+    assert summary({0: [sample(0, 0, 1.0)]}, 1).cap is None
+
+
+def test_best_of_n_chooses_by_what_it_is_told() -> None:
+    groups = {0: [sample(0, 0, 0.0, tokens=9, confidence=-0.1), sample(0, 1, 1.0, tokens=3, confidence=-2.0)]}
+    for select, score in (("shortest", 1.0), ("longest", 0.0), ("confident", 0.0)):
+        best = summary(groups, 2, select=select).at["best_at"][2]
+        assert best is not None and best.value == score
+
+
+def test_a_headline_stands_at_two_in_a_hundred_and_falls_above() -> None:
+    for unscored, refused in ((2, False), (3, True)):
+        groups = {i: [sample(i, 0, None if i < unscored else 1.0, reason="away")] for i in range(100)}
+        found = summary(groups, 1)
+        assert found.refused is refused and (found.record()["avg"] is None) is refused and found.record(allow_unscored=True)["avg"] == 1.0
+        assert any("--allow-unscored" in line for line in cautions(found, False)) is refused
+
+
+def test_samples_that_have_not_arrived_are_missing() -> None:
+    found = summarised("e", {0: [sample(0, 0, 1.0)]}, n=2, tasks=3)
+    assert found.missing == 5 and any("5 samples are missing" in line for line in cautions(found, False))
