@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -129,7 +130,7 @@ def child(side: str, vocabulary: int, out: str) -> None:
     """One side: its first gradient to a file, its figures to standard output."""
     import torch
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     model, rows = model_of(vocabulary), batch(vocabulary)
     update = {"ours": ours, "trl": trl}[side](model, rows)
     kept: list[Any] = []

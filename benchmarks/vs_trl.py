@@ -3,7 +3,7 @@
     python benchmarks/vs_trl.py [tiny-fixed tiny-geometric smollm2] [--peer PYTHON] [--repeats 5]
 
 Both sides load the same weights and tokenizer, get the same prompts, write answers of the same lengths with Hugging Face
-models in float32 on two threads, pay the same rewards, and train with GRPO, beta 0. Each runs in a process of its own and
+models in float32 on as many threads, pay the same rewards, and train with GRPO, beta 0. Each runs in a process of its own and
 takes one step whenever it is told to, in turns; two steps of each warm up. Before anything is timed, loss and gradient of
 both are compared on one batch. TRL gets an environment of its own, made on the first run.
 """
@@ -22,6 +22,7 @@ from typing import Any
 
 import peer_trl
 import update_vs_trl
+from vs_trl_ours import configuration
 from vs_trl_work import ALPHABET, WORKLOADS
 
 HERE = Path(__file__).parent
@@ -32,12 +33,14 @@ PHASES = ("seconds", "sample", "verify", "update", "cpu")
 class Side:
     """One of the two, waiting for its turn."""
 
-    def __init__(self, python: str, script: str, arguments: list[str], log: Path) -> None:
+    def __init__(self, python: str, script: str, arguments: list[str], log: Path, threads: int) -> None:
         path = f"{HERE.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        self.log, self.steps = log, []  # type: ignore[var-annotated]
+        ours = {"PYTHONPATH": path, "OMP_NUM_THREADS": f"{threads}", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self.log = log
+        self.steps: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
             [python, str(HERE / script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env=os.environ | ours,
         )  # fmt: skip
         self.hear()
 
@@ -49,12 +52,16 @@ class Side:
                 return dict(json.loads(line))
         raise SystemExit(f"{self.log.name} ended:\n{self.log.read_text()[-3000:]}")
 
+    def tell(self, what: str) -> dict[str, Any]:
+        """Say something and hear the answer."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        return self.hear()
+
     def step(self) -> None:
         """Take one step."""
-        assert self.process.stdin
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        self.steps.append(self.hear())
+        self.steps.append(self.tell("go"))
 
     def close(self) -> None:
         """Let it go."""
@@ -67,11 +74,13 @@ def quartiles(numbers: list[float]) -> list[float]:
     return [round(x, 3) for x in statistics.quantiles(numbers, n=4, method="inclusive")]
 
 
-def measure(name: str, peer: str, model: str, repeats: int, folder: Path) -> dict[str, Any]:
+def measure(name: str, peer: str, model: str, repeats: int, threads: int, folder: Path) -> dict[str, Any]:
     """Both sides in turns."""
+    config = folder / f"{name}.json"
+    config.write_text(json.dumps(configuration(name, model)))
     sides = {
-        "ours": Side(sys.executable, "vs_trl_ours.py", [name, model, str(folder / f"{name}-run")], folder / f"{name}-ours.log"),
-        "trl": Side(peer, "vs_trl_peer.py", [name, model], folder / f"{name}-trl.log"),
+        "ours": Side(sys.executable, "vs_trl_ours.py", [str(config), str(folder / f"{name}-run")], folder / f"{name}-ours.log", threads),
+        "trl": Side(peer, "vs_trl_peer.py", [name, model], folder / f"{name}-trl.log", threads),
     }
     try:
         for _ in range(WARM_UP + repeats):
@@ -121,6 +130,7 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD", help=", ".join(WORKLOADS))
     parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; made if not given")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="of each side; on a busy machine take 1 and read the CPU-seconds")
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
         parser.error(f"no workload {unknown.pop()!r}; there are {', '.join(WORKLOADS)}")
@@ -131,8 +141,10 @@ def main() -> None:
         if not agreement["gradient_distance"] < 1e-4:
             raise SystemExit(f"loss and gradient do not agree, so no time means anything: {agreement}")
         models = {"tiny": lambda: tiny(folder / "tiny"), "smollm2": lambda: smollm2(peer)}
-        rows = [measure(name, peer, models[WORKLOADS[name].model](), options.repeats, folder) for name in options.workloads]
-    print(json.dumps({"benchmark": "vs_trl", "agreement": agreement, "load": os.getloadavg()[0], "rows": rows}))
+        rows = [
+            measure(name, peer, models[WORKLOADS[name].model](), options.repeats, options.threads, folder) for name in options.workloads
+        ]
+    print(json.dumps({"benchmark": "vs_trl", "agreement": agreement, "threads": options.threads, "load": os.getloadavg()[0], "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Our side of `vs_trl.py`: one step of the training loop whenever the parent says so."""
+"""Our side of `vs_trl.py` and `time_to_ninety.py`: one step of the training loop whenever the parent says so."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import torch
 from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
 from rlvr.config import check
@@ -48,13 +49,17 @@ class Prompts(Environment):
 class Forced(HFSampler):
     """The shipped sampler with lengths that are given: what comes out is cut or stopped where the workload says."""
 
-    step = 0
-    work: Work
-    eos = 0
+    def __init__(self, *, workload: str) -> None:
+        super().__init__()
+        self.work, self.step, self.eos = WORKLOADS[workload], 0, 0
+
+    def bind(self, environment: Environment, tokenizer: Any) -> None:
+        """Learn what ends an answer."""
+        self.eos = tokenizer.eos_id
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Ask for exactly so many tokens, then write the end where it belongs and nowhere else."""
-        lengths = self.work.lengths(self.step)
+        lengths, self.step = self.work.lengths(self.step), self.step + 1
         asked = [replace(request, max_tokens=n) for request, n in zip(requests, lengths, strict=True)]
         for i, done in super().stream(asked, replace(sampling, stop_ids=frozenset())):
             tokens = [self.eos + 5 if token == self.eos else token for token in done.tokens]
@@ -63,42 +68,45 @@ class Forced(HFSampler):
             yield i, replace(done, tokens=tokens, finish="stop" if lengths[i] < self.work.cap else "length")
 
 
-def main(workload: str, model: str, folder: str) -> None:
-    """Serve steps until there are no more."""
-    torch.set_num_threads(2)
+def configuration(workload: str, model: str) -> dict[str, Any]:
+    """A workload as a run's configuration."""
     work = WORKLOADS[workload]
-    config = check(
-        {
-            "env": {"name": f"{__file__}:Prompts", "workload": workload},
-            "model": {"path": model},
-            "rollout": {
-                "sampler": {"name": f"{__file__}:Forced"}, "prompts_per_step": work.prompts, "num_generations": work.generations,
-                "max_completion_length": work.cap,
-            },
-            "train": {"steps": 1000, "learning_rate": 1e-6},
-            "log": {"episodes": False},
+    return {
+        "env": {"name": f"{__file__}:Prompts", "workload": workload},
+        "model": {"path": model},
+        "rollout": {
+            "sampler": {"name": f"{__file__}:Forced", "workload": workload}, "prompts_per_step": work.prompts,
+            "num_generations": work.generations, "max_completion_length": work.cap,
         },
-        "vs_trl",
-    )  # fmt: skip
+        "train": {"steps": 1000, "learning_rate": 1e-6},
+        "log": {"episodes": False},
+    }  # fmt: skip
+
+
+def main(config_file: str, place: str) -> None:
+    """Serve steps until there are no more; save the weights where that is asked for."""
+    config, folder = check(json.loads(Path(config_file).read_text()), config_file), Path(place)
     with ExitStack() as stack:
-        crew = assemble(config, accelerator_from(config, Path(folder)), stack)
-        run = RunLog.create(Path(folder) / "run", config)
+        crew = assemble(config, accelerator_from(config, folder), stack)
+        run = RunLog.create(folder, config)
         stack.callback(run.close)
         enlist(crew, run.folder, resumed=False)
-        sampler = crew.sampler
-        sampler.work, sampler.eos = work, crew.tokenizer.eos_id
-        sampler.load(crew.model, 0)
-        before = reset_peak()
+        crew.hand_over(0)
+        before, step = reset_peak(), 0
         say(ready=True)
-        for step, _ in enumerate(sys.stdin):
-            sampler.step = step
+        for line in sys.stdin:
+            if line.startswith("save "):
+                crew.joined.whole().save_pretrained(line.split()[1])
+                say(saved=True)
+                continue
             began, spent = time.perf_counter(), time.process_time()
             row, times = one_step(crew, run, step)
             say(
-                seconds=time.perf_counter() - began, cpu=time.process_time() - spent, tokens=row["num_tokens"],
+                seconds=time.perf_counter() - began, cpu=time.process_time() - spent, tokens=row["num_tokens"], reward=row["reward"],
                 sample=times["time/sample"], verify=times["time/verify_waited"], update=times["time/update"],
                 peak_mb=resident("VmHWM") - before,
             )  # fmt: skip
+            step += 1
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ class Lengths(LogitsProcessor):
 class Obey(TrainerCallback):
     """Wait for the parent before each step; tell it afterwards what the step took."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, self.step, self.before = work, 0, 0.0
+    def __init__(self, tokens_of: Callable[[int], int]) -> None:
+        self.tokens_of, self.step, self.before = tokens_of, 0, 0.0
         self.spent: Counter[str] = Counter()
 
     def timed(self, name: str, call: Any) -> Any:
@@ -81,8 +82,11 @@ class Obey(TrainerCallback):
         say(ready=True)
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Wait."""
-        if not sys.stdin.readline():
+        """Wait; save the weights where that is asked for."""
+        while (line := sys.stdin.readline()).startswith("save "):
+            kwargs["model"].save_pretrained(line.split()[1])
+            say(saved=True)
+        if not line:
             raise SystemExit
         self.spent.clear()
         self.began, self.cpu = time.perf_counter(), time.process_time()
@@ -91,7 +95,7 @@ class Obey(TrainerCallback):
         """Tell."""
         seconds = time.perf_counter() - self.began
         say(
-            seconds=seconds, cpu=time.process_time() - self.cpu, tokens=sum(self.work.lengths(self.step)), **self.spent,
+            seconds=seconds, cpu=time.process_time() - self.cpu, tokens=self.tokens_of(self.step), **self.spent,
             update=seconds - sum(self.spent.values()), peak_mb=resident("VmHWM") - self.before,
         )  # fmt: skip
         self.step += 1
@@ -99,12 +103,11 @@ class Obey(TrainerCallback):
 
 def main(workload: str, model: str) -> None:
     """Serve steps until there are no more."""
-    torch.set_num_threads(2)
     work, tokenizer = WORKLOADS[workload], PreTrainedTokenizerFast.from_pretrained(model)
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    obey, generate = Obey(work), policy.generate
+    obey, generate = Obey(lambda step: sum(work.lengths(step))), policy.generate
 
     def generate_so_long(**kwargs: Any) -> Any:
         lengths = Lengths(work, obey.step, kwargs["input_ids"].shape[1], tokenizer.eos_token_id)
