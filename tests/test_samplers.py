@@ -12,6 +12,7 @@ from rlvr.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.model import model_from
+from rlvr.samplers import _slots
 from rlvr.samplers._choice import choose
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.scripted import Scripted
@@ -82,6 +83,18 @@ def test_every_family_samples_as_its_forward_pass_says_in_slots_or_padded(family
     for request, completion in zip(asked, found, strict=True):
         assert completion.logprobs == pytest.approx(rescored(model, request, completion, 0.9), abs=1e-4)
         assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
+
+
+def test_prompts_computed_a_few_at_a_time_are_the_same(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests(12)
+    whole = hf(model).sample(asked, Sampling(stop_ids=STOPS))
+    monkeypatch.setattr(_slots, "PREFILL_TOKENS", 7)
+    calls: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs["input_ids"].shape[0]), with_kwargs=True)
+    parts = hf(model).sample(asked, Sampling(stop_ids=STOPS))
+    hook.remove()
+    assert [c.tokens for c in parts] == [c.tokens for c in whole]
+    assert calls.count(1) >= 3  # three prompts, each alone
 
 
 def test_waiting_prompts_take_the_place_of_answers_that_ended(model: Any) -> None:

@@ -17,6 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from rlvr.attention import adopt, handed
 
 GROWTH = 1.5
+PREFILL_TOKENS = 4096
+"""How many tokens of prompts are computed at once: a matter of memory and speed alone."""
 
 
 class Slots:
@@ -40,16 +42,22 @@ class Slots:
         self.rows = 0
 
     def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Compute each prompt but for its last token, and write it to the slots from `start` on, one for each owner."""
-        self.rows = rows
-        longest = max(map(len, prompts)) - 1
+        """Compute each prompt but for its last token, and write it to the slots from `start` on, one for each owner, in order."""
+        self.rows, longest = rows, max(map(len, prompts)) - 1
+        self._reserve(start, longest)
+        together = max(1, PREFILL_TOKENS // max(1, longest))
+        for first in range(0, len(prompts), together):
+            here = [owner - first for owner in owners if first <= owner < first + together]
+            self._prefill(prompts[first : first + together], here, start)
+            start += len(here)
+
+    def _prefill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], start: int) -> None:
+        longest, device = max(map(len, prompts)) - 1, self.model.device
         if longest < 1:
             return
-        self._reserve(start, longest)
         ids_PL = torch.zeros(len(prompts), longest, dtype=torch.long)
         for row, prompt in enumerate(prompts):  # padded on the right: under causal attention nobody sees it
             ids_PL[row, : len(prompt) - 1] = torch.tensor(prompt[:-1])
-        device = self.model.device
         self.filling = start, torch.tensor(owners, device=device)
         positions = torch.arange(longest, device=device)[None]
         self.model(input_ids=ids_PL.to(device), logits_to_keep=1, **handed(self, positions))
