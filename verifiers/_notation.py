@@ -105,7 +105,7 @@ _LEADING_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]{0,60})\}\s
 _STATES = re.compile(r"(?:[a-z]{1,14}[ -]){1,8}(?:is|are|equals?|equal to)\b", re.IGNORECASE)
 _TURNS = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|or|than|least|most|between|about|almost|nearly|if|maybe|perhaps|possibly|wrong|false|except|only"
-    r"|half|twice|double|opposite|negative|inverse|reciprocal|complement|less|more|greater)\b|n't",
+    r"|incorrect|invalid|impossible|mistak\w*|naive|tempting|trap|rejected|excluded|half|twice|double|opposite|negative|inverse|reciprocal|complement|less|more|greater)\b|n't",
     re.IGNORECASE,
 )
 

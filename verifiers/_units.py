@@ -57,7 +57,7 @@ _NOT_THINGS = (
     "maybe either neither nor to than is are be was if then else but also approximately about probably answer the a an of in base "
     "mod no yes none all any both true false impossible undefined when where for such that with without from between only "
     "less fewer below above under beyond by out off short remainder point twice thrice too perhaps fails wait double triple "
-    "tens hundredths thousandths millionths at most least"
+    "tens hundredths thousandths millionths at most least let suppose assume"
 )
 NOT_THINGS = frozenset(_NOT_THINGS.split())
 TURNING = frozenset(["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice"])
@@ -88,6 +88,9 @@ def measure(label: str) -> Measure | None:
     """
     text = re.sub(r"\\cdot|[\\.]|\s+", " ", label.lower().replace("{", "").replace("}", ""))
     text = re.sub(r" +", " ", text).strip()
+    text = re.sub(r"^deg(?:ree)?s? (?=celsius|fahrenheit|kelvin)", "", text)
+    if re.match(r"(?:th|st|nd|rd) .", text):  # 5th root
+        return None
     text = re.sub(r"\b(?:mph|k(?:m)?ph|kmh|mps)\b", lambda m: {"mph": "mile/hour", "mps": "m/s"}.get(m[0], "km/hour"), text)
     text = re.sub(r"^of (?:the|a|an) (?=\w+$)", "", text)
     if not text or len(text) > 60 or not re.fullmatch(r"[a-zà-ɏ0-9^/*() '-]+", text):

@@ -37,6 +37,10 @@ _MATHS = frozenset(
         "arcsin",
         "arccos",
         "arctan",
+        "tg",
+        "ctg",
+        "arctg",
+        "arcctg",
         "mod",
     ]
 )
