@@ -102,7 +102,7 @@ def evaluate(
             raise ConfigError(f"{name} is {value}; it must be at least 1")
     selector_known(select)
     spec = policy_spec(policy, concurrency)
-    found, ready = _suite(suite, settings, asked)
+    found, ready = _suite(suite, settings, {**asked, "temperature": temperature})
     with ExitStack() as stack:
         environments = {item.name: stack.enter_context(ready or from_config("env", item.env)) for item in found.items}
         plan = Plan(
@@ -226,7 +226,7 @@ def average(episodes: Sequence[Episode]) -> float | None:
 
 
 def _suite(
-    suite: str | Mapping[str, Any] | Environment, settings: Mapping[str, Any] | None, asked: Mapping[str, int | str | None]
+    suite: str | Mapping[str, Any] | Environment, settings: Mapping[str, Any] | None, asked: Mapping[str, float | str | None]
 ) -> tuple[Suite, Environment | None]:
     """The suite, and the environment itself where that was handed over."""
     if isinstance(suite, str):

@@ -227,6 +227,13 @@ def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Pat
     assert sizes == [4, 4, 2, 4, 2] and results(tmp_path / "e") == whole
 
 
+def test_what_is_asked_for_goes_before_what_the_suite_says(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("- {env: arithmetic, tasks: 9, temperature: 0.5}\n- {env: digit_sum, tasks: 9}\n", "utf-8")
+    for temperature, tasks, found in ((None, None, [(0.5, 9), (1.0, 9)]), (0.2, 2, [(0.2, 2), (0.2, 2)])):
+        plan = evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", n=2, temperature=temperature, tasks=tasks).plan
+        assert [(plan.temperature_of(item), item.tasks) for item in plan.envs] == found
+
+
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("- {name: small, env: {name: tests/worlds.py:Sums, below: 3}, n: 2}\n- {env: arithmetic, tasks: 4}\n", "utf-8")
