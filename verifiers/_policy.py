@@ -48,8 +48,8 @@ class Policy:
     """Whether the gold may be a bare letter."""
     case: bool = False
     """Whether capitals count in words."""
-    tolerance: float = 1e-3
-    """How far, relatively, an answer may lie from a gold decimal that it rounds to; a longer decimal, from one of few digits, a fifth."""
+    tolerance: float = 5e-3
+    """How far, relatively, an answer may lie from a gold decimal that it rounds to; a longer decimal from a short one, 1/25 of that."""
     places: int = 3
     """Significant digits from which on a gold decimal counts as rounded; one with fewer is exact."""
     rounded: int = 6

@@ -267,7 +267,7 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     if of_gold is not None and of_gold[0] >= policy.places and (of_answer is None or of_answer[1] > of_gold[1]):
         half = _place(of_gold[1]) / 2
         near = of_answer is None or of_gold[0] > policy.places  # three digits may be all there is: 1.25 is not 1.251
-        if gap <= half and gap <= policy.tolerance / (1 if near else 5) * abs(y):
+        if gap <= half and gap <= policy.tolerance / (1 if near else 25) * abs(y):
             return f"{show(answer)} rounds to {show(gold)}"
     whole = exact_or_none(gold)
     if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):

@@ -105,7 +105,7 @@ def unwrap(text: str) -> str:
         text = text.replace("\\\\", "\\")
     for _ in range(6):
         before = text
-        text = text.strip().strip("\u200b")
+        text = re.sub(r"(?<!\\)\\$", "", text.strip().strip("\u200b"))
         if len(text) > 1 and text[-1] == "," and text[-2] != "\\":
             text = text[:-1].rstrip()
         if len(text) > 1 and text[-1] == "." and not text.endswith(".."):
