@@ -19,8 +19,9 @@ from docker.types import Ulimit
 
 from rlvr.errors import SandboxError
 from rlvr.sandbox._channel import COMMAND, Channel, readable
-from rlvr.sandbox._engine import LABEL, connect, faults, knock, owner, remove
+from rlvr.sandbox._engine import LABEL, connect, faults, knock, remove
 from rlvr.sandbox._frames import Torn
+from rlvr.sandbox._owner import owner
 
 OVERHEAD_MB = 96  # the supervisor, the zygote, and the output that is being gathered
 CLOSING_S = 20  # for the engine to take a container away

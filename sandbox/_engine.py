@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import docker.errors
 import requests.exceptions
 
 from rlvr.errors import SandboxError
+from rlvr.sandbox._owner import dead
 
 IMAGE = "rlvr-sandbox:1"
 LABEL = "rlvr.sandbox"
@@ -103,21 +103,12 @@ def _show(title: str, stream: Any) -> None:
             bar.update(row, line=line[:80], total=detail.get("total"), completed=detail.get("current", 0))
 
 
-@lru_cache(maxsize=4)
-def owner(pid: int) -> str:
-    """Who we are, so that another process can tell whether we still live: machine, boot, process space, pid, time of birth."""
-    return "|".join((*_place(), str(pid), _birth(pid)))
-
-
 def sweep(client: docker.DockerClient) -> int:
     """Remove the containers of runs that were killed on this machine. How many there were."""
     removed = 0
     with faults():
         for container in client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
-            host, boot, space, pid, birth = ((container.labels.get(LABEL) or "").split("|") + [""] * 5)[:5]
-            ours = (host, boot, space) == _place()
-            rebooted = host == _place()[0] and boot != _place()[1]
-            if rebooted or (ours and pid.isdecimal() and _birth(int(pid)) != birth):
+            if dead(container.labels.get(LABEL) or ""):
                 remove(client, str(container.id))
                 removed += 1
     return removed
@@ -130,29 +121,6 @@ def remove(client: docker.DockerClient, container: str) -> None:
     except docker.errors.APIError as error:
         if error.status_code not in (404, 409):  # 409: its removal is already in progress
             raise
-
-
-@lru_cache(maxsize=1)
-def _place() -> tuple[str, str, str]:
-    boot = _read("/proc/sys/kernel/random/boot_id").strip()
-    try:
-        space = str(os.stat("/proc/self/ns/pid").st_ino)
-    except OSError:
-        space = ""
-    return socket.gethostname(), boot, space
-
-
-def _birth(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty when there is none."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 and fields[0] != "Z" else ""
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _short(error: BaseException) -> str:

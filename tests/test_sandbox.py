@@ -10,6 +10,7 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -238,6 +239,33 @@ def test_a_killed_supervisor_is_nobodys_fault_and_is_replaced() -> None:
         timer.join()
         assert outcome.stop is Stop.IE
         assert sandbox.run(Program("print(2)")).stdout == b"2\n"
+
+
+def test_a_killed_run_leaves_nothing_after_the_next_start(tmp_path: Path) -> None:
+    script = (
+        "import os, signal\nfrom rlvr.registry import build\nfrom rlvr.contracts import Program\n"
+        "s = build('sandbox', 'process', trusted=True, processes=1)\ns.run(Program('open(\"x\", \"w\").write(\"y\")'))\n"
+        "print(s._pool.living()[0]._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    root = Path(__file__).resolve().parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
+
+    def killed_run() -> int:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60, check=False)
+        assert done.returncode == -9, done.stderr
+        return int(done.stdout)
+
+    first = killed_run()
+    (left,) = tmp_path.iterdir()
+    stranger = tmp_path / "rlvr-sandbox-of-somebody"
+    stranger.mkdir()
+    (stranger / "owner").write_text("another-machine|boot|space|1|1")
+    killed_run()
+    assert not left.exists() and stranger.exists(), "what a dead run left is swept, and nothing else"
+    deadline = time.monotonic() + 30
+    while os.path.exists(f"/proc/{first}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_closing_leaves_no_process_behind() -> None:

@@ -22,6 +22,7 @@ from rlvr.errors import SandboxError
 from rlvr.registry import build
 from rlvr.sandbox import _engine
 from rlvr.sandbox._container import hardening
+from rlvr.sandbox._owner import place
 from rlvr.sandbox._pool import Pool
 from rlvr.sandbox.docker import DockerSandbox
 from rlvr.task import Fault, Task, Verdict, user
@@ -92,7 +93,7 @@ def test_the_sweep_takes_what_the_dead_left_and_nothing_else(engine: Any, one: A
     dead = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    label = "|".join((*_engine._place(), dead, "1"))
+    label = "|".join((*place(), dead, "1"))
     elsewhere = "|".join(("another-machine", "boot", "space", dead, "1"))
     made = []
     for owner in (label, elsewhere):

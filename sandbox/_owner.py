@@ -1,0 +1,47 @@
+"""Who made a thing that may outlive us, and whether whoever made it still lives. What the dead left is swept away at the next start."""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import lru_cache
+from pathlib import Path
+
+
+@lru_cache(maxsize=4)
+def owner(pid: int) -> str:
+    """Who we are, so that another process can tell whether we still live: machine, boot, process space, pid, time of birth."""
+    return "|".join((*place(), str(pid), _birth(pid)))
+
+
+def dead(label: str) -> bool:
+    """Whether the owner of that name is known to be gone. Of another machine, or another process space, nothing is known."""
+    host, boot, space, pid, birth = (label.split("|") + [""] * 5)[:5]
+    here = place()
+    if host == here[0] and boot and boot != here[1]:
+        return True
+    return (host, boot, space) == here and pid.isdecimal() and _birth(int(pid)) != birth
+
+
+@lru_cache(maxsize=1)
+def place() -> tuple[str, str, str]:
+    """Where process ids mean what they mean to us: machine, boot, process space."""
+    boot = _read("/proc/sys/kernel/random/boot_id").strip()
+    try:
+        space = str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        space = ""
+    return socket.gethostname(), boot, space
+
+
+def _birth(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty when there is none."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 and fields[0] != "Z" else ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace")
+    except OSError:
+        return ""
