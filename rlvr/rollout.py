@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from queue import SimpleQueue
 
 from rlvr.contracts import Completion, Request, Sampler, Sampling
@@ -58,9 +58,34 @@ class Timing:
     """After that, until the last verdict: verification that sampling did not hide."""
     verifying: float = 0.0
     """All verifications added up."""
+    busy: float = 0.0
+    """The time in which at least one verification was under way."""
+
+    @property
+    def hidden(self) -> float:
+        """The share of that time in which sampling went on beside it: what verification did not cost.
+
+        >>> Timing(sampling=2.0, waiting=0.1, busy=0.4).hidden
+        0.75
+        """
+        return 1.0 - min(self.waiting / self.busy, 1.0) if self.busy else 1.0
 
     def __add__(self, other: Timing) -> Timing:
-        return Timing(self.sampling + other.sampling, self.waiting + other.waiting, self.verifying + other.verifying)
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Timing(*(mine + theirs for mine, theirs in pairs))
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How much time the spans cover together, what lies in several counted once.
+
+    >>> covered([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0)])
+    4.0
+    """
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return total
 
 
 class Rollout:
@@ -75,7 +100,7 @@ class Rollout:
             raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
         self.mdp, self.sampler, self.deadline_s = mdp, sampler, deadline_s
         self.timing = Timing()
-        self._judged: list[float] = []
+        self._judged: list[tuple[float, float]] = []
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="verify")
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
@@ -105,7 +130,8 @@ class Rollout:
         for i in sorted(waiting):
             yield i, talks[i].episode(self._wait(talks[i], sampled), version)
         self.timing.waiting = time.perf_counter() - sampled
-        self.timing.verifying = sum(self._judged)
+        self.timing.verifying = sum(end - start for start, end in self._judged)
+        self.timing.busy = covered(self._judged)
 
     def _hear(self, talk: _Talk, completion: Completion, i: int, over: SimpleQueue[int]) -> None:
         """A talk goes on, or is put to the judge; `over` is told when there is no more to wait for."""
@@ -119,7 +145,7 @@ class Rollout:
     def _judge(self, state: State) -> Verdict:
         began = time.perf_counter()
         verdict = self.mdp.judge(state)
-        self._judged.append(time.perf_counter() - began)
+        self._judged.append((began, time.perf_counter()))
         return verdict
 
     def _wait(self, talk: _Talk, since: float) -> Verdict | None:

@@ -39,6 +39,7 @@ def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[s
         "time/sample": harvest.timing.sampling,
         "time/verify_waited": harvest.timing.waiting,
         "time/verify": harvest.timing.verifying,
+        "verify_hidden": harvest.timing.hidden,
         "time/update": updated - sampled,
         "tokens_per_second": tokens_of(harvest.everything) / (ended - clock),
     }

@@ -1,0 +1,110 @@
+"""Training on code: programs are run while others are still being sampled, and a run that is killed leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlvr.contracts import Completion, Request, Sampling
+from rlvr.learn.train import train
+from rlvr.mdp import TokenMDP
+from rlvr.registry import build, from_config
+from rlvr.rollout import Draw, Rollout
+from rlvr.runlog import rows_of
+from rlvr.samplers.scripted import Scripted
+from rlvr.sandbox import _engine
+from rlvr.tokenizers import tokenizer_from
+from tests.tiny import MODEL, tiny_run
+
+pytestmark = pytest.mark.docker
+CODE: dict[str, Any] = {
+    "env": {
+        "name": "code_contest",
+        "shown": 0,
+        "hidden": 2,
+        "verifier": {"name": "unit_tests", "sandbox": {"name": "docker", "containers": 1}},
+    },
+    "tokenizer": "bytes",
+    "model": {"config": MODEL | {"max_position_embeddings": 2048}},
+    "warmstart": None,
+    "eval": {"tasks": 2},
+}
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Unhurried(Scripted):
+    """Says the gold solution, one answer after the other, as a model does that takes its time."""
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        for pair in super().stream(requests, sampling):
+            time.sleep(0.05)
+            yield pair
+
+
+def test_programs_run_while_others_are_being_sampled() -> None:
+    """With one answer after the other at most the last few are still being run when sampling ends."""
+    tokenizer = tokenizer_from("bytes")
+    with from_config("env", CODE["env"]) as environment:
+        sampler = Unhurried()
+        sampler.bind(environment, tokenizer)
+        environment.ready()
+        with Rollout(TokenMDP(environment, tokenizer), sampler) as rollout:
+            draws = [Draw(environment.task("train", n), f"g{n}", n) for n in range(40)]
+            episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
+    assert [episode.reward for episode in episodes] == [1.0] * 40
+    timing = rollout.timing
+    assert 0 < timing.busy <= timing.verifying and timing.hidden > 0.5, timing
+
+
+def test_a_model_is_trained_on_code_and_the_hidden_share_is_logged(tmp_path: Path) -> None:
+    config = tiny_run(**CODE, rollout={"sampler": "scripted", "prompts_per_step": 2, "num_generations": 4})
+    report = train(config, out=tmp_path / "run", console=Console(file=io.StringIO()))
+    assert report.rewards == [1.0, 1.0] and report.accuracy_after == 1.0
+    assert all(0 <= row["verify_hidden"] <= 1 for row in rows_of(tmp_path / "run" / "timings.jsonl"))
+
+
+def test_a_killed_training_leaves_no_container_and_no_process(tmp_path: Path) -> None:
+    config = tiny_run(**CODE, rollout={"sampler": "scripted", "prompts_per_step": 4, "num_generations": 8}, train={"steps": 100_000})
+    (tmp_path / "long.yaml").write_text(config.dump(), "utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "rlvr", "train", str(tmp_path / "long.yaml"), "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: (tmp_path / "run" / "metrics.jsonl").is_file() and (tmp_path / "run" / "metrics.jsonl").stat().st_size > 0)
+        names, pids = belonging(process.pid)
+        assert names and pids
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+    with build("sandbox", "docker", containers=1) as sandbox:
+        sandbox.ready()  # the next start, with its sweep
+        until(lambda: belonging(process.pid) == ([], []) and not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+    assert not list(tmp_path.glob("rlvr-*")), "nor a folder among the temporary ones"
+
+
+def belonging(pid: int) -> tuple[list[str], list[int]]:
+    """The containers of one run, by their label, and the processes in them."""
+    client = _engine.connect()
+    try:
+        found = client.containers.list(all=True, filters={"label": _engine.LABEL}, ignore_removed=True)
+        mine = [container for container in found if container.labels[_engine.LABEL].split("|")[3] == str(pid)]
+        return [str(container.id) for container in mine], [container.attrs["State"]["Pid"] for container in mine]
+    finally:
+        client.close()
+
+
+def until(true: Any, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.1)
