@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rlvr.contracts import Limits, Program, Stop
 from rlvr.registry import build
 from rlvr.task import Task, user
+from tests.attacks.channel import CHANNEL
 from tests.attacks.harm import HARM
 from tests.attacks.scoring import SCORING
 from tests.attacks.task import LIMITS, REFERENCES, RIGHT, Attack, naive
@@ -38,7 +39,7 @@ def main() -> None:
         outcome = sandbox.run(Program(naive(attack), limits=limits))
         return paid, after, outcome.stop is Stop.OK
 
-    corpus: list[Attack] = SCORING + HARM
+    corpus: list[Attack] = SCORING + HARM + CHANNEL
     with ThreadPoolExecutor(threads) as pool:
         rows = list(pool.map(one, corpus))
     sandbox.close()

@@ -44,7 +44,7 @@ def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> d
         "ipc_mode": "none",
         "auto_remove": True,
         "log_config": {"type": "none", "config": {}},
-        "ulimits": [Ulimit(name="core", soft=0, hard=0), Ulimit(name="nofile", soft=1024, hard=1024)],
+        "ulimits": [Ulimit(name="core", soft=1, hard=1), Ulimit(name="nofile", soft=1024, hard=1024)],
         "runtime": runtime,
     }
 

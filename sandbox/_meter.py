@@ -62,12 +62,17 @@ class GroupMeter:
         self._kills = _opened("memory.events" if two else "memory/memory.oom_control")
         self._cpu = _opened("cpu.stat" if two else "cpuacct/cpuacct.usage")
         self._seconds: Callable[[bytes], float] = (lambda raw: _field(raw, b"usage_usec") / 1e6) if two else (lambda raw: int(raw) / 1e9)
-        self._idle = self.exact()
+        self._idle = 0
         if self._kills < 0 or self._cpu < 0:
             raise OSError("the control group cannot be read")
 
+    def begin(self) -> int:
+        """Before a program: what is in use now (the kernel's own caches of what earlier ones looked for) is not its doing."""
+        self._idle = self.exact()
+        return self.memory()
+
     def memory(self) -> int:
-        """Bytes in use above the idle supervisor's, page cache left out only where it matters."""
+        """Bytes in use above those of the beginning, page cache left out only where it matters."""
         return int(os.pread(self._memory, 64, 0)) - self._idle
 
     def over(self, limit: int) -> bool:
@@ -95,6 +100,10 @@ class TreeMeter:
 
     def __init__(self, root: int, spared: set[int]) -> None:
         self._root, self._spared, self._gone, self._seen = root, spared, 0.0, dict[int, float]()
+
+    def begin(self) -> int:
+        """Before a program: nothing of it lives yet."""
+        return 0
 
     def memory(self) -> int:
         """Bytes of memory of all living descendants, each one's share of what they share."""

@@ -141,7 +141,8 @@ class Supervisor:
         if judged:
             (from_program, to_judge), (from_judge, to_program) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
             places |= {3: from_judge, 4: to_judge}
-            asked = {0: _streams.memory_file(parts["brief"]), 1: places[2], 2: places[2], 3: from_program, 4: to_program, 5: out("report")}
+            asked = {0: _streams.memory_file(parts["brief"]), 3: from_program, 4: to_program, 5: out("report")}
+            asked[1] = asked[2] = out("stderr")  # not the program's own: what it does to a pipe must not be felt here
             asked[9] = _streams.memory_file(parts["judge"])
             theirs += [from_program, to_judge, from_judge, to_program, asked[0], asked[9]]
         else:
@@ -151,7 +152,7 @@ class Supervisor:
                 read, ports[8] = os.pipe2(os.O_CLOEXEC)
                 settled.append(read)
                 theirs.append(ports[8])
-        base = self.meter.memory()
+        base = self.meter.begin()
         cpu, kills = self.meter.cpu(), self.meter.kills()
         try:
             run.pids = [self._start(places, run.limits, argv, self.uid, self.places[0], 1000)]
@@ -175,7 +176,7 @@ class Supervisor:
         rlimits = {
             "CPU": seconds,
             "FSIZE": int(limits["file_mb"] * MEGABYTE),
-            "CORE": 0,
+            "CORE": 1,  # 0 would not keep a core from the machine's crash handler; 1 does
             "NOFILE": 256,
             "MSGQUEUE": 0,
             "STACK": 64 * MEGABYTE,
@@ -301,7 +302,7 @@ def _say(header: dict[str, Any], parts: dict[str, bytes]) -> None:
 
 def main(settings: dict[str, Any]) -> None:
     """Settle in, fork the zygote, then serve until the owner goes away. In a child: become the program."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     spaces = _namespaces.enter(settings["disk_mb"]) if settings.get("namespaces") else []
     if _namespaces.OWN_DISK in spaces:
         settings["places"] = list(_namespaces.LENT)

@@ -10,11 +10,12 @@ import pytest
 from rlvr.contracts import Sandbox
 from rlvr.task import Task, Verdict, user
 from rlvr.verifiers.unit_tests import UnitTests
+from tests.attacks.channel import CHANNEL
 from tests.attacks.harm import HARM
 from tests.attacks.scoring import SCORING
 from tests.attacks.task import REFERENCES, RIGHT, Attack
 
-CORPUS = SCORING + HARM
+CORPUS = SCORING + HARM + CHANNEL
 pytestmark = pytest.mark.docker
 
 

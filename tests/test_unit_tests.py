@@ -294,3 +294,50 @@ def test_a_subclass_arrives_as_its_base() -> None:
     assert type(decode(encode(Sly(3)))) is int and decode(encode(Sly(3))) == 3
     assert decode(encode(List([Sly(1)]))) == [1] and type(decode(encode(List()))) is list
     assert decode(encode(Always())) != 3
+
+
+@pytest.mark.parametrize("forged", [
+    ["fr", [["i", "0x1" + "3" * 200_000], ["i", "0x1" + "5" * 200_000]]],
+    ["s", [["i", hex(k * (2**61 - 1))] for k in range(1, 3000)]],
+    ["d", [[["i", hex(k * (2**61 - 1))], 0] for k in range(1, 3000)]],
+], ids=["a fraction to reduce", "a set that hashes alike", "a table that hashes alike"])  # fmt: skip
+def test_data_that_only_serves_to_keep_us_busy_is_refused(forged: Any) -> None:
+    with pytest.raises(NotData):
+        decode(forged)
+
+
+class Told(Sandbox):
+    """Reports what it is given, as if an answer had written it."""
+
+    def __init__(self, *messages: bytes) -> None:
+        self.report = b"".join(len(raw).to_bytes(4, "big") + raw for raw in messages)
+
+    def run(self, program: Program) -> Outcome:
+        return Outcome(Stop.OK, 0, report=self.report)
+
+
+@pytest.mark.parametrize("told", [
+    b'{"case": 0, "value": ["dec", "sNaN"]}',
+    b'{"case": 0, "raised": %s}' % (b"[" * 900 + b"]" * 900),
+    b'{"case": 0, "raised": "ValueError", "message": "\\ud800\\u001b[2J"}',
+    b'{"loading": %s}' % (b"[" * 900 + b"]" * 900),
+    b'{"case": true, "value": 9}',
+    b"[" * 100_000,
+], ids=range(6))  # fmt: skip
+def test_whatever_an_answer_reports_is_judged_and_its_words_can_be_shown(told: bytes) -> None:
+    verdict = judge(UnitTests(sandbox=Told(told)), SQUARE_CALLS, "x")
+    assert verdict.score == 0.0
+    assert verdict.reason.isprintable() and verdict.reason.encode()
+
+
+@pytest.mark.parametrize("body", ["return x * x + 1", "raise StopIteration", "raise ValueError", "return None", "import os; os._exit(0)"])
+def test_what_fails_between_the_assertions_is_the_answers_doing_once_it_was_called(verifier: UnitTests, body: str) -> None:
+    """No answer may talk itself out of a 0 by breaking the test, nor end a loop of the test before it has asserted anything."""
+    loop = "def check(candidate):\n    for got, wanted in zip(map(candidate, [2, 3]), [4, 9]):\n        assert got == wanted\n"
+    between = "first = square(2) + 0\nassert first == 4\n"
+    for test in (loop, between):
+        right, wrong = (
+            judge(verifier, {"kind": "asserts", "entry_point": "square", "test": test}, f"def square(x):\n    {line}")
+            for line in ("return x * x", body)
+        )
+        assert right.score == 1.0 and wrong.score == 0.0, (test, right, wrong)

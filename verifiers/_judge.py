@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlvr.verifiers._wire import NotData, decode, encode, receive, send
 
-ENTRY, PASSED, FAILED = "__candidate__", "__passed__", "__failed__"
+PASSED, FAILED = "__passed__", "__failed__"
+UNMADE = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup)  # these take more than one word
+asked = 0
+"""How often the answer was called: what fails outside of a test after that may be its doing, and is never held against the task."""
 
 
 class Over(BaseException):
@@ -36,6 +39,8 @@ def stub(name: str) -> Callable[..., Any]:
 
 def ask(order: dict[str, Any]) -> Any:
     """One question across the channel: the value that came back, or the exception."""
+    global asked
+    asked += "call" in order
     try:
         send(4, order)
         reply = receive(3)
@@ -47,8 +52,10 @@ def ask(order: dict[str, Any]) -> Any:
         raise Over("the answer broke the channel: no reply")
     if "raised" in reply:
         kind = getattr(builtins, str(reply["raised"]), None)
-        if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in (UnicodeDecodeError, UnicodeEncodeError):
+        if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in UNMADE:
             kind = Exception
+        if kind in (StopIteration, StopAsyncIteration):  # it would end a loop of the test's, as if there were no more to assert
+            kind = RuntimeError
         raise kind(str(reply.get("message", ""))[:500])
     try:
         return decode(reply.get("value"))
@@ -147,6 +154,8 @@ def run(code: Any, names: dict[str, Any], entry: str, count: int) -> None:
     try:
         exec(code, names)
     except Exception as error:
+        if asked:
+            raise Over(f"the tests did not come to their end: {type(error).__name__}: {error}") from None
         send(5, {"broken": f"the test code fails outside of its tests: {type(error).__name__}: {error}"})
         raise Over("broken") from None
     if entry:

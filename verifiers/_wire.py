@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-DEEP, MANY, LONG = 100, 2_000_000, 1 << 26
+DEEP, MANY, LONG, LARGE, ALIKE = 100, 2_000_000, 1 << 26, 1 << 16, 1000
 
 
 class NotData(Exception):
@@ -86,20 +86,39 @@ def decode(data: Any, depth: int = 0) -> Any:
             return SCALARS[tag](body)
         if tag == "c":
             return complex(float.fromhex(body), float.fromhex(data[2]))
-        if tag in ("r", "fr"):
-            return (range if tag == "r" else fractions.Fraction)(*(int(decode(part)) for part in body))
+        if tag == "r":
+            return range(*(int(decode(part)) for part in body))
+        if tag == "fr":
+            return _fraction(*(int(decode(part)) for part in body))
         if type(body) is not list:
             raise NotData(f"{tag!r} holds no list")
         if tag == "d":
-            return {decode(key, depth + 1): decode(item, depth + 1) for key, item in body}
+            pairs = [(decode(key, depth + 1), decode(item, depth + 1)) for key, item in body]
+            return dict(_spread(pairs, [key for key, _ in pairs]))
         if tag in MAKERS:
             items = [decode(item, depth + 1) for item in body]
+            if tag in ("s", "fs"):
+                _spread(items, items)
             return items if tag == "l" else MAKERS[tag](items)
     except NotData:
         raise
     except Exception as error:
         raise NotData(f"{tag!r} does not hold what it should: {type(error).__name__}") from None
     raise NotData(f"there is no tag {tag!r}")
+
+
+def _fraction(top: int, bottom: int) -> fractions.Fraction:
+    """Reducing a fraction takes the square of its length, and nothing interrupts it."""
+    if max(top.bit_length(), bottom.bit_length()) > LARGE:
+        raise NotData("a fraction of huge numbers")
+    return fractions.Fraction(top, bottom)
+
+
+def _spread(items: list[Any], keys: list[Any]) -> list[Any]:
+    """The items, unless so many keys were made to hash alike that a table of them takes the square of their number."""
+    if len(keys) > ALIKE and collections.Counter(map(hash, keys)).most_common(1)[0][1] > ALIKE:
+        raise NotData("too many keys that hash alike")
+    return items
 
 
 SCALARS: dict[str, Any] = {

@@ -106,7 +106,7 @@ class UnitTests(Verifier):
         for message in _messages(outcome.report):
             index = message.get("case")
             if "loading" in message:
-                loading = f"the answer does not load: {str(message['loading'])[:200]}"
+                loading = f"the answer does not load: {_raised(message['loading'])}"
             elif type(index) is int and 0 <= index < len(tests.cases) and index not in records:
                 records[index] = _result(message, tests.cases[index].wanted, tests)
         broke = WORDS.get(outcome.stop, "") if outcome.stop in BROKE else loading
@@ -121,7 +121,7 @@ class UnitTests(Verifier):
         records: dict[int, dict[str, Any]] = {}
         for message in _messages(outcome.report):  # the judge's word: the answer cannot write here
             if "broken" in message:
-                return Verdict(None, f"the task cannot be judged: {message['broken']}", fault=Fault.TASK, detail=_used(outcome))
+                return Verdict(None, _legible(f"the task cannot be judged: {message['broken']}"), fault=Fault.TASK, detail=_used(outcome))
             total, ended, over = message.get("total", total), ended or "end" in message, message.get("over", over)
             if "test" in message and records.get(message["test"], {"ok": True})["ok"]:
                 records[message["test"]] = {"ok": message["ok"], "why": message.get("why", "")}
@@ -137,6 +137,8 @@ class UnitTests(Verifier):
     ) -> Verdict:
         """The score from the records; a test without one has failed."""
         rows = [{"name": name, **records.get(index, LOST)} for index, name in enumerate(names)]
+        for row in rows:
+            row["why"] = _legible(row["why"])
         passed = [weight for row, weight in zip(rows, weights, strict=True) if row["ok"] is True]
         share = sum(passed) / sum(weights)
         detail = {"tests": rows, **(used or {})}
@@ -144,7 +146,7 @@ class UnitTests(Verifier):
             return Verdict(1.0, f"all {len(rows)} tests passed", parts={"tests": 1.0}, detail=detail)
         first = next((row for row in rows if row["ok"] is not True), None)
         what = f"{first['name']}: {broke or first['why']}" if first else broke
-        reason = f"{len(passed)} of {len(rows)} tests passed; {what}"[:500]
+        reason = _legible(f"{len(passed)} of {len(rows)} tests passed; {what}")
         score = 0.0 if self.score == "all" else min(share, 1.0)
         fault = Fault.ANSWER if broke and score == 0.0 else Fault.NONE
         return Verdict(score, reason, parts={"tests": share}, fault=fault, detail=detail)
@@ -156,13 +158,25 @@ class UnitTests(Verifier):
 
 def _result(message: dict[str, Any], wanted: Any, tests: Tests) -> dict[str, Any]:
     if "raised" in message:
-        return {"ok": False, "why": f"it raised {str(message['raised'])[:40]}: {str(message.get('message', ''))[:160]}"}
+        return {"ok": False, "why": f"it raised {_raised(message)}"}
     try:
         got = decode(message.get("value"))
         ok = same_value(got, wanted, tests.rule)
-    except (NotData, RecursionError, ValueError, TypeError) as error:
+    except (NotData, RecursionError, ArithmeticError, ValueError, TypeError) as error:
         return {"ok": False, "why": f"the result is no data: {str(error)[:160]}"}
     return {"ok": ok, "why": "" if ok else "the result differs"}
+
+
+def _raised(message: Any) -> str:
+    """The name and the words of an exception, as the answer tells them; it may tell anything."""
+    told = message if isinstance(message, dict) else {}
+    name, words = (text if isinstance(text, str) else "" for text in (told.get("raised"), told.get("message")))
+    return f"{name[:40]}: {words[:160]}"
+
+
+def _legible(text: str) -> str:
+    """Words of an answer's, without what no log can hold and no terminal should obey."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:500])
 
 
 def _messages(report: bytes) -> Iterator[dict[str, Any]]:
