@@ -60,6 +60,8 @@ class Algorithm(Plugin, ABC):
     needs_entropy: bool = False
     needs_greedy: bool = False
     """Whether each group must hold one more episode, sampled greedily, with `meta["greedy"]` true."""
+    needs_mismatched: bool = False
+    """Whether each group must also hold its prompts with the answers to another one, with `meta["mismatched"]` true."""
     penalises_reward: bool = False
     """Whether the KL is taken off the rewards, so that `credit` must be given `penalties`."""
     trains_flat: bool = False

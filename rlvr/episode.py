@@ -84,6 +84,11 @@ class Episode:
         return self.end is not End.FAILED and (self.verdict is None or self.verdict.scored)
 
     @property
+    def aside(self) -> bool:
+        """Whether it is only a yardstick for its siblings (a greedy answer, a mismatched one) and no answer to learn from."""
+        return bool(self.meta.get("greedy") or self.meta.get("mismatched"))
+
+    @property
     def length(self) -> int:
         """How many tokens the policy chose."""
         return sum(self.acted)

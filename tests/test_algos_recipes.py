@@ -15,7 +15,8 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.registry import build, parameters
 
 NAMES = ["reinforce", "reinforce_baseline", "reinforce_pp", "reinforce_pp_baseline", "remax", "rloo", "ppo"]
-NAMES += ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo", "gdpo", "online_dpo", "online_ipo"]
+NAMES += ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo", "gdpo"]
+NAMES += ["sft", "best_of_n", "dpo", "kto", "online_dpo", "online_ipo"]
 
 
 def test_every_named_preset_is_there_and_builds() -> None:
@@ -57,6 +58,8 @@ def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
         "reinforce_pp_baseline",
         "rloo",
         "ppo",
+        "dpo",
+        "kto",
         "online_dpo",
         "online_ipo",
     }
@@ -78,6 +81,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("grpo", {"delta": 1.1}, "under the clip"),
     ("online_dpo", {"beta": 0.0}, "against a reference"),
     ("online_dpo", {"num_iterations": 2}, "holds at the weights"),
+    ("kto", {"beta": 0.0}, "against a reference"),
+    ("kto", {"whiten": "tokens"}, "holds at the weights"),
+    ("best_of_n", {"beta": 0.1}, "imitated as it stands"),
+    ("sft", {"loss_type": "reinforce"}, "imitated as it stands"),
+    ("grpo", {"at_least": 0.5}, "do nothing"),
+    ("dpo", {"desirable_weight": 2.0}, "do nothing"),
     ("grpo", {"label_smoothing": 0.1}, "do nothing"),
     ("reinforce_pp", {"scale_rewards": "batch"}, "scaled twice"),
     ("grpo", {"loss_type": "dr_grpo"}, "whole recipe"),

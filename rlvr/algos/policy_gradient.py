@@ -49,7 +49,8 @@ class PolicyGradient(Algorithm):
         self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
         self.bypass = s.old_from_sampler
         self.controller = kl.Controller(s.beta, target=s.kl_target, horizon=s.kl_horizon)
-        self.single_step = s.baseline == "pair"
+        self.single_step = s.baseline in ("pair", "kto")
+        self.needs_mismatched = s.baseline == "kto"
         self.cap = 0
         """The run's own cap on an answer, told by the first `row_weights`."""
         self._running, self._seen, self._steps = 0.0, 0.0, 0
@@ -76,8 +77,8 @@ class PolicyGradient(Algorithm):
             if values is None:
                 raise ConfigError("an algorithm with baseline=value needs the critic's values")
             raw = self._gae(groups, net, values)
-        elif self.settings.baseline == "pair":
-            raw = self._pairs(groups, penalties, total)
+        elif self.settings.baseline in ("pair", "kto", "best"):
+            raw = self._preferred(groups, penalties, total)
         elif self.settings.returns == "to_go":
             raw = self._to_go(groups, net)
         else:
@@ -105,28 +106,32 @@ class PolicyGradient(Algorithm):
                 row[len(row) - 1 - e.acted[::-1].index(True)] += credit.overlong(e.length, cap, buffer)
         return net
 
-    def _pairs(self, groups: Sequence[Sequence[Episode]], penalties: Nested | None, total: Total) -> list[list[list[float]]]:
-        """The pull of a preference loss on the best and the worst answer of each group."""
-        s, out = self.settings, [[[0.0] * len(e.tokens) for e in group] for group in groups]
-        chosen = [preferences.pair([e.reward if self.trains(e) and e.length else None for e in group]) for group in groups]
-        rows = sum(self.trains(e) and e.length > 0 for group in groups for e in group)
-        count, everyone = total([float(sum(p is not None for p in chosen)), float(rows)])
-        losses, margins = [], []
-        for g, picked in enumerate(chosen):
-            if picked is None:
-                continue
-            if penalties is None:
-                raise ConfigError("preferences need the policy's and the reference's log-probabilities")
-            margin = math.fsum(penalties[g][picked[0]]) - math.fsum(penalties[g][picked[1]])
-            force = preferences.pull(margin, self.beta, s.preference_loss, s.label_smoothing) * everyone / count
-            for i, sign in zip(picked, (1.0, -1.0), strict=True):
-                out[g][i] = credit.over_tokens(groups[g][i], sign * force)
-            losses.append(preferences.loss(margin, self.beta, s.preference_loss, s.label_smoothing))
-            margins.append(margin)
-        sums = total([math.fsum(losses), math.fsum(margins), float(sum(m > 0 for m in margins))])
-        names = ("preference/loss", "preference/margin", "preference/accuracy")
-        self.figures = {"preference/pairs": count} | ({n: x / count for n, x in zip(names, sums, strict=True)} if count else {})
-        return out
+    def _preferred(self, groups: Sequence[Sequence[Episode]], penalties: Nested | None, total: Total) -> list[list[list[float]]]:
+        """The pull of a loss on whole answers: pairs, desirable or not, or the best alone."""
+        s = self.settings
+        rewards: list[Rewards] = [[e.reward if self.trains(e) and e.length else None for e in group] for group in groups]
+        if s.baseline == "best":
+            pulls = preferences.of_best(rewards, [[e.length for e in group] for group in groups], s.at_least, total)
+        elif penalties is None:
+            raise ConfigError("preferences need the policy's and the reference's log-probabilities")
+        else:
+            divisors = [[max(1, e.length) if s.length_normalised else 1 for e in group] for group in groups]
+            shifts = [[math.fsum(p) / n for p, n in zip(ps, ns, strict=True)] for ps, ns in zip(penalties, divisors, strict=True)]
+            if s.baseline == "pair":
+                pulls = preferences.of_pairs(rewards, shifts, self.beta, s.preference_loss, s.label_smoothing, total)
+            else:
+                elsewhere = [
+                    x for g, row in zip(groups, shifts, strict=True) for e, x in zip(g, row, strict=True) if e.meta.get("mismatched")
+                ]
+                weights = s.desirable_weight, s.undesirable_weight
+                pulls = preferences.of_kto(
+                    rewards, shifts, elsewhere, self.beta, desirable_from=s.desirable_from, weights=weights, total=total
+                )
+            pulls = pulls._replace(
+                advantages=[[a / n for a, n in zip(row, ns, strict=True)] for row, ns in zip(pulls.advantages, divisors, strict=True)]
+            )
+        self.figures = pulls.figures
+        return [[credit.over_tokens(e, a) for e, a in zip(g, row, strict=True)] for g, row in zip(groups, pulls.advantages, strict=True)]
 
     def _outcomes(self, groups: Sequence[Sequence[Episode]], net: Nested, total: Total) -> list[list[float]]:
         """One advantage per episode."""
@@ -222,8 +227,9 @@ class PolicyGradient(Algorithm):
         return [[[next(fresh) if acted and self.trains(e) else 0.0 for acted in e.acted] for e in group] for group in groups]
 
     def counts(self, episode: Episode) -> bool:
-        """Whether an episode's reward takes part in the credit: it has a score, and is no greedy baseline."""
-        return episode.scored and not (self.needs_greedy and bool(episode.meta.get("greedy")))
+        """Whether an episode's reward takes part in the credit: it has a score, and is no yardstick."""
+        yardstick = (self.needs_greedy and episode.meta.get("greedy")) or episode.meta.get("mismatched")
+        return episode.scored and not yardstick
 
     def trains(self, episode: Episode) -> bool:
         """Whether its tokens may train as well: overlong filtering masks an answer that was cut off, and keeps its reward."""
@@ -280,6 +286,8 @@ class PolicyGradient(Algorithm):
             return surrogate.cispo(ratio, x.advantages, x.new, s.ratio_max)
         if s.loss_type == "sapo":
             return surrogate.sapo(ratio, x.advantages, s.sapo_temperature_pos, s.sapo_temperature_neg)
+        if s.loss_type == "likelihood":
+            return surrogate.likelihood(x.advantages, x.new)
         return surrogate.reinforce(ratio, x.advantages, x.new, s.ratio_max)
 
     # ---- what outlives a step -------------------------------------------------------------------------------------

@@ -1,24 +1,40 @@
-"""Preferences: pairs of answers out of a group's scores, and the pull that DPO puts on each side.
+"""Preferences and imitation: which answers are wanted, and the pull that a loss on them puts on each.
 
-The gradient of a preference loss is a number per answer times the gradient of the answer's log-probability. So it is
-credit like any other: the better answer of a pair gets a positive advantage, the worse one the same with a minus, and
-REINFORCE does the rest. With d = beta * ((l+ - l+_ref) - (l- - l-_ref)), log-probabilities summed over the answer:
+The gradient of such a loss is a number per answer times the gradient of the answer's log-probability. So it is credit like
+any other: a wanted answer gets a positive advantage, an unwanted one a negative, and the plain log-probability loss does the
+rest. With s = beta * (l - l_ref), log-probabilities summed over the answer (or its mean over the tokens):
 
-    dpo    -(1 - e) log sigmoid(d) - e log sigmoid(-d)      e is the label smoothing (cDPO)
-    ipo    (d / beta - 1 / (2 beta))^2
+    dpo     -(1 - e) log sigmoid(s+ - s-) - e log sigmoid(s- - s+)          e is the label smoothing (cDPO)
+    ipo     ((s+ - s-) / beta - 1 / (2 beta))^2
+    kto     w_D (1 - sigmoid(s - z)) where desirable, w_U (1 - sigmoid(z - s)) where not;
+            z = max(0, the mean s of answers to other prompts), a constant to the gradient
+    best    -l of the best answer of each group: supervised learning on what the verifier liked most
 
-It holds at the weights that scored the pair, so each batch of pairs is good for one optimizer step.
+The first three hold at the weights that scored the answers, so each batch is good for one optimizer step.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from rlvr.algos.credit import TOLERANCE, Rewards
+from rlvr.algos.credit import TOLERANCE, Rewards, Total, alone
 from rlvr.episode import Episode
 
 LOSSES = ("dpo", "ipo")
+
+
+class Pulls(NamedTuple):
+    """One number per episode, and what is worth logging.
+
+    >>> of_best([[0.0, 1.0]], [[3, 3]]).advantages
+    [[0.0, 2.0]]
+    """
+
+    advantages: list[list[float]]
+    figures: dict[str, float]
 
 
 def pair(rewards: Rewards) -> tuple[int, int] | None:
@@ -52,10 +68,129 @@ def pull(d: float, beta: float, how: str, smoothing: float) -> float:
     return beta * ((1 - smoothing) * _sigmoid(-d) - smoothing * _sigmoid(d))
 
 
-def best(groups: Sequence[Sequence[Episode]], *, at_least: float = 0.0) -> list[Episode]:
-    """Best-of-N: the first of the highest scored answers of each group, if it reaches a score. Food for `Learner.supervise`."""
-    tops = [max((e for e in group if e.scored), key=lambda e: e.reward, default=None) for group in groups]
-    return [e for e in tops if e is not None and e.reward > at_least]
+def pairs(rewards: Rewards, most: int = 1) -> list[tuple[int, int]]:
+    """Up to so many pairs without a member in common: the best with the worst, the second best with the second worst.
+
+    >>> pairs([0.0, 1.0, None, 0.5, 1.0], most=3)
+    [(1, 0), (4, 3)]
+    """
+    left, found = list(rewards), []
+    while len(found) < most and (picked := pair(left)):
+        found.append(picked)
+        left[picked[0]] = left[picked[1]] = None
+    return found
+
+
+def of_pairs(
+    rewards: Sequence[Rewards], shifts: Sequence[Sequence[float]], beta: float, how: str, smoothing: float, total: Total = alone
+) -> Pulls:
+    """DPO and IPO: the best and the worst of each group. `shifts` holds s of every answer, `rewards` None where it may not train."""
+    chosen = [pair(group) for group in rewards]
+    count, everyone = total([float(sum(p is not None for p in chosen)), float(sum(r is not None for group in rewards for r in group))])
+    advantages = [[0.0] * len(group) for group in rewards]
+    sums = [0.0] * 4
+    for g, picked in enumerate(chosen):
+        if picked is None:
+            continue
+        better, worse = shifts[g][picked[0]], shifts[g][picked[1]]
+        # the mean over pairs, where the loss takes the mean over all answers
+        force = pull(better - worse, beta, how, smoothing) * everyone / count
+        advantages[g][picked[0]], advantages[g][picked[1]] = force, -force
+        cost = loss(better - worse, beta, how, smoothing)
+        sums = [x + y for x, y in zip(sums, (cost, better, worse, float(better > worse)), strict=True)]
+    figures = {"preference/pairs": count}
+    if count:
+        cost, better, worse, right = (x / count for x in total(sums))
+        figures |= {"preference/loss": cost, "rewards/accuracies": right} | _told(better, worse)
+    else:
+        total(sums)  # every process takes part in every sum
+    return Pulls(advantages, figures)
+
+
+def of_kto(
+    rewards: Sequence[Rewards],
+    shifts: Sequence[Sequence[float]],
+    elsewhere: Sequence[float],
+    beta: float,
+    *,
+    desirable_from: float,
+    weights: tuple[float, float],
+    total: Total = alone,
+) -> Pulls:
+    """KTO: each answer by itself, desirable from a score on; `elsewhere` holds s of answers to other prompts."""
+    added, count = total([math.fsum(elsewhere), float(len(elsewhere))])
+    z = max(0.0, added / count) if count else 0.0
+    advantages = [[0.0] * len(group) for group in rewards]
+    sums = [0.0] * 5
+    for g, group in enumerate(rewards):
+        for i, reward in enumerate(group):
+            if reward is None:
+                continue
+            good = reward >= desirable_from
+            sign, weight, s = (1.0, weights[0], shifts[g][i]) if good else (-1.0, weights[1], shifts[g][i])
+            value = _sigmoid(sign * (s - z))
+            advantages[g][i] = sign * weight * beta * value * (1 - value)
+            seen = (weight * (1 - value), float(good), float(not good), s if good else 0.0, 0.0 if good else s)
+            sums = [x + y for x, y in zip(sums, seen, strict=True)]
+    cost, goods, bads, better, worse = total(sums)
+    figures = {"preference/desirable": goods, "preference/undesirable": bads, "kl/mismatched": z / beta}
+    if goods + bads:
+        figures["preference/loss"] = cost / (goods + bads)
+    if goods and bads:
+        figures |= _told(better / goods, worse / bads)
+    return Pulls(advantages, figures)
+
+
+def of_best(rewards: Sequence[Rewards], lengths: Sequence[Sequence[int]], at_least: float = 0.0, total: Total = alone) -> Pulls:
+    """Best-of-N: the first of the highest scored answers of each group, if its score is above `at_least`. The others get nothing."""
+    places = [best(group, at_least=at_least) for group in rewards]
+    mine = sum(lengths[g][i] for g, i in enumerate(places) if i is not None)
+    trainable = sum(n for row, group in zip(lengths, rewards, strict=True) for n, r in zip(row, group, strict=True) if r is not None)
+    kept, tokens, everyone = total([float(sum(i is not None for i in places)), float(mine), float(trainable)])
+    # the mean over the chosen answers' tokens, where the loss takes the mean over all tokens
+    advantages = [
+        [everyone / tokens if i == place else 0.0 for i in range(len(group))] for group, place in zip(rewards, places, strict=True)
+    ]
+    return Pulls(advantages, {"best/kept": kept})
+
+
+def best(rewards: Rewards, *, at_least: float = 0.0) -> int | None:
+    """Which answer of a group is the best: the first of the highest scores, if that is above `at_least`.
+
+    >>> best([0.0, 1.0, None, 1.0]), best([0.0, None]), best([0.0, 0.4], at_least=0.5)
+    (1, None, None)
+    """
+    scored = [(reward, -i) for i, reward in enumerate(rewards) if reward is not None and reward > at_least]
+    return -max(scored)[1] if scored else None
+
+
+def mismatched(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
+    """KTO's yardsticks: each group with its prompts continued by the answers of the next group, marked `mismatched`.
+
+    With one group there is no other prompt, and nothing is added: KTO then measures from z = 0.
+    """
+    if len(groups) < 2:
+        return [list(group) for group in groups]
+    longest = max((len(e.tokens) for group in groups for e in group), default=0)
+    found = []
+    for group, following in zip(groups, [*groups[1:], groups[0]], strict=True):
+        answers = [e for e in following if e.scored and e.length]
+        pairs_ = zip([e for e in group if e.scored and e.length], answers, strict=False)
+        found.append([*group, *(_grafted(e, other, longest) for e, other in pairs_)])
+    return found
+
+
+def _grafted(episode: Episode, other: Episode, longest: int) -> Episode:
+    at, there = episode.prompt_length, other.prompt_length
+    tokens = [*episode.tokens[:at], *other.tokens[there:]][:longest]
+    acted = [*episode.acted[:at], *other.acted[there:]][:longest]
+    nothing = [0.0] * len(tokens)
+    meta = {**episode.meta, "mismatched": True}
+    return replace(episode, tokens=tokens, acted=acted, logprobs=nothing, rewards=nothing, verdict=None, text="", meta=meta)
+
+
+def _told(better: float, worse: float) -> dict[str, float]:
+    return {"rewards/chosen": better, "rewards/rejected": worse, "rewards/margins": better - worse}
 
 
 def _sigmoid(x: float) -> float:

@@ -47,6 +47,8 @@ class Preset:
 
 TRUE_GRADIENT: dict[str, Any] = {"loss_type": "reinforce", "loss_aggregation": "seq-mean-token-sum", "scale_rewards": "none"}
 
+IMITATION: dict[str, Any] = {"loss_type": "likelihood", "loss_aggregation": "token-mean", "scale_rewards": "none"}
+
 PRESETS: Mapping[str, Preset] = {
     "reinforce": Preset(
         "REINFORCE: the policy gradient as it stands, no baseline",
@@ -146,6 +148,30 @@ PRESETS: Mapping[str, Preset] = {
         "2601.05242",
         "A = whiten(sum_k w_k (R^k - mean_g) / (std_g + 1e-4)),  GRPO's loss",
         Settings(normalize_then_sum=True, whiten="samples"),
+    ),
+    "sft": Preset(
+        "SFT: supervised learning on solutions, the environment's own or the best ones of an earlier run",
+        "2203.02155",
+        "L = -(1/N) sum l over the solutions' tokens",
+        Settings(baseline="best", old_from_sampler=True, **IMITATION),
+    ),
+    "best_of_n": Preset(
+        "Best-of-N: of each group's answers the best is kept, if it is any good, and learned as if it were a solution",
+        "2304.06767",
+        "L = -(1/N) sum l over the kept answers' tokens",
+        Settings(baseline="best", old_from_sampler=True, **IMITATION),
+    ),
+    "dpo": Preset(
+        "DPO: the better answer of a pair is made more likely than the worse one, measured from a reference",
+        "2305.18290",
+        "d = beta ((l+ - l+_ref) - (l- - l-_ref)),  L = -mean log sigmoid(d)",
+        Settings(baseline="pair", beta=0.1, kl_estimator="k1", kl_in="reward", **TRUE_GRADIENT),
+    ),
+    "kto": Preset(
+        "KTO: each answer by itself, desirable or not, measured from a reference and from answers to other prompts",
+        "2402.01306",
+        "s = beta (l - l_ref),  L = mean of w_D (1 - sigmoid(s - z)) or w_U (1 - sigmoid(z - s)),  z = max(0, mean s of mismatched)",
+        Settings(baseline="kto", beta=0.1, kl_estimator="k1", kl_in="reward", **TRUE_GRADIENT),
     ),
     "online_dpo": Preset(
         "Online DPO: the best and the worst answer of each group as a pair, ties skipped",

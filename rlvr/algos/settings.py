@@ -18,7 +18,7 @@ from rlvr.algos.surrogate import LEVELS, LOSS_TYPES
 from rlvr.errors import ConfigError, suggest
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "baseline": ("none", "running", "group", "leave_one_out", "greedy", "value", "pair"),
+    "baseline": ("none", "running", "group", "leave_one_out", "greedy", "value", "pair", "kto", "best"),
     "preference_loss": LOSSES,
     "returns": ("outcome", "to_go"),
     "scale_rewards": ("none", "group", "batch"),
@@ -54,6 +54,14 @@ class Settings:
     preference_loss: str = "dpo"
     """With baseline=pair: which loss on the pair of the group's best and worst answer."""
     label_smoothing: float = 0.0
+    length_normalised: bool = False
+    """With baseline=pair or kto: an answer's log-probability is the mean over its tokens, not their sum."""
+    desirable_from: float = 0.5
+    """With baseline=kto: an answer that scores so much is desirable."""
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+    at_least: float = 0.0
+    """With baseline=best: the best answer of a group is learned from if its score is above this."""
     # ratio, clip or gate
     importance_sampling_level: str = "token"
     loss_type: str = "clip"
@@ -129,6 +137,8 @@ INFINITY = math.inf
 BOUNDS = (
     ("advantage_epsilon", 0.0, 1.0),
     ("label_smoothing", 0.0, 0.5),
+    ("desirable_weight", 0.0, INFINITY),
+    ("undesirable_weight", 0.0, INFINITY),
     ("epsilon", 0.0, 1.0),
     ("epsilon_high", 0.0, INFINITY),
     ("delta", 1.0, INFINITY),
@@ -197,6 +207,7 @@ def _bad_losses(s: Settings) -> list[tuple[bool, str]]:
 
 
 def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
+    preferred = s.baseline in ("pair", "kto")
     return [
         (
             s.baseline == "value" and (s.scale_rewards != "none" or s.normalize_then_sum or s.returns != "outcome"),
@@ -216,13 +227,13 @@ def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
             f"overlong_buffer {s.overlong_buffer} is longer than max_completion_length {s.max_completion_length}; make it a part of it",
         ),
         (
-            s.baseline == "pair" and (s.beta == 0 or s.kl_in != "reward" or s.loss_type != "reinforce" or s.scale_rewards != "none"),
-            "preferences are learned against a reference: baseline=pair needs beta above 0, kl_in=reward, loss_type=reinforce and "
-            "scale_rewards=none (the dpo recipe)",
+            preferred and (s.beta == 0 or s.kl_in != "reward" or s.loss_type != "reinforce" or s.scale_rewards != "none"),
+            f"preferences are learned against a reference: baseline={s.baseline} needs beta above 0, kl_in=reward, loss_type=reinforce "
+            "and scale_rewards=none (the dpo and kto recipes)",
         ),
         (
-            s.baseline == "pair" and (s.num_iterations > 1 or s.loss_aggregation != "seq-mean-token-sum" or s.whiten != "none"),
-            "a pair's pull holds at the weights that scored it and counts whole answers; leave num_iterations=1, whiten=none and "
+            preferred and (s.num_iterations > 1 or s.loss_aggregation != "seq-mean-token-sum" or s.whiten != "none"),
+            "a preference's pull holds at the weights that scored it and counts whole answers; leave num_iterations=1, whiten=none and "
             "loss_aggregation=seq-mean-token-sum",
         ),
         (
@@ -230,6 +241,11 @@ def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
             f"dynamic sampling drops groups whose rewards are all equal; with baseline={s.baseline}"
             + (" and normalize_then_sum" if s.normalize_then_sum else "")
             + " such a group still teaches; leave dynamic_sampling_rounds=1",
+        ),
+        (
+            s.baseline == "best" and (s.loss_type != "likelihood" or s.scale_rewards != "none" or s.whiten != "none" or s.beta > 0),
+            "the best answer is imitated as it stands: baseline=best needs loss_type=likelihood, scale_rewards=none, whiten=none, beta=0 "
+            "(the sft and best_of_n recipes)",
         ),
         (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
     ]
@@ -248,6 +264,9 @@ def active(s: Settings) -> dict[str, bool]:
         "gamma": critic or s.returns == "to_go",
         "advantage_epsilon": s.scale_rewards != "none",
         **dict.fromkeys(("preference_loss", "label_smoothing"), s.baseline == "pair"),
+        **dict.fromkeys(("desirable_from", "desirable_weight", "undesirable_weight"), s.baseline == "kto"),
+        "length_normalised": s.baseline in ("pair", "kto"),
+        "at_least": s.baseline == "best",
         "reward_weights": s.normalize_then_sum,
         "max_completion_length": s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer > 0,
         "importance_sampling_cap": s.importance_sampling_correction != "none",

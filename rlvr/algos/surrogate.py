@@ -6,7 +6,8 @@ belongs to. Only tensor methods are used, so this module needs no import of torc
     level      token: r_t = exp(l_t - l_old_t)          sequence: one ratio, the geometric mean of the tokens' (GSPO)
                sequence_token: its value, per-token gradient       completion: the product of the tokens' (RLOO)
     loss_type  clip: PPO's pessimistic clip     cispo: a clipped, detached weight on the log-probability
-               sapo: a soft gate                reinforce: the log-probability itself
+               sapo: a soft gate                reinforce: the log-probability itself, weighed by the ratio
+               likelihood: the log-probability itself, whoever sampled
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LEVELS = ("token", "sequence", "sequence_token", "completion")
-LOSS_TYPES = ("clip", "cispo", "sapo", "reinforce")
+LOSS_TYPES = ("clip", "cispo", "sapo", "reinforce", "likelihood")
 LOG_RATIO_LIMIT = 20.0
 
 
@@ -87,3 +88,9 @@ def reinforce(ratio: Tensor, advantage: Tensor, new: Tensor, ratio_max: float) -
     """REINFORCE: -A * log-probability; off-policy the capped ratio weighs it."""
     weight = ratio.detach().clamp(max=ratio_max)
     return Surrogate(-weight * advantage * new, ratio.detach() * 0, (ratio > ratio_max).to(ratio.dtype))
+
+
+def likelihood(advantage: Tensor, new: Tensor) -> Surrogate:
+    """Supervised learning: -A * log-probability, with no ratio, so that any text can be learned from."""
+    nothing = new.detach() * 0
+    return Surrogate(-advantage * new, nothing, nothing)

@@ -68,7 +68,7 @@ def conserved(metrics: dict[str, float], harvest: Harvest) -> dict[str, float]:
 
 def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
     """What the episodes themselves say, those included that are not trained on; a group's reward counts only members with a verdict."""
-    everyone = [episode for group in groups for episode in group if not episode.meta.get("greedy")]
+    everyone = [episode for group in groups for episode in group if not episode.aside]
     rewards = [episode.reward for episode in everyone if episode.scored]
     lengths = [episode.length for episode in everyone]
     mean = sum(rewards) / len(rewards) if rewards else None

@@ -71,25 +71,28 @@ class Step:
                 if not e.scored:
                     count["dropped_unscored"] += e.length
         for episode, trains, moves in zip(self.episodes, self.trains, self.moves, strict=True):
-            where = (
-                "to_train"
-                if moves
-                else "dropped_zero_advantage"
-                if trains
-                else "dropped_baseline"
-                if episode.meta.get("greedy")
-                else "masked"
-            )
+            where = "to_train" if moves else "dropped_zero_advantage" if trains else "dropped_baseline" if episode.aside else "masked"
             count[where] += episode.length
         count["dropped"] = sum(n for key, n in count.items() if key.startswith("dropped_"))
         return {f"tokens/{key}": float(n) for key, n in count.items()}
 
     def group_figures(self) -> dict[str, float]:
         """How many groups there are, and how many of them teach nothing."""
-        rewards = [[e.reward if e.scored and not e.meta.get("greedy") else None for e in group] for group in self.groups]
+        rewards = [[e.reward if e.scored and not e.aside else None for e in group] for group in self.groups]
         lone = sum(sum(r is not None for r in group) < 2 for group in rewards)
         flat = sum(degenerate(group) for group in rewards)
         return {"groups": float(len(rewards)), "groups/zero_std": float(flat), "groups/too_few_scored": float(lone)}
+
+    def logps(self, total: Total) -> dict[str, float]:
+        """Preferences: the log-probability of an answer, the mean over those that are pulled up and over those that are pushed down."""
+        sums = dict.fromkeys(("chosen", "rejected"), (0.0, 0.0))
+        for advantage, old in zip(self.rows.nested(self.columns["advantages"]), self.rows.nested(self.columns["old"]), strict=True):
+            push = sum(advantage)
+            if push:
+                name = "chosen" if push > 0 else "rejected"
+                sums[name] = sums[name][0] + sum(old), sums[name][1] + 1
+        up, ups, down, downs = total([*sums["chosen"], *sums["rejected"]])
+        return ({"logps/chosen": up / ups} if ups else {}) | ({"logps/rejected": down / downs} if downs else {})
 
     def advantage_figures(self) -> dict[str, float]:
         """Sums over the tokens that may train, for the mean and the spread of the advantages."""
