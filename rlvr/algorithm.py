@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rlvr.contracts import Plugin
+from rlvr.errors import ConfigError
 
 if TYPE_CHECKING:  # torch is heavy and optional; this door is neither
     from torch import Tensor
@@ -102,6 +103,10 @@ class Algorithm(Plugin, ABC):
     def trains(self, episode: Episode) -> bool:
         """Whether an episode's tokens may train and are counted in the denominators."""
         return episode.scored
+
+    def learnable(self, groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
+        """Which stored groups, and which of their members, there is something to learn from; ConfigError where there is nothing."""
+        raise ConfigError(f"{type(self).__name__} learns from fresh answers only; leave data out, or choose sft, best_of_n, dpo or kto")
 
     def value_targets(
         self,

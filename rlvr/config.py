@@ -127,6 +127,34 @@ class WarmstartConfig(Section):
     """Stop before `steps` once this accuracy is reached on training tasks: the rest is for reward to teach."""
 
 
+class DataConfig(Section):
+    """Learn from what is there already, in place of sampling: the episodes of an earlier run, or gold solutions (`{}`).
+
+    >>> DataConfig(run="runs/quickstart").held_out
+    0.1
+    """
+
+    run: str | None = None
+    """A run folder. What this configuration leaves out of env, tokenizer and model is taken over from it."""
+    held_out: float = Field(default=0.1, ge=0, lt=1)
+    """For a reward model: the share of the tasks whose pairs are kept for measuring it."""
+
+
+class RewardModelConfig(Section):
+    """Train a reward model in place of a policy, on pairs of the run in `data`.
+
+    >>> RewardModelConfig(margin=1.0).pairs_per_group
+    4
+    """
+
+    pairs_per_group: int = Field(default=4, ge=1)
+    """The best with the worst, then the second best with the second worst, and so on."""
+    margin: float = Field(default=0.0, ge=0)
+    """The scores of a pair are to differ by so much times the difference of the verifier's."""
+    center_rewards_coefficient: float = Field(default=0.01, ge=0)
+    """How hard scores are pulled toward 0, so that those of several models can be compared."""
+
+
 class EvalConfig(Section):
     """Accuracy on held-out tasks, before and after, and every so many steps.
 
@@ -164,6 +192,8 @@ class RunConfig(Section):
     tokenizer: str | None = None
     model: ModelConfig
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    data: DataConfig | None = None
+    reward_model: RewardModelConfig | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
     train: TrainConfig = Field(default_factory=TrainConfig)
     warmstart: WarmstartConfig | None = None
@@ -179,6 +209,8 @@ class RunConfig(Section):
     def _readable(self) -> RunConfig:
         if self.tokenizer is None and self.model.path is None:
             raise ValueError("tokenizer is not set; a model made from a config needs one, for example tokenizer: 'chars'")
+        if self.reward_model is not None and (self.data is None or self.data.run is None):
+            raise ValueError("data.run is not set: a reward model learns from the pairs of a run, for example data.run=runs/DIR")
         return self
 
     def dump(self) -> str:
@@ -206,7 +238,27 @@ def recipes() -> dict[str, Path]:
 
 def load(target: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe by name or path, apply the overrides, check everything."""
-    return check(_overridden(read(target), overrides), target)
+    return check(_completed(_overridden(read(target), overrides)), target)
+
+
+def _completed(data: dict[str, Any]) -> dict[str, Any]:
+    """With `data.run`: env, tokenizer, model and the room for an answer as that run had them, where they are not given."""
+    section = data.get("data")
+    folder = section.get("run") if isinstance(section, Mapping) else None
+    if not isinstance(folder, str):
+        if isinstance(section, Mapping) and "env" not in data:
+            raise ConfigError("data.run is not set: name the run whose episodes are learned from, for example data.run=runs/DIR")
+        return data
+    path = Path(folder) / "config.yaml"
+    if not path.is_file():
+        raise NotFound(f"data.run is {folder!r}, which is no run folder: it has no config.yaml; name a folder that `rlvr train` wrote")
+    theirs = yaml.safe_load(path.read_text("utf-8"))
+    last = Path(folder) / "checkpoints" / "last"
+    filled = {"env": theirs["env"], "tokenizer": theirs["tokenizer"] or theirs["model"]["path"], "model": {"path": str(last)}} | data
+    if "model" not in data and not last.is_dir():
+        raise ConfigError(f"{folder} has no checkpoint to start from; set model.path to the model that is to learn")
+    room = {key: theirs["rollout"].get(key) for key in ("max_completion_length", "max_length")}
+    return filled | {"rollout": {key: value for key, value in room.items() if value is not None} | (data.get("rollout") or {})}
 
 
 def read(target: str) -> dict[str, Any]:

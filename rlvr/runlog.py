@@ -86,6 +86,7 @@ class RunLog:
                 episode_row(step, episode, advantage)
                 for group, scores in zip(groups, advantages, strict=True)
                 for episode, advantage in zip(group, scores, strict=True)
+                if not episode.meta.get("mismatched")  # nobody ever said that
             ),
         )
 

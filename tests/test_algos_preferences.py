@@ -272,7 +272,7 @@ def test_two_processes_pull_as_one_would(name: str) -> None:
     algorithms = [factory(name)() for _ in range(3)]
 
     def credit(me: int, part: slice, **more: Any) -> Any:
-        shifts = {"penalties": penalties[part]} if algorithms[me].needs_reference else {}
+        shifts: dict[str, Any] = {"penalties": penalties[part]} if algorithms[me].needs_reference else {}
         return algorithms[me].credit(groups[part], **shifts, **more)
 
     whole = credit(2, slice(None))

@@ -123,3 +123,39 @@ class Together(Verifier):
     def release(self) -> None:
         """Let everybody who still waits go, with an error."""
         self._gate.abort()
+
+
+class First(Environment):
+    """Say the first of three digits. Even numbers are for training, odd ones are held out; right is 1, all else 0."""
+
+    max_prompt_tokens = 8
+    max_new_tokens = 3
+
+    def __init__(self, *, verifier: Verifier | None = None) -> None:
+        self.verifier = Same() if verifier is None else verifier
+
+    def task(self, split: str, index: int) -> Task:
+        number = f"{2 * (index * 37 % 500) + (split == 'test'):03}"
+        return Task(f"first/{split}/{index}", user(f"{number}="), reference=number[0])
+
+    def size(self, split: str) -> int | None:
+        return 500
+
+    def gold(self, task: Task) -> str | None:
+        return str(task.reference)
+
+
+class Same(Verifier):
+    """1.0 for the reference itself, 0.0 for everything else."""
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        return Verdict(float(answer == task.reference), f"{answer!r} for {task.reference!r}")
+
+
+class Judged(First):
+    """`First`, judged by whatever verifier the configuration names."""
+
+    needs = {"verifier": "exact"}
+
+    def __init__(self, *, verifier: Verifier) -> None:
+        super().__init__(verifier=verifier)

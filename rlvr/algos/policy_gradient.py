@@ -118,7 +118,8 @@ class PolicyGradient(Algorithm):
             divisors = [[max(1, e.length) if s.length_normalised else 1 for e in group] for group in groups]
             shifts = [[math.fsum(p) / n for p, n in zip(ps, ns, strict=True)] for ps, ns in zip(penalties, divisors, strict=True)]
             if s.baseline == "pair":
-                pulls = preferences.of_pairs(rewards, shifts, self.beta, s.preference_loss, s.label_smoothing, total)
+                how, smoothing, most = s.preference_loss, s.label_smoothing, s.pairs_per_group
+                pulls = preferences.of_pairs(rewards, shifts, self.beta, how=how, smoothing=smoothing, most=most, total=total)
             else:
                 elsewhere = [
                     x for g, row in zip(groups, shifts, strict=True) for e, x in zip(g, row, strict=True) if e.meta.get("mismatched")
@@ -225,6 +226,17 @@ class PolicyGradient(Algorithm):
         ]
         fresh = iter(credit.whitened(flat, total))
         return [[[next(fresh) if acted and self.trains(e) else 0.0 for acted in e.acted] for e in group] for group in groups]
+
+    def learnable(self, groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
+        """Pairs for DPO, both kinds of answers for KTO, the best ones for imitation; the other algorithms need fresh answers."""
+        s = self.settings
+        if s.baseline == "pair":
+            return preferences.paired(groups, s.pairs_per_group)
+        if s.baseline == "kto":
+            return preferences.of_both_kinds(groups, s.desirable_from)
+        if s.baseline == "best":
+            return preferences.best_ones(groups, s.at_least)
+        raise ConfigError(f"{self.name} learns from fresh answers only; leave data out, or choose sft, best_of_n, dpo or kto")
 
     def counts(self, episode: Episode) -> bool:
         """Whether an episode's reward takes part in the credit: it has a score, and is no yardstick."""

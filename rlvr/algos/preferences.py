@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from rlvr.algos.credit import TOLERANCE, Rewards, Total, alone
 from rlvr.episode import Episode
+from rlvr.errors import ConfigError
 
 LOSSES = ("dpo", "ipo")
 
@@ -74,7 +75,7 @@ def pairs(rewards: Rewards, most: int = 1) -> list[tuple[int, int]]:
     >>> pairs([0.0, 1.0, None, 0.5, 1.0], most=3)
     [(1, 0), (4, 3)]
     """
-    left, found = list(rewards), []
+    left, found = list(rewards), list[tuple[int, int]]()
     while len(found) < most and (picked := pair(left)):
         found.append(picked)
         left[picked[0]] = left[picked[1]] = None
@@ -82,28 +83,31 @@ def pairs(rewards: Rewards, most: int = 1) -> list[tuple[int, int]]:
 
 
 def of_pairs(
-    rewards: Sequence[Rewards], shifts: Sequence[Sequence[float]], beta: float, how: str, smoothing: float, total: Total = alone
+    rewards: Sequence[Rewards],
+    shifts: Sequence[Sequence[float]],
+    beta: float,
+    *,
+    how: str = "dpo",
+    smoothing: float = 0.0,
+    most: int = 1,
+    total: Total = alone,
 ) -> Pulls:
-    """DPO and IPO: the best and the worst of each group. `shifts` holds s of every answer, `rewards` None where it may not train."""
-    chosen = [pair(group) for group in rewards]
-    count, everyone = total([float(sum(p is not None for p in chosen)), float(sum(r is not None for group in rewards for r in group))])
+    """DPO and IPO on the pairs of each group. `shifts` holds s of every answer, `rewards` None where it may not train."""
+    chosen = [(g, *picked) for g, group in enumerate(rewards) for picked in pairs(group, most)]
+    count, everyone = total([float(len(chosen)), float(sum(r is not None for group in rewards for r in group))])
     advantages = [[0.0] * len(group) for group in rewards]
     sums = [0.0] * 4
-    for g, picked in enumerate(chosen):
-        if picked is None:
-            continue
-        better, worse = shifts[g][picked[0]], shifts[g][picked[1]]
-        # the mean over pairs, where the loss takes the mean over all answers
+    for g, up, down in chosen:
+        better, worse = shifts[g][up], shifts[g][down]
+        # the mean over pairs, where the learner takes the mean over all answers
         force = pull(better - worse, beta, how, smoothing) * everyone / count
-        advantages[g][picked[0]], advantages[g][picked[1]] = force, -force
-        cost = loss(better - worse, beta, how, smoothing)
-        sums = [x + y for x, y in zip(sums, (cost, better, worse, float(better > worse)), strict=True)]
+        advantages[g][up], advantages[g][down] = force, -force
+        seen = (loss(better - worse, beta, how, smoothing), better, worse, float(better > worse))
+        sums = [x + y for x, y in zip(sums, seen, strict=True)]
+    cost, better, worse, right = (x / max(count, 1.0) for x in total(sums))
     figures = {"preference/pairs": count}
     if count:
-        cost, better, worse, right = (x / count for x in total(sums))
         figures |= {"preference/loss": cost, "rewards/accuracies": right} | _told(better, worse)
-    else:
-        total(sums)  # every process takes part in every sum
     return Pulls(advantages, figures)
 
 
@@ -162,6 +166,44 @@ def best(rewards: Rewards, *, at_least: float = 0.0) -> int | None:
     """
     scored = [(reward, -i) for i, reward in enumerate(rewards) if reward is not None and reward > at_least]
     return -max(scored)[1] if scored else None
+
+
+def paired(groups: Sequence[Sequence[Episode]], most: int) -> list[list[Episode]]:
+    """The members of each group's pairs; groups without a pair are left out."""
+    found = []
+    for group in groups:
+        members = sorted(i for picked in pairs([e.reward for e in group], most) for i in picked)
+        found.append([group[i] for i in members])
+    kept = [group for group in found if group]
+    if not kept:
+        raise ConfigError(
+            f"there is no pair to learn from: in each of the {len(groups)} groups all scores are equal; let the run that is "
+            "learned from sample more answers a prompt, at a higher temperature, or on tasks that it solves now and then"
+        )
+    return kept
+
+
+def of_both_kinds(groups: Sequence[Sequence[Episode]], desirable_from: float) -> list[list[Episode]]:
+    """All groups, once it is sure that some answers are desirable and some are not."""
+    good = sum(e.reward >= desirable_from for group in groups for e in group)
+    everyone = sum(len(group) for group in groups)
+    if good in (0, everyone):
+        kind = "undesirable" if not good else "desirable"
+        raise ConfigError(
+            f"all {everyone} answers are {kind}: KTO needs both kinds; their scores go from "
+            f"{min(e.reward for group in groups for e in group):g} to {max(e.reward for group in groups for e in group):g}, "
+            f"and desirable_from is {desirable_from:g}; move it between them, or name a run that is right now and then"
+        )
+    return [list(group) for group in groups]
+
+
+def best_ones(groups: Sequence[Sequence[Episode]], at_least: float) -> list[list[Episode]]:
+    """The best answer of each group that has a good one."""
+    found = [best([e.reward for e in group], at_least=at_least) for group in groups]
+    kept = [[group[i]] for group, i in zip(groups, found, strict=True) if i is not None]
+    if not kept:
+        raise ConfigError(f"none of the {len(groups)} groups has an answer that scores above {at_least:g}; lower algorithm.at_least")
+    return kept
 
 
 def mismatched(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:

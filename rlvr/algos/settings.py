@@ -54,6 +54,8 @@ class Settings:
     preference_loss: str = "dpo"
     """With baseline=pair: which loss on the pair of the group's best and worst answer."""
     label_smoothing: float = 0.0
+    pairs_per_group: int = 1
+    """With baseline=pair: the best with the worst, then the second best with the second worst, and so on."""
     length_normalised: bool = False
     """With baseline=pair or kto: an answer's log-probability is the mean over its tokens, not their sum."""
     desirable_from: float = 0.5
@@ -137,6 +139,7 @@ INFINITY = math.inf
 BOUNDS = (
     ("advantage_epsilon", 0.0, 1.0),
     ("label_smoothing", 0.0, 0.5),
+    ("pairs_per_group", 1, INFINITY),
     ("desirable_weight", 0.0, INFINITY),
     ("undesirable_weight", 0.0, INFINITY),
     ("epsilon", 0.0, 1.0),
@@ -263,7 +266,7 @@ def active(s: Settings) -> dict[str, bool]:
         **dict.fromkeys(("lam", "vf_coef", "epsilon_value", "value_pretraining_steps"), critic),
         "gamma": critic or s.returns == "to_go",
         "advantage_epsilon": s.scale_rewards != "none",
-        **dict.fromkeys(("preference_loss", "label_smoothing"), s.baseline == "pair"),
+        **dict.fromkeys(("preference_loss", "label_smoothing", "pairs_per_group"), s.baseline == "pair"),
         **dict.fromkeys(("desirable_from", "desirable_weight", "undesirable_weight"), s.baseline == "kto"),
         "length_normalised": s.baseline in ("pair", "kto"),
         "at_least": s.baseline == "best",

@@ -20,10 +20,12 @@ def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume
     try:
         import torch  # noqa: F401 -- first: without it transformers only warns, and fails later
 
+        from rlvr.learn.reward_model import train_reward_model
         from rlvr.learn.train import train
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
-    report = train(config, out=out, resume=resume, verify=verify, console=screen.err() if json else screen.out())
+    method: Any = train if config.reward_model is None else train_reward_model
+    report = method(config, out=out, resume=resume, verify=verify, console=screen.err() if json else screen.out())
     if json and os.environ.get("RANK", "0") == "0":  # of several processes one speaks
         screen.say_json(report.record())
 

@@ -13,18 +13,28 @@ from rlvr.model import parameters
 def banner(crew: Crew, folder: Path) -> Table:
     """The derived batch table, and where the algorithm departs from its preset."""
     config, rollout = crew.config, crew.config.rollout
-    episodes = rollout.prompts_per_step * rollout.num_generations
+    episodes, source = rollout.prompts_per_step * rollout.num_generations, ""
+    if config.data is not None:
+        stored = crew.stored.all if crew.stored else []
+        each = sum(map(len, stored)) / len(stored) if stored else 1
+        episodes = round(rollout.prompts_per_step * each)
+        source = f"{len(stored):,} groups of {config.data.run}" if stored else "gold solutions"
     updates = config.train.minibatches_per_step * crew.algorithm.num_iterations
     departs = ", ".join(f"{name}={value}" for name, value, differs in crew.algorithm.describe() if differs)
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (
         ("policy", f"{parameters(crew.model):,} parameters, {crew.tokenizer.vocab_size:,} token ids, {crew.accelerator.device}"),
         ("window", f"{crew.mdp.max_length} tokens, of which the policy may choose {crew.mdp.max_new_tokens}"),
-        ("episodes a step", f"{rollout.prompts_per_step} prompts x {rollout.num_generations} generations = {episodes:,}"),
+        (
+            "episodes a step",
+            f"about {episodes:,}, {rollout.prompts_per_step} groups at a time: {source}"
+            if source
+            else f"{rollout.prompts_per_step} prompts x {rollout.num_generations} generations = {episodes:,}",
+        ),
         (
             "optimizer steps a step",
             f"{updates}, of {episodes // config.train.minibatches_per_step:,} episodes each"
-            + (" (exactly on-policy)" if updates == 1 else ""),
+            + (" (exactly on-policy)" if updates == 1 and not source else ""),
         ),
         (
             "in all",

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rlvr.algos.preferences import mismatched
 from rlvr.contracts import Sampling
 from rlvr.episode import Episode
 from rlvr.learn.crew import Crew
 from rlvr.learn.dynamic import DynamicSampling, Group
 from rlvr.learn.processes import share, together
 from rlvr.learn.questions import Asked
+from rlvr.learn.stored import gold_groups
 from rlvr.rollout import Draw, Timing, seed_of
 
 
@@ -40,7 +42,9 @@ class Harvest:
 
 
 def collect(crew: Crew, step: int) -> Harvest:
-    """Ask until enough groups teach something; without dynamic sampling, ask once."""
+    """The groups of one step: stored ones, or fresh ones. Ask until enough groups teach something; without dynamic sampling, ask once."""
+    if crew.config.data is not None:
+        return Harvest(with_yardsticks(crew, taken(crew, step)), {}, {}, Timing())
     rounds = crew.algorithm.sampling_rounds
     collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=rounds)
     timing = Timing()
@@ -55,7 +59,20 @@ def collect(crew: Crew, step: int) -> Harvest:
         for episode in (e for group in groups for e in group):
             episode.meta["dropped"] = reason
     figures = crew.questions.figures() | (collector.figures() if rounds > 1 else {})
-    return Harvest(collector.groups(), dropped, figures, timing)
+    return Harvest(with_yardsticks(crew, collector.groups()), dropped, figures, timing)
+
+
+def taken(crew: Crew, step: int) -> list[Group]:
+    """The groups of one step where nothing is sampled: stored ones, or gold solutions."""
+    count = crew.config.rollout.prompts_per_step
+    if crew.stored is not None:
+        return list(crew.stored.take(step * count, count))
+    return list(gold_groups(crew.questions.take(count), crew.mdp))
+
+
+def with_yardsticks(crew: Crew, groups: list[Group]) -> list[Group]:
+    """For KTO: the same groups, with answers to other prompts beside their own."""
+    return list(mismatched(groups)) if crew.algorithm.needs_mismatched else groups
 
 
 def sampled(crew: Crew, asked: Asked, step: int, *, first: int) -> tuple[list[Group], Timing]:

@@ -22,6 +22,7 @@ from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.processes import by_main
 from rlvr.learn.questions import Questions
 from rlvr.learn.schedule import Schedule
+from rlvr.learn.stored import Stored, gold_groups, stored_groups
 from rlvr.mdp import TokenMDP
 from rlvr.model import model_from
 from rlvr.registry import from_config
@@ -50,6 +51,8 @@ class Crew:
     questions: Questions
     accelerator: Accelerator
     sampling: Sampling
+    stored: Stored | None = None
+    """What is learned from in place of fresh answers, if anything."""
     learner: Learner | None = None
     """Joined by `enlist`, once the weights it starts from are settled."""
 
@@ -88,7 +91,12 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     sampler.bind(environment, tokenizer)
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=config.rollout.verify_workers, deadline_s=config.rollout.verify_deadline_s))
     sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
-    return Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling)
+    crew = Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling)
+    if config.data is not None and config.data.run is not None:
+        crew.stored = Stored(algorithm.learnable(stored_groups(config, mdp)), seed=config.seed)
+    elif config.data is not None:
+        algorithm.learnable(list(gold_groups(schedule.tasks(0, 1), mdp)))
+    return crew
 
 
 def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:

@@ -35,4 +35,6 @@ def held_out_seen(crew: Crew) -> tuple[int, int]:
             (Schedule(environment, "train", seed=config.seed, purpose="warmstart"), config.warmstart.steps * config.warmstart.batch_size)
         )
     trained = {task.question for schedule, asked in passed for _, task in schedule.tasks(0, asked)}
+    if crew.stored is not None:
+        trained |= crew.stored.questions(crew.mdp)
     return len(held_out), len(held_out & trained)

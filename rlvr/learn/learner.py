@@ -115,7 +115,7 @@ class Learner:
         }
         metrics |= {"optimizer_steps": float(steps - broken), "step/skipped": float(steps == 0), "step/skipped_minibatches": float(skipped)}
         metrics |= {"step/nonfinite": float(broken)} | tally.means(self.total) | self._account(step, tally)
-        metrics |= algorithm.figures | (step.logps(self.total) if algorithm.single_step else {})
+        metrics |= dict(algorithm.figures) | (step.logps(self.total) if algorithm.single_step else {})
         rewards = [e.reward for e in step.episodes if not e.aside]
         algorithm.observe(rewards, metrics.get("kl"), self.total)
         if self.reference is not None:

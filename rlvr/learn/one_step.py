@@ -5,10 +5,13 @@ It depends on the weights, the learner's state, the questions' state, the run's 
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from rlvr.episode import End
+from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError
 from rlvr.learn.collect import Harvest, collect, tokens_of
 from rlvr.learn.crew import Crew
@@ -73,7 +76,7 @@ def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
     lengths = [episode.length for episode in everyone]
     mean = sum(rewards) / len(rewards) if rewards else None
     spread = (sum((r - mean) ** 2 for r in rewards) / max(len(rewards) - 1, 1)) ** 0.5 if mean is not None else None
-    return {
+    return parts_metrics(everyone) | {
         "reward": mean,
         "reward_std": spread,
         "completions/mean_length": sum(lengths) / len(lengths),
@@ -82,3 +85,15 @@ def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
         "unscored": len(everyone) - len(rewards),
         "num_tokens": sum(lengths),
     }
+
+
+def parts_metrics(everyone: Sequence[Episode]) -> dict[str, float | None]:
+    """The mean of each named part of the verdicts; and how far a learned reward goes with the true one, where both were asked."""
+    parts = [e.verdict.parts for e in everyone if e.scored and e.verdict is not None]
+    names = [name for name in parts[0] if all(name in part for part in parts)] if parts else []
+    row: dict[str, float | None] = {f"rewards/{name}/mean": math.fsum(part[name] for part in parts) / len(parts) for name in names}
+    if {"learned", "true"} <= set(names):
+        learned, true = ([part[name] for part in parts] for name in ("learned", "true"))
+        varied = len(set(learned)) > 1 and len(set(true)) > 1
+        row["rewards/correlation"] = statistics.correlation(learned, true) if varied else None
+    return row

@@ -31,12 +31,21 @@ class Schedule:
         """The index of the task at one position of the endless row."""
         if self.size is None:
             return seed_of(self.seed, self.purpose, position) % PROCEDURAL_TASKS
-        return _shuffled(self.size, seed_of(self.seed, self.purpose, position // self.size))[position % self.size]
+        return place_in(self.size, self.seed, self.purpose, position)
 
     def tasks(self, first: int, count: int) -> list[tuple[int, Task]]:
         """The tasks from one position on, with their indices."""
         indices = [self.index(position) for position in range(first, first + count)]
         return [(index, self.environment.task(self.split, index)) for index in indices]
+
+
+def place_in(size: int, seed: int, purpose: str, position: int) -> int:
+    """Which of so many things stands at a position of the endless row: each once, then each again in another order.
+
+    >>> sorted(place_in(3, 0, "rollout", position) for position in range(3))
+    [0, 1, 2]
+    """
+    return _shuffled(size, seed_of(seed, purpose, position // size))[position % size]
 
 
 @lru_cache(maxsize=4)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from rlvr.config import WarmstartConfig
-from rlvr.errors import ConfigError
 from rlvr.learn.crew import Crew
 from rlvr.learn.held_out import mean_score
 from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.processes import share
 from rlvr.learn.schedule import Schedule
-from rlvr.mdp import TokenMDP
+from rlvr.learn.stored import gold_row
 from rlvr.progress import Work
-from rlvr.task import Task
 
 LOOK_EVERY, LOOKED_AT = 5, 400
 """How often the accuracy is looked at during a warm start, and on how many tasks."""
@@ -48,15 +46,3 @@ def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
             if skill >= settings.until:
                 break
     return learner
-
-
-def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
-    """A prompt and its gold solution as tokens, and which of them are to be learned."""
-    gold = mdp.environment.gold(task)
-    if gold is None:
-        raise ConfigError(
-            f"{type(mdp.environment).__name__} knows no gold solution for {task.id!r}, so there is nothing to warm up on; remove warmstart"
-        )
-    state = mdp.start(task)
-    mdp.extend(state, [*mdp.tokenizer.encode(gold), mdp.tokenizer.eos_id][: mdp.budget(state)])
-    return state.tokens, state.acted

@@ -1,0 +1,197 @@
+"""Training a reward model on the pairs of an earlier run. Read it top to bottom.
+
+    train_reward_model(config)
+        begin            the run's pairs, some tasks held out; a new model, or the newest whole checkpoint
+        for each step    pairs -> one optimizer step -> logs -> checkpoint
+        end              how many held-out pairs are ranked right, and how the scores go with the verifier's
+
+The run folder is that of any run; `checkpoints/last` is what the verifier `learned` loads.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import transformers
+from rich.console import Console
+
+from rlvr import report
+from rlvr.algos.preferences import paired, pairs
+from rlvr.config import ModelConfig, RewardModelConfig, RunConfig
+from rlvr.contracts import Environment
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError
+from rlvr.learn import checkpoint
+from rlvr.learn.checkpoint import Progress
+from rlvr.learn.crew import optimization
+from rlvr.learn.processes import accelerator_from
+from rlvr.learn.schedule import place_in
+from rlvr.learn.scorer import ScorerTrainer
+from rlvr.learn.stored import Group, stored_groups
+from rlvr.mdp import TokenMDP
+from rlvr.model import exported
+from rlvr.progress import Work
+from rlvr.registry import from_config
+from rlvr.rollout import seed_of
+from rlvr.runlog import RunLog, rows_of
+from rlvr.scorer import scorer_from
+from rlvr.tokenizers import tokenizer_from
+
+Pair = tuple[list[int], list[int], float]
+"""The tokens of the better answer, those of the worse one, and by how much their scores differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardReport:
+    """How a reward model came out: what `rlvr train --json` prints on its last line.
+
+    >>> RewardReport("runs/rm", steps=1, seconds=2.0, held_out_pairs=50, accuracy=0.94, correlation=0.8).status
+    'finished'
+    """
+
+    run: str
+    steps: int
+    seconds: float
+    held_out_pairs: int
+    accuracy: float | None
+    """The share of held-out pairs that it ranks as the verifier does."""
+    correlation: float | None
+    """Between its scores and the verifier's, over all answers to held-out tasks."""
+    status: str = "finished"
+
+    def record(self) -> dict[str, Any]:
+        """The report as plain JSON."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Material:
+    """What is learned from, and what is measured on.
+
+    >>> Material([([1, 2], [1, 3], 1.0)], [], []).held_out
+    []
+    """
+
+    pairs: list[Pair]
+    held_out: list[Pair]
+    answers: list[tuple[list[int], float]]
+    """All answers to held-out tasks, with the verifier's scores."""
+
+
+def train_reward_model(
+    config: RunConfig, *, out: Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
+) -> RewardReport:
+    """Train as the configuration says, and leave a run folder behind."""
+    transformers.utils.logging.disable_progress_bar()
+    screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model
+    assert settings is not None
+    if verify:
+        raise ConfigError("--verify repeats a step of sampling; a reward model samples nothing: resume it without")
+    if resume and out is None:
+        raise ConfigError("--resume needs --out: the folder of the run to continue")
+    folder = out or Path("runs") / f"reward-model-{datetime.now():%Y%m%d-%H%M%S}"
+    accelerator = accelerator_from(config, folder)
+    if accelerator.num_processes > 1:
+        raise ConfigError(f"a reward model is trained by one process, and {accelerator.num_processes} were started; start one")
+    tokenizer = tokenizer_from(config.tokenizer or str(config.model.path))
+    with ExitStack() as stack:
+        environment: Environment = stack.enter_context(from_config("env", config.env))
+        mdp = TokenMDP(environment, tokenizer, max_new_tokens=config.rollout.max_completion_length, max_length=config.rollout.max_length)
+        material = material_of(stored_groups(config, mdp), config, settings, mdp)
+        place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None
+        run = RunLog.reopen(folder, config) if resume else RunLog.create(folder, config)
+        stack.callback(run.close)
+        model = scorer_from(ModelConfig(path=str(place), dtype=config.model.dtype) if place else config.model, tokenizer, config.seed)
+        trainer = ScorerTrainer(
+            model, optimization(config), total_steps=config.train.steps, device=accelerator.device,
+            centering=settings.center_rewards_coefficient,
+        )  # fmt: skip
+        done = Progress(0)
+        if place:
+            checkpoint.clean(folder)
+            state, done = checkpoint.read(place)
+            trainer.load_state_dict(state)
+        run.rewind(done.offsets)
+        told = f"{len(material.pairs):,} pairs of {config.data and config.data.run}, {len(material.held_out):,} held out"
+        screen.print(f"reward model: {told}\nrun folder {folder}", highlight=False, soft_wrap=True)
+        with Work(screen, "training", config.train.steps, done.step) as work:
+            for step in range(done.step, config.train.steps):
+                row = one_step(trainer, material, config, step)
+                run.metrics(row, {"step": step + 1, "seconds": round(time.monotonic() - began, 3)})
+                if step + 1 == config.train.steps or (step + 1) % config.log.save_every == 0:
+                    checkpoint.save(folder, model, exported(tokenizer), trainer.state_dict(), Progress(step + 1, run.offsets()))
+                work.advance({"loss": row["loss"], "accuracy": row["accuracy"]})
+        return end(trainer, material, run, config, screen, began)
+
+
+def material_of(groups: Sequence[Group], config: RunConfig, settings: RewardModelConfig, mdp: TokenMDP) -> Material:
+    """Pairs by the verifier's scores; whether a task is held out depends on its name and the seed alone."""
+    assert config.data is not None
+    talks = sum(e.turns != 1 for group in groups for e in group)
+    if talks:
+        raise ConfigError(f"{talks} of the episodes have several turns; a reward model reads one prompt and one answer")
+    paired(groups, 1)  # no pair at all is said before anything else
+    share = config.data.held_out
+    apart = [seed_of(config.seed, "held out", group[0].task_id) % 10_000 < share * 10_000 for group in groups]
+
+    def rows(e: Episode) -> list[int]:
+        return e.tokens if e.tokens[-1] in mdp.tokenizer.stop_ids else [*e.tokens, mdp.tokenizer.eos_id]
+
+    def of(wanted: bool) -> list[Pair]:
+        chosen = [group for group, held in zip(groups, apart, strict=True) if held is wanted]
+        picked = [(group, p) for group in chosen for p in pairs([e.reward for e in group], settings.pairs_per_group)]
+        return [(rows(g[a]), rows(g[b]), (g[a].reward - g[b].reward) * settings.margin) for g, (a, b) in picked]
+
+    answers = [(rows(e), e.reward) for group, held in zip(groups, apart, strict=True) if held for e in group]
+    if not (training := of(False)):
+        raise ConfigError(f"all pairs belong to held-out tasks; lower data.held_out, which is {share}")
+    return Material(training, of(True), answers)
+
+
+def one_step(trainer: ScorerTrainer, material: Material, config: RunConfig, step: int) -> dict[str, Any]:
+    """One step's pairs, each once before any comes again, and its numbers."""
+    count, size = config.rollout.prompts_per_step, len(material.pairs)
+    batch = [material.pairs[place_in(size, config.seed, "pairs", p)] for p in range(step * count, (step + 1) * count)]
+    row: dict[str, Any] = {"step": step + 1, **trainer.update(batch)}
+    every = config.eval.every
+    return row | (measured(trainer, material) if every and (step + 1) % every == 0 else {})
+
+
+def measured(trainer: ScorerTrainer, material: Material) -> dict[str, float | None]:
+    """On held-out tasks: pairs ranked right, and the correlation with the verifier's own scores."""
+    flat = trainer.scores([row for a, b, _ in material.held_out for row in (a, b)])
+    right = [a > b for a, b in zip(flat[::2], flat[1::2], strict=True)]
+    scores, truth = trainer.scores([row for row, _ in material.answers]), [score for _, score in material.answers]
+    varied = len(set(truth)) > 1 and len(set(scores)) > 1
+    return {
+        "eval/accuracy": sum(right) / len(right) if right else None,
+        "eval/correlation": statistics.correlation(scores, truth) if varied else None,
+    }
+
+
+def end(trainer: ScorerTrainer, material: Material, run: RunLog, config: RunConfig, screen: Console, began: float) -> RewardReport:
+    """How good it is, the curve, and where everything is."""
+    found = measured(trainer, material)
+    ended = RewardReport(
+        str(run.folder), config.train.steps, round(time.monotonic() - began, 2), len(material.held_out),
+        found["eval/accuracy"], found["eval/correlation"],
+    )  # fmt: skip
+    run.write_json("report.json", ended.record())
+    curve = [row["accuracy"] for row in rows_of(run.folder / "metrics.jsonl")]
+    screen.print(report.plot(report.smooth(curve, 5), title="pairs ranked right (mean of 5 steps)"), highlight=False)
+    right, goes = ("not measured" if v is None else f"{v:.2f}" for v in (ended.accuracy, ended.correlation))
+    screen.print(
+        f"held-out pairs ranked right: {right} of {ended.held_out_pairs}; correlation with the verifier: {goes}; {ended.seconds:.0f} s\n"
+        f"use it: verifier={{name: learned, models: [{run.folder}/checkpoints/last]}}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+    return ended

@@ -1,0 +1,83 @@
+"""Training a reward model: optimizer steps on pairs of answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import get_scheduler
+
+from rlvr.algos.ranking import bradley_terry
+from rlvr.learn.optimization import Optimization
+from rlvr.learn.policy import without_dropout
+from rlvr.scorer import Rows, Scorer
+
+
+class ScorerTrainer:
+    """Takes optimizer steps on pairs.
+
+    >>> ScorerTrainer(model, Optimization(), total_steps=100, device="cpu").update([([5, 6], [5, 7], 1.0)])        # doctest: +SKIP
+    """
+
+    def __init__(self, model: Any, optimization: Optimization, *, total_steps: int, device: Any, centering: float = 0.0) -> None:
+        self.optimization, self.centering = optimization, centering
+        without_dropout(model)
+        self.scorer = Scorer(model.to(device))
+        o = optimization
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=o.learning_rate, betas=o.betas, weight_decay=o.weight_decay)
+        self.scheduler = get_scheduler(o.lr_scheduler, self.optimizer, num_warmup_steps=o.warmup_steps, num_training_steps=total_steps)
+
+    def update(self, pairs: Sequence[tuple[Sequence[int], Sequence[int], float]]) -> dict[str, float]:
+        """One step on (chosen, rejected, margin); the metrics of TRL's reward trainer."""
+        self.scorer.train()
+        loss, scores = 0.0, torch.zeros(len(pairs), 2)
+        for part in self._parts([max(len(a), len(b)) for a, b, _ in pairs]):
+            some = [pairs[i] for i in part]
+            both = self.scorer([row for a, b, _ in some for row in (a, b)]).view(-1, 2)
+            margin = torch.tensor([m for _, _, m in some], dtype=both.dtype, device=both.device)
+            cost = bradley_terry(both[:, 0], both[:, 1], margin, self.centering).sum() / len(pairs)
+            cost.backward()
+            loss += float(cost.detach())
+            scores[part] = both.detach().cpu()
+        norm = float(nn.utils.clip_grad_norm_(self.scorer.parameters(), self.optimization.max_grad_norm or math.inf))
+        rate = float(self.scheduler.get_last_lr()[0])
+        if math.isfinite(norm):
+            self.optimizer.step()
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        gap = scores[:, 0] - scores[:, 1]
+        return {
+            "loss": loss, "grad_norm": norm, "learning_rate": rate, "step/nonfinite": float(not math.isfinite(norm)),
+            "accuracy": float((gap > 0).float().mean()), "margin": float(gap.mean()),
+            "mean_reward": float(scores.mean()), "min_reward": float(scores.min()), "max_reward": float(scores.max()),
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def scores(self, rows: Rows) -> list[float]:
+        """The score of each row, in order."""
+        self.scorer.eval()
+        found = torch.zeros(len(rows))
+        for part in self._parts([len(row) for row in rows]):
+            found[part] = self.scorer([rows[i] for i in part]).cpu()
+        values: list[float] = found.tolist()
+        return values
+
+    def _parts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Neighbours in length, as many at a time as the token budget allows."""
+        order, budget = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), self.optimization.max_tokens_per_microbatch
+        while order:
+            count = max(1, budget // (2 * lengths[order[0]]))
+            yield order[:count]
+            order = order[count:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything beyond the weights that a resume to the bit needs."""
+        return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])

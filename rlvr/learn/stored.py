@@ -1,0 +1,133 @@
+"""Stored: the episodes of an earlier run, or gold solutions, as groups to learn from in place of fresh answers.
+
+Nothing is sampled, so a run on stored episodes is a function of the files it reads, its seed and its configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr.config import RunConfig
+from rlvr.episode import End, Episode
+from rlvr.errors import ConfigError, NotFound, RlvrError
+from rlvr.learn.schedule import place_in
+from rlvr.mdp import TokenMDP, last_acted
+from rlvr.runlog import config_of, rows_of
+from rlvr.task import Task, Verdict
+
+PROMPTS_COMPARED = 20
+"""How many recorded prompts are rendered again, to see that the run's tokens are this run's tokens."""
+
+Group = list[Episode]
+
+
+class Stored:
+    """Groups in an order of one seed, gone over again and again, each time in another order.
+
+    >>> Stored([[right, wrong]], seed=0).take(first=0, count=4)        # doctest: +SKIP
+    """
+
+    def __init__(self, groups: Sequence[Group], *, seed: int) -> None:
+        self.all, self.seed = list(groups), seed
+
+    def take(self, first: int, count: int) -> list[Group]:
+        """The groups from one position on."""
+        return [self.all[place_in(len(self.all), self.seed, "stored", position)] for position in range(first, first + count)]
+
+    def questions(self, mdp: TokenMDP) -> set[str]:
+        """Every question among them."""
+        return {mdp.environment.task(e.meta["split"], e.meta["index"]).question for group in self.all for e in group[:1]}
+
+
+def stored_groups(config: RunConfig, mdp: TokenMDP) -> list[Group]:
+    """The groups that a run recorded, checked against this run's environment and tokenizer."""
+    assert config.data is not None and config.data.run is not None
+    folder = Path(config.data.run)
+    their = config_of(folder)
+    path = folder / "episodes.jsonl"
+    if not path.is_file():
+        raise NotFound(f"{folder} holds no episodes.jsonl: it was run with log.episodes=false; run it again with log.episodes=true")
+    groups: dict[tuple[int, str], Group] = {}
+    for number, row in enumerate(rows_of(path), 1):
+        try:
+            episode = episode_of(row)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{path}, line {number} is no episode: {type(error).__name__}: {error}") from error
+        groups.setdefault((int(row["step"]), episode.group), []).append(episode)
+    found = [[e for e in group if e.scored and e.length and not e.aside] for group in groups.values()]
+    found = [group for group in found if group]
+    if not found:
+        raise ConfigError(f"{folder} has no episode with a score yet; let it run on, or name another run in data.run")
+    for group in found[:PROMPTS_COMPARED]:
+        if differs := foreign(group[0], mdp):
+            ours, theirs = (c.tokenizer or c.model.path for c in (config, their))
+            raise ConfigError(
+                f"the episodes of {folder} are not of this run's making: {differs}. It has the environment {their.env} and the tokenizer "
+                f"{theirs!r}, here they are {config.env} and {ours!r}; leave env and tokenizer out to take over the run's own"
+            )
+    return found
+
+
+def episode_of(row: Mapping[str, Any]) -> Episode:
+    """A line of episodes.jsonl as the episode it was."""
+    acted = [bool(flag) for flag in row["acted"]]
+    rewards = [0.0] * len(acted)
+    if row["reward"]:
+        rewards[last_acted(acted)] = float(row["reward"])
+    verdict = row["verdict"]
+    return Episode(
+        task_id=row["task_id"],
+        group=row["group"],
+        tokens=list(row["tokens"]),
+        acted=acted,
+        logprobs=[float(value) for value in row["logprobs"]],
+        rewards=rewards,
+        end=End(row["end"]),
+        policy_version=int(row["policy_version"]),
+        verdict=verdict and Verdict(**verdict),
+        text=row["text"],
+        turns=int(row["turns"]),
+        error=row["error"],
+        meta={key: row[key] for key in ("split", "index", "greedy", "mismatched") if key in row},
+    )
+
+
+def foreign(episode: Episode, mdp: TokenMDP) -> str:
+    """Why an episode cannot have come from this environment and this tokenizer; empty when it can."""
+    split, index = episode.meta.get("split"), episode.meta.get("index")
+    try:
+        prompt = mdp.start(mdp.environment.task(str(split), int(index or 0))).tokens
+    except (RlvrError, KeyError, IndexError, ValueError) as error:
+        return f"the task {episode.task_id!r} cannot be posed here ({error})"
+    if episode.tokens[: len(prompt)] != prompt:
+        return f"the prompt of {episode.task_id!r} has other tokens there"
+    said = [token for token, on in zip(episode.tokens, episode.acted, strict=True) if on]
+    if max(episode.tokens) >= mdp.tokenizer.vocab_size or (episode.turns == 1 and mdp.tokenizer.decode(said) != episode.text):
+        return f"the answer to {episode.task_id!r} reads differently here"
+    return ""
+
+
+def gold_groups(asked: Sequence[tuple[int, Task]], mdp: TokenMDP) -> Iterator[Group]:
+    """One group of one episode for each task: the environment's own solution."""
+    for index, task in asked:
+        tokens, acted = gold_row(mdp, task)
+        rewards = [0.0] * len(tokens)
+        rewards[last_acted(acted)] = 1.0
+        verdict = Verdict(1.0, "the environment's own solution")
+        meta = {"split": "train", "index": index}
+        yield [Episode(task.id, task.id, tokens, acted, [0.0] * len(tokens), rewards, End.TERMINATED, verdict=verdict, text="", meta=meta)]
+
+
+def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
+    """A prompt and its gold solution as tokens, and which of them are to be learned."""
+    gold = mdp.environment.gold(task)
+    if gold is None:
+        raise ConfigError(
+            f"{type(mdp.environment).__name__} knows no gold solution for {task.id!r}, so there is nothing to imitate; "
+            "remove warmstart, or name a run in data.run"
+        )
+    state = mdp.start(task)
+    mdp.extend(state, [*mdp.tokenizer.encode(gold), mdp.tokenizer.eos_id][: mdp.budget(state)])
+    return state.tokens, state.acted

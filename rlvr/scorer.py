@@ -1,0 +1,70 @@
+"""Scorer: a reward model. A causal model's trunk with one number read off the last token of prompt and answer.
+
+It is saved as what transformers calls a sequence classifier with one label, so that anybody can load it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from rlvr.config import ModelConfig
+from rlvr.contracts import Tokenizer
+from rlvr.errors import ConfigError
+
+Rows = Sequence[Sequence[int]]
+
+
+def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
+    """A classifier with one label: the trunk of the model in a folder with a new head, or one made on the spot."""
+    torch.manual_seed(seed)
+    transformers.utils.logging.set_verbosity_error()  # it would report that the head is new, which it is meant to be
+    dtype = getattr(torch, config.dtype)
+    try:
+        if config.path is not None:
+            return AutoModelForSequenceClassification.from_pretrained(config.path, num_labels=1, dtype=dtype, pad_token_id=None)
+        settings = dict(config.config or {})
+        ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
+        made = AutoConfig.for_model(settings.pop("model_type"), **(ids | settings), num_labels=1)
+        return AutoModelForSequenceClassification.from_config(made, dtype=dtype)
+    except Exception as error:
+        raise ConfigError(
+            f"no reward model can be made of {config}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+class Scorer(nn.Module):
+    """Scores rows of tokens.
+
+    >>> Scorer(model)([[5, 6, 2]])        # doctest: +SKIP
+    tensor([0.1])
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, rows: Rows) -> Tensor:
+        """One score a row. Padding stands on the right, where no real token sees it."""
+        device = next(self.model.parameters()).device
+        width = max(map(len, rows))
+        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
+        last = torch.tensor([len(row) - 1 for row in rows], device=device)
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        scores: Tensor = self.model.score(hidden[torch.arange(len(rows), device=device), last]).squeeze(-1)
+        return scores.float()
+
+
+def scorer_in(folder: Path) -> Scorer:
+    """A trained one, to be asked and no longer trained."""
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{folder} holds no reward model: {' '.join(str(error).split())[:300]}") from error
+    return Scorer(model).eval().requires_grad_(False)

@@ -1,0 +1,80 @@
+"""Score answers with reward models: one, or the least of several, which is harder to fool."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Example, Verifier
+from rlvr.errors import ConfigError
+from rlvr.task import Fault, Task, Verdict
+from rlvr.tokenizers import tokenizer_from
+
+
+class Learned(Verifier):
+    """The least score that any of the models gives, between 0 and 1; 0.5 is an answer like any other.
+
+    A true verifier beside it judges the same answers. Its score is written down as the part `true` and changes nothing, so
+    that a run shows where reward and truth part; the log has the correlation of the two. Without models it is that verifier.
+
+    >>> import rlvr
+    >>> rlvr.make("verifier", "learned").verify(rlvr.Task("t", rlvr.user("2+2="), reference="4"), "4").parts
+    {'true': 1.0}
+    """
+
+    needs = {"verifier": "exact"}
+    examples = (Example("4", right=("4",), wrong=("5", "4 or 5", "")),)
+
+    def __init__(self, *, verifier: Verifier, models: Sequence[str] = ()) -> None:
+        """Name the models.
+
+        Args:
+            verifier: the true one, for the record.
+            models: folders that `rlvr train reward_model` wrote (DIR/checkpoints/last).
+        """
+        if isinstance(models, str):
+            models = (models,)
+        missing = [folder for folder in models if not Path(folder).is_dir()]
+        if missing:
+            raise ConfigError(f"models names {missing[0]!r}, which is no folder; give folders such as RUN/checkpoints/last")
+        self.verifier = verifier
+        self.models = [_Model(Path(folder)) for folder in models]
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Ask the true verifier for the record, and every model for its score."""
+        truth = self.verifier.verify(task, answer)
+        parts = {} if truth.score is None else {"true": truth.score}
+        if not self.models:
+            return Verdict(truth.score, truth.reason, parts, truth.fault, truth.detail)
+        try:
+            scores = [model.score(task, answer) for model in self.models]
+        except Exception as error:
+            return Verdict(None, f"a reward model failed: {type(error).__name__}: {error}", fault=Fault.INFRA)
+        told = ", ".join(f"{score:+.3f}" for score in scores)
+        least = 1 / (1 + math.exp(-max(-700.0, min(scores))))
+        return Verdict(least, f"reward models say {told}; the true verifier: {truth.reason}", parts | {"learned": least})
+
+    def close(self) -> None:
+        """Close the true verifier too."""
+        self.verifier.close()
+
+
+class _Model:
+    """One reward model and the tokenizer it was trained with. Asked by one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        from rlvr.scorer import scorer_in  # torch comes with it
+
+        self.tokenizer, self.scorer, self.lock = tokenizer_from(str(folder)), scorer_in(folder), threading.Lock()
+
+    def score(self, task: Task, answer: str) -> float:
+        """The raw score of one answer."""
+        tokens: list[Any] = [*self.tokenizer.render(task.prompt), *self.tokenizer.encode(answer), self.tokenizer.eos_id]
+        with self.lock:
+            return float(self.scorer([tokens])[0])
+
+
+make = Learned
