@@ -347,17 +347,3 @@ def number(value: Any) -> Any:
     if isinstance(value, list):
         return [number(inner) for inner in value]
     return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
-
-
-def differing(old: Section, new: Section) -> list[str]:
-    """Every key that differs, as `key: old -> new`."""
-    a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
-    return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted(a | b) if a.get(key) != b.get(key)]
-
-
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(data, list) and any(isinstance(value, Mapping) for value in data):
-        data = dict(enumerate(data, 1))
-    if not isinstance(data, Mapping) or not data:
-        return {prefix: data}
-    return {k: v for key, value in data.items() for k, v in _flat(value, f"{prefix}.{key}" if prefix else str(key)).items()}

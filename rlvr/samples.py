@@ -22,10 +22,10 @@ from typing import Any, TextIO
 import yaml
 from pydantic import Field
 
-from rlvr.config import Section, checked, differing
+from rlvr.config import Section, checked
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
-from rlvr.runlog import rows_of, versions
+from rlvr.runlog import differing, rows_of, versions
 from rlvr.suite import Item
 
 PLAN, ROWS, TIMES, REPORT = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json"
