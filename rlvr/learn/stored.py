@@ -20,6 +20,12 @@ from rlvr.task import Task, Verdict
 PROMPTS_COMPARED = 20
 """How many recorded prompts are rendered again, to see that the run's tokens are this run's tokens."""
 
+OF_THE_EPISODE = (
+    "step", "task_id", "group", "text", "reward", "advantage", "end", "turns", "policy_version", "verdict", "error", "tokens", "acted",
+    "logprobs",
+)  # fmt: skip
+"""What a recorded line says of the episode itself; the rest is what was noted beside it."""
+
 Group = list[Episode]
 
 
@@ -90,7 +96,7 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
         text=row["text"],
         turns=int(row["turns"]),
         error=row["error"],
-        meta={key: row[key] for key in ("split", "index", "greedy", "mismatched") if key in row},
+        meta={key: value for key, value in row.items() if key not in OF_THE_EPISODE},
     )
 
 
