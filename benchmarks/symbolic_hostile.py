@@ -99,6 +99,16 @@ HOSTILE = [
     f"$(touch {CANARY})",
 ]
 
+GAP = "+|x-1000|+x-1000"
+"""Nothing at all where the sample points lie: what ends in it is told from the gold by algebra alone."""
+LONG = [
+    r"+|(\sin x+1)^{12}(\cos x-2)^{11}|-|(1+\sin x)^{12}||(\cos x-2)^{11}|",
+    r"+|(\sin x+\cos x+\tan x+2)^{9}|-|(2+\tan x+\cos x+\sin x)^{4}||(2+\tan x+\sin x+\cos x)^{5}|",
+    r"+|\sqrt{x^2+1}+\sqrt{x^4+2}|^{8}-|\sqrt{x^2+1}+\sqrt{2+x^4}|^{5}|\sqrt{1+x^2}+\sqrt{x^4+2}|^{3}",
+    r"+|e^{\sin x}+\ln(x^2+2)|^{7}-|\ln(2+x^2)+e^{\sin x}|^{3}|e^{\sin x}+\ln(x^2+2)|^{4}",
+]
+"""What keeps algebra busy until its time is up."""
+
 
 def rows(families: list[str] | None = None) -> list[dict[str, Any]]:
     """Pairs of the corpus."""
@@ -129,6 +139,7 @@ def mixed(way: str) -> dict[str, Any]:
     """The easy ones alone, then with the hostile ones among them."""
     calm = easy(1000)
     bombs = [(("1", "x^2+1", r"|\sin x|")[k % 3], text, True) for k, text in enumerate(HOSTILE)]
+    bombs += [("x^2+1", "x^2+1" + GAP + text, True) for text in LONG]
     both = calm + bombs
     random.Random(6).shuffle(both)
     found: dict[str, Any] = {"way": way, "hostile": len(bombs), "easy": len(calm)}

@@ -97,7 +97,17 @@ class Normaliser:
         value = exact(tree)
         return _constant(value) if value is not None else self.atom(tree)
 
-    _binom = _sum = _prod = _fact
+    _binom = _fact
+
+    def _sum(self, tree: Tree) -> Form:
+        """A short sum is its value; a long one, a limit or an integral is not looked into: its bounds may be infinite."""
+        value = exact(tree)
+        if value is not None:
+            return _constant(value)
+        self.opaque = True
+        return {((repr(tree), ONE),): ONE}
+
+    _prod = _integral = _limit = _deriv = _sum
 
     def _fun(self, tree: Tree) -> Form:
         if tree[1] == "abs":

@@ -32,6 +32,8 @@ from rlvr.verifiers._worked import UNWORKED
 from rlvr.verifiers._workers import Lost, Overrun, Pool
 
 MAX_SEVERAL = 6
+GOLDS_SHARE = 4
+"""How many times the processor time there is when the gold itself has to be worked out."""
 
 
 class Symbolic(Verifier):
@@ -61,7 +63,7 @@ class Symbolic(Verifier):
         channel: str = "auto",
         policy: Mapping[str, Any] | None = None,
         workers: int = 1,
-        cpu_s: float = 1.0,
+        cpu_s: float = 0.6,
         memory_mb: int = 1024,
         cache: int = 65_536,
     ) -> None:
@@ -171,6 +173,8 @@ class Symbolic(Verifier):
 
     def _judge(self, gold: Tree, answer: Tree, policy: Policy) -> Judged:
         budget = self.pool.budget()
+        if has(gold, *UNWORKED):
+            budget.left *= GOLDS_SHARE
         return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget)))
 
     def _kept(self, key: tuple[Any, ...], compute: Any) -> Verdict:
