@@ -63,10 +63,14 @@ class Algorithm(Plugin, ABC):
     """Whether each group must hold one more episode, sampled greedily, with `meta["greedy"]` true."""
     needs_mismatched: bool = False
     """Whether each group must also hold its prompts with the answers to another one, with `meta["mismatched"]` true."""
+    refreshes: bool = False
+    """Whether the reference is moved toward the policy now and then."""
     penalises_reward: bool = False
     """Whether the KL is taken off the rewards, so that `credit` must be given `penalties`."""
     trains_flat: bool = False
     """Whether an episode with advantage 0 still has a gradient (a KL or entropy term, a critic)."""
+    critic_alone: bool = False
+    """Whether this step trains the critic's head and holds the policy still."""
     single_step: bool = False
     """Whether the credit holds at the present weights only, so that one step's episodes are good for one optimizer step."""
     figures: Mapping[str, float] = MappingProxyType({})

@@ -52,15 +52,15 @@ class RunLog:
         """A new folder. One that holds anything already is refused."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
+            if not unbegun(folder):
                 raise ConfigError(
                     f"{folder} is not empty, and a run is never overwritten; choose another --out, or continue it with --resume"
                 )
+            (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n", "utf-8")
             (folder / ".config.part").write_text(config.dump(), "utf-8")
-            (folder / ".config.part").replace(folder / "config.yaml")
+            (folder / ".config.part").replace(folder / "config.yaml")  # from here on it is a run
         except OSError as error:
             raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}; choose another --out") from error
-        (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n", "utf-8")
         return cls(folder)
 
     @classmethod
@@ -150,6 +150,11 @@ def episode_row(step: int, episode: Episode, advantages: Sequence[float]) -> dic
         "acted": [int(flag) for flag in episode.acted],
         "logprobs": [round(value, 6) for value in episode.logprobs],
     }
+
+
+def unbegun(folder: Path) -> bool:
+    """Whether a folder holds nothing yet, or only what a run leaves that was killed while it made its folder."""
+    return folder.is_dir() and all(path.name in ("versions.json", ".config.part") for path in folder.iterdir())
 
 
 def config_of(folder: Path) -> RunConfig:

@@ -145,6 +145,33 @@ def test_the_reference_follows_the_policy_where_asked() -> None:
         assert torch.equal(held, weights(subject)) == (step % 2 == 0)
 
 
+def test_a_reference_that_is_an_adapters_base_cannot_be_asked_to_follow() -> None:
+    model = tiny_model()
+    model.disable_adapter = lambda: None  # what marks a model under an adapter
+    assert learner("grpo", model=model, beta=0.1).reference.adapter is model  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="ref_model_sync_steps=0"):
+        learner("grpo", model=model, beta=0.1, ref_model_sync_steps=2)
+
+
+def test_while_the_critic_is_trained_alone_the_policy_holds_still() -> None:
+    subject = learner("ppo", value_pretraining_steps=2, beta=0.0)
+    policy = subject.policy
+    for step in range(3):
+        before = [p.detach().clone() for p in policy.model.parameters()], policy.value.weight.detach().clone()
+        metrics = subject.update([group([1.0, 0.0, 0.5, 0.2])])
+        still = all(torch.equal(a, b) for a, b in zip(before[0], policy.model.parameters(), strict=True))
+        assert still == (step < 2) and not torch.equal(before[1], policy.value.weight) and metrics["grad_norm"] > 0
+
+
+def test_the_mismatch_is_measured_before_any_step_also_where_the_sampler_is_believed() -> None:
+    data = [group([1.0, 0.0, 0.5, 0.2])]
+    plain, believed = (learner("grpo", old_from_sampler=believes).update(data) for believes in (False, True))
+    keys = [k for k in plain if k.startswith("sampling/") or k == "mismatch_kl"]
+    assert len(keys) >= 9 and all(believed[k] == pytest.approx(plain[k]) for k in keys) and plain["mismatch_kl"] > 1e-3
+    cut = learner("grpo", parts=2, old_from_sampler=True).update(data)
+    assert math.isfinite(cut["mismatch_kl"])
+
+
 def test_supervision_teaches_the_acted_tokens() -> None:
     subject = learner()
     rows = [([1, 2, 5, 6], [False, False, True, True]), ([2, 1, 7], [False, False, True])]

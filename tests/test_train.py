@@ -177,6 +177,19 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Pa
     assert same(weights(finished[0]), weights(tmp_path / "a"))
 
 
+def test_a_run_killed_while_it_made_its_folder_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
+    for name, resume in (("a", True), ("b", False)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".config.part").write_text("seed: 0\nen")
+        run(tmp_path / name, resume=resume, **settings)
+        assert same(weights(finished[0]), weights(tmp_path / name))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="no run folder"):
+        run(tmp_path / "c", resume=True, **settings)
+
+
 def test_verify_repeats_a_step_and_catches_one_that_differs(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
     folder = tmp_path / "a"

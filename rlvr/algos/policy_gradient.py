@@ -42,12 +42,14 @@ class PolicyGradient(Algorithm):
         s = settings
         self.num_iterations, self.sampling_rounds = s.num_iterations, s.dynamic_sampling_rounds
         self.needs_reference = s.beta > 0
+        self.refreshes = self.needs_reference and s.ref_model_sync_steps > 0
         self.needs_value = s.baseline == "value"
         self.needs_entropy = s.entropy_coef != 0
         self.needs_greedy = s.baseline == "greedy"
         self.penalises_reward = s.beta > 0 and s.kl_in == "reward"
         self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
         self.bypass = s.old_from_sampler
+        self.critic_alone = self.needs_value and s.value_pretraining_steps > 0
         self.controller = kl.Controller(s.beta, target=s.kl_target, horizon=s.kl_horizon)
         self.single_step = s.baseline in ("pair", "kto")
         self.needs_mismatched = s.baseline == "kto"
@@ -286,8 +288,7 @@ class PolicyGradient(Algorithm):
         if x.values is not None and x.returns is not None and x.old_values is not None:
             error = values.value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
             figures["value_loss"] = error.detach()
-            alone = self._steps < s.value_pretraining_steps
-            loss = error + 0.0 * loss if alone else loss + s.vf_coef * error  # every weight has a gradient in every process
+            loss = error + 0.0 * loss if self.critic_alone else loss + s.vf_coef * error  # every weight has a gradient in every process
         return loss, figures
 
     def _surrogate(self, ratio: Tensor, x: LossInputs) -> surrogate.Surrogate:
@@ -307,6 +308,7 @@ class PolicyGradient(Algorithm):
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
         """After a step: move the running baseline and the adaptive beta."""
         self._steps += 1
+        self.critic_alone = self.needs_value and self._steps < self.settings.value_pretraining_steps
         added, count = total([sum(rewards), float(len(rewards))])
         if self.settings.baseline == "running" and count:
             self._seen = 0.9 * self._seen + 0.1
@@ -327,6 +329,7 @@ class PolicyGradient(Algorithm):
         """Take back what `state_dict` gave."""
         self.controller.beta, self._running, self._seen = float(state["beta"]), float(state["running"]), float(state["seen"])
         self._steps = int(state["steps"])
+        self.critic_alone = self.needs_value and self._steps < self.settings.value_pretraining_steps
 
 
 def greedy_reward(group: Sequence[Episode]) -> float | None:

@@ -20,16 +20,21 @@ def banner(crew: Crew, folder: Path) -> Table:
         episodes = round(rollout.prompts_per_step * each)
         source = f"{len(stored):,} groups of {config.data.run}" if stored else "gold solutions"
     updates = config.train.minibatches_per_step * crew.algorithm.num_iterations
+    rounds, curriculum = crew.algorithm.sampling_rounds, rollout.curriculum
+    sampling = f", and others for those without spread in up to {rounds} rounds" if rounds > 1 else ""
+    chosen = f", chosen from {curriculum.candidates} times as many by solve rate" if curriculum else ""
+    processes = crew.accelerator.num_processes
     departs = ", ".join(f"{name}={value}" for name, value, differs in crew.algorithm.describe() if differs)
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (
         ("policy", f"{parameters(crew.model):,} parameters, {crew.tokenizer.vocab_size:,} token ids, {crew.accelerator.device}"),
         ("window", f"{crew.mdp.max_length} tokens, of which the policy may choose {crew.mdp.max_new_tokens}"),
+        ("processes", f"{processes}, each with its share of the groups" if processes > 1 else "1"),
         (
             "episodes a step",
             f"about {episodes:,}, {rollout.prompts_per_step} groups at a time: {source}"
             if source
-            else f"{rollout.prompts_per_step} prompts x {rollout.num_generations} generations = {episodes:,}",
+            else f"{rollout.prompts_per_step} prompts{chosen} x {rollout.num_generations} generations = {episodes:,}{sampling}",
         ),
         (
             "optimizer steps a step",

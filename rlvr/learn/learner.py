@@ -70,6 +70,8 @@ class Learner:
         if optimization.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.reference = Reference.of(model, temperature=temperature, frozen=reference) if algorithm.needs_reference else None
+        if self.reference is not None and self.reference.adapter is not None and algorithm.refreshes:
+            raise ConfigError("the reference is the adapter's own base and cannot follow the policy; set algorithm.ref_model_sync_steps=0")
         policy = Policy(model, temperature=temperature, value_head=algorithm.needs_value)
         parameters = [p for p in policy.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(
@@ -105,7 +107,7 @@ class Learner:
                 outcome = self._learn(step, part, tally)
                 skipped += outcome is None
                 if outcome is not None:
-                    steps += 1
+                    steps, step.stepped = steps + 1, True
                     broken += not math.isfinite(outcome[1])
                     loss, norm = loss + outcome[0], norm + outcome[1]
         metrics: dict[str, float] = {
@@ -147,6 +149,7 @@ class Learner:
             self._frozen_passes(step, chosen, old=not (on_policy or algorithm.bypass))
         if algorithm.bypass:
             step.columns["old"] = step.columns["sampler"]
+            step.columns["first"] = torch.full_like(step.columns["sampler"], math.nan)
         elif on_policy and not first:
             step.empty("old")  # filled by the one pass there is
         step.on_policy = on_policy
@@ -199,7 +202,7 @@ class Learner:
             tally.computed += batch.computed if real else 0
             return (losses * column[batch.take.cpu()].to(losses)).sum() if real else losses.sum() * 0.0
 
-        return self._descend(step.rows, live, loss_of)
+        return self._descend(step.rows, live, loss_of, still=self.algorithm.critic_alone)
 
     def _losses(self, step: Step, batch: Batch, real: bool) -> tuple[Tensor, dict[str, Tensor]]:
         algorithm, columns, take = self.algorithm, step.columns, batch.take.cpu()
@@ -213,6 +216,8 @@ class Learner:
 
         if step.on_policy and real:
             columns["old"][take] = new.detach().float().cpu()
+        if algorithm.bypass and real and not step.stepped:
+            columns["first"][take] = new.detach().float().cpu()
         old = new.detach() if step.on_policy else pick("old")
         sampler, advantages = pick("sampler"), pick("advantages")
         assert old is not None and sampler is not None and advantages is not None
@@ -223,16 +228,21 @@ class Learner:
         )  # fmt: skip
         return algorithm.losses(inputs)
 
-    def _descend(self, rows: Rows, chosen: Sequence[int], loss_of: Callable[[Batch, bool], Tensor]) -> tuple[float, float]:
-        """Add up the micro-batches' gradients, then clip and step. A gradient that is not finite moves nothing."""
+    def _descend(
+        self, rows: Rows, chosen: Sequence[int], loss_of: Callable[[Batch, bool], Tensor], *, still: bool = False
+    ) -> tuple[float, float]:
+        """Add up the micro-batches' gradients, then clip and step. What is not finite moves nothing; `still`: only the critic."""
         accelerator, o = self.accelerator, self.optimization
         factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
         loss, batches = 0.0, list(self._batches(rows, chosen))
         for k, (batch, real) in enumerate(batches):
-            with nullcontext() if k == len(batches) - 1 else accelerator.no_sync(self.policy):
+            accelerator.sync_gradients = k == len(batches) - 1
+            with nullcontext() if accelerator.sync_gradients else accelerator.no_sync(self.policy):
                 part = loss_of(batch, real)
                 accelerator.backward(part * factor)
                 loss += float(part.detach())
+        for held in accelerator.unwrap_model(self.policy).model.parameters() if still else ():
+            held.grad = None  # not zero: the optimizer passes over it
         norm = accelerator.clip_grad_norm_(self.policy.parameters(), o.max_grad_norm or math.inf)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         if math.isfinite(norm):
@@ -302,10 +312,7 @@ class Learner:
         groups = sums.pop("groups")
         row = sums | {"frac_reward_zero_std": sums["groups/zero_std"] / groups if groups else 0.0}
         row |= {"advantage/mean": mean, "advantage/std": math.sqrt(max(0.0, squares / count - mean**2)) if count else 0.0}
-        moved = step.rows.repeat([float(m) for m in step.moves]) > 0
-        if not self.algorithm.bypass:
-            pairs = gather_object([torch.stack([step.columns["old"][moved], step.columns["sampler"][moved]])])
-            row |= mismatch.measurements(*torch.cat(pairs, 1))
+        row |= mismatch.measurements(*torch.cat(gather_object([step.scored_twice()]), 1))
         return row
 
     def whole(self) -> Any:

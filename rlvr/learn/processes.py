@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
@@ -42,10 +42,14 @@ def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
         )
     trackers: Any = config.log.report_to or None
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=config.train.process_timeout_s))
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(), mixed_precision=config.train.mixed_precision, log_with=trackers,
         project_dir=str(folder), kwargs_handlers=[timeout],
     )  # fmt: skip
+    if accelerator.distributed_type is DistributedType.DEEPSPEED:  # it clips and counts for itself
+        told: Any = accelerator.state.deepspeed_plugin
+        told.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": config.train.max_grad_norm}
+    return accelerator
 
 
 def share(accelerator: Accelerator, everything: Sequence[T]) -> list[T]:

@@ -36,6 +36,8 @@ class Step:
         self.moves = list(self.trains)
         self.on_policy = False
         """Whether the policy that trains is, to the bit, the one that sampled: then no pass for the old log-probabilities is made."""
+        self.stepped = False
+        """Whether an optimizer step was taken on it already."""
         self.columns: dict[str, Tensor] = {"sampler": self.rows.flat([e.logprobs for e in self.episodes])}
 
     def empty(self, name: str) -> Tensor:
@@ -75,6 +77,12 @@ class Step:
             count[where] += episode.length
         count["dropped"] = sum(n for key, n in count.items() if key.startswith("dropped_"))
         return {f"tokens/{key}": float(n) for key, n in count.items()}
+
+    def scored_twice(self) -> Tensor:
+        """The log-probabilities of the tokens that trained, by the trainer before any optimizer step and by the sampler: two rows."""
+        trainer = self.columns["first" if "first" in self.columns else "old"]
+        known = (self.rows.repeat([float(m) for m in self.moves]) > 0) & ~trainer.isnan()
+        return torch.stack([trainer[known], self.columns["sampler"][known]])
 
     def group_figures(self) -> dict[str, float]:
         """How many groups there are, and how many of them teach nothing."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from accelerate import DistributedType
 from rich.console import Console
 
 from rlvr import report
@@ -34,12 +35,13 @@ from rlvr.learn.banner import banner
 from rlvr.learn.checkpoint import Progress
 from rlvr.learn.crew import Crew, assemble, enlist, taken_back
 from rlvr.learn.held_out import accuracy, held_out_seen
+from rlvr.learn.notes import Notes
 from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import accelerator_from, by_main, deadline_told
 from rlvr.learn.warmstart import warmstart
 from rlvr.model import exported
 from rlvr.progress import Work
-from rlvr.runlog import RunLog, rows_of
+from rlvr.runlog import RunLog, rows_of, unbegun
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ def train(
         raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
     folder = out or Path("runs") / f"{config.env['name']}-{datetime.now():%Y%m%d-%H%M%S}"
     accelerator = accelerator_from(config, folder)
+    if resume and accelerator.distributed_type is DistributedType.DEEPSPEED:
+        raise ConfigError("--resume under DeepSpeed is not supported: its optimizer state cannot be put together; launch with fsdp2.yaml")
     main = accelerator.is_main_process
     screen = (console or Console(stderr=True)) if main else Console(quiet=True)
     with ExitStack() as stack:
@@ -87,10 +91,11 @@ def train(
         if verify:
             screen.print(repeat_one_step(config, accelerator, folder), highlight=False)
         place = by_main(accelerator, lambda: checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None)
-        if resume:
+        fresh = by_main(accelerator, lambda: not resume or unbegun(folder))
+        if not fresh:
             RunLog.reopen(folder, config)  # another configuration is refused before anything is built
         crew = assemble(config, accelerator, stack, weights=place)
-        if not resume:
+        if fresh:
             by_main(accelerator, lambda: RunLog.create(folder, config).close())
         run = RunLog(folder, writes=main)
         stack.callback(run.close)
@@ -98,6 +103,9 @@ def train(
         if config.log.report_to:
             accelerator.init_trackers("rlvr", config={"config": config.dump()})
         done = resumed(crew, run, place) if place else begun(crew, run, screen)
+        notes = Notes(config)
+        if crew.joined.unpackable:
+            screen.print(f"rows are padded instead of packed: {crew.joined.unpackable}", highlight=False, markup=False)
         with Work(screen, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
                 row, times = one_step(crew, run, step)
@@ -105,6 +113,8 @@ def train(
                 last = step + 1 == config.train.steps
                 if last or (step + 1) % config.log.save_every == 0:
                     save(crew, run, step + 1, {**done.facts, "seconds": seconds_so_far(done, began)})
+                for note in notes.about(row):
+                    screen.print(f"note: {note}", highlight=False, markup=False)
                 work.advance(shown(row, times))
         ended = end(crew, run, done, screen, began)
         crew.sampler.close()  # before accelerate ends torch's process group, in which an engine may stand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlvr.algos.recipes import factory
 from rlvr.config import WarmstartConfig
 from rlvr.learn.crew import Crew
 from rlvr.learn.held_out import mean_score
@@ -28,7 +29,7 @@ def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
     schedule = Schedule(crew.environment, "train", seed=crew.config.seed, purpose="warmstart")
     learner = Learner(
         crew.model,
-        crew.algorithm,
+        factory("grpo")(),  # supervised steps ask nothing of it; one with a critic would have a head that learns nothing here
         Optimization(learning_rate=settings.learning_rate),
         accelerator=crew.accelerator,
         total_steps=settings.steps,

@@ -1,0 +1,81 @@
+"""Notes: what puzzles people in the numbers of a step, said in plain words, each once a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlvr.config import RunConfig
+
+FAR_APART_KL, FEW_SAMPLES = 0.01, 0.9
+"""Beyond these the sampler's and the trainer's probabilities differ by more than rounding."""
+
+
+class Notes:
+    """Remembers what was said.
+
+    >>> notes = Notes(config)                                # doctest: +SKIP
+    >>> notes.about({"step": 3, "step/skipped": 1.0})        # doctest: +SKIP
+    ['step 3 moved nothing: ...']
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._said: set[str] = set()
+
+    def about(self, row: Mapping[str, Any]) -> list[str]:
+        """What is to be said of a step's numbers and was not said yet."""
+        found = {**self._of_learning(row), **self._of_sampling(row)}
+        fresh = [text for name, text in found.items() if name not in self._said]
+        self._said |= found.keys()
+        return fresh
+
+    def _of_learning(self, row: Mapping[str, Any]) -> dict[str, str]:
+        step, found = row["step"], {}
+        if row.get("step/skipped"):
+            found["skipped"] = (
+                f"step {step} moved nothing: in every group all answers scored the same, so none is better than another. Other tasks "
+                "(rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warm start give a spread"
+            )
+        elif row.get("advantage/std") and abs(row.get("loss", 1.0)) < 1e-6 < row.get("grad_norm", 0.0):
+            found["loss"] = (
+                "the loss is 0 and that is no fault: on-policy every ratio is 1 and the advantages of a group add up to 0. "
+                f"The gradient is not 0 (grad_norm {row['grad_norm']:.3g}); watch that and the reward"
+            )
+        if row.get("step/nonfinite"):
+            found["nonfinite"] = f"in step {step} a gradient was not finite, so it moved nothing; lower train.learning_rate if this goes on"
+        if row.get("mismatch_kl", 0.0) > FAR_APART_KL or row.get("sampling/effective_sample_size", 1.0) < FEW_SAMPLES:
+            cause = (
+                "top_p and top_k change the sampler's probabilities and not the trainer's: leave them at 1 and 0"
+                if self.config.rollout.top_p < 1 or self.config.rollout.top_k
+                else "other precision or other kernels do that; algorithm.importance_sampling_correction weighs it out"
+            )
+            found["mismatch"] = (
+                f"sampler and trainer disagree on the tokens' probabilities (mismatch_kl {row['mismatch_kl']:.2g}, effective sample size "
+                f"{row['sampling/effective_sample_size']:.0%}): {cause}"
+            )
+        return found
+
+    def _of_sampling(self, row: Mapping[str, Any]) -> dict[str, str]:
+        step, found = row["step"], {}
+        if row.get("completions/clipped_ratio", 0.0) > 0.5:
+            found["clipped"] = (
+                f"{row['completions/clipped_ratio']:.0%} of the answers of step {step} ran into the length cap and were "
+                "judged as they stood; raise rollout.max_completion_length, or teach the policy to stop with a warm start"
+            )
+        if row.get("unscored"):
+            found["unscored"] = (
+                f"{row['unscored']} answers of step {step} have no verdict: something broke that is not the answer's fault. "
+                "They are left out, never counted as wrong; episodes.jsonl has each reason"
+            )
+        if row.get("dynamic_sampling/short_by"):
+            found["short"] = (
+                f"in step {step} only {row['dynamic_sampling/kept_share']:.0%} of {row['dynamic_sampling/groups']:.0f} groups "
+                f"had a spread of rewards; {row['dynamic_sampling/short_by']:.0f} flat ones, without a gradient, fill the step up"
+            )
+        elif row.get("frac_reward_zero_std", 0.0) > 0.5 and not row.get("step/skipped"):
+            found["flat"] = (
+                f"{row['frac_reward_zero_std']:.0%} of the groups of step {step} have no spread of rewards and teach nothing; "
+                "rollout.curriculum or algorithm.dynamic_sampling_rounds spends the sampling better"
+            )
+        return found

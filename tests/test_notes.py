@@ -1,0 +1,46 @@
+"""Notes: each puzzle is explained once, and only where it stands."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rlvr.learn.notes import Notes
+from tests.tiny import tiny_run
+
+QUIET: dict[str, Any] = {
+    "step": 4, "loss": 0.3, "grad_norm": 0.2, "advantage/std": 1.0, "completions/clipped_ratio": 0.1, "unscored": 0,
+    "frac_reward_zero_std": 0.2, "mismatch_kl": 1e-9, "sampling/effective_sample_size": 0.999,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"loss": 1e-9}, "loss is 0 and that is no fault.*grad_norm 0.2"),
+        ({"loss": 0.0, "grad_norm": 0.0, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}, "step 4 moved nothing"),
+        ({"step/nonfinite": 1.0}, "not finite"),
+        ({"mismatch_kl": 0.5}, "importance_sampling_correction"),
+        ({"sampling/effective_sample_size": 0.4}, "effective sample size 40%"),
+        ({"completions/clipped_ratio": 0.8}, "80% of the answers of step 4 ran into the length cap"),
+        ({"unscored": 3}, "3 answers of step 4 have no verdict"),
+        ({"frac_reward_zero_std": 0.75}, "75% of the groups of step 4"),
+        (
+            {"dynamic_sampling/short_by": 2.0, "dynamic_sampling/groups": 24.0, "dynamic_sampling/kept_share": 0.25},
+            "only 25% of 24 groups had a spread of rewards; 2 flat ones",
+        ),
+    ],
+)
+def test_a_puzzle_is_explained_once(changes: dict[str, Any], told: str) -> None:
+    notes = Notes(tiny_run())
+    assert notes.about(QUIET) == []
+    [said] = notes.about(QUIET | changes)
+    assert re.search(told, said)
+    assert notes.about(QUIET | changes) == []
+
+
+def test_a_truncated_distribution_is_named_as_the_cause() -> None:
+    notes = Notes(tiny_run(rollout={"top_p": 0.8}))
+    assert "top_p and top_k change the sampler" in notes.about(QUIET | {"mismatch_kl": 0.1})[0]
