@@ -24,8 +24,8 @@ class Atoms(Calculus):
             return self.word(token)
         if token.kind == "begin":
             return self.environment(token.text)
-        if token.kind == "text" and token.text in ("euro", "pound"):
-            return ("unit", self.factor(), "euro" if token.text == "euro" else "gbp")
+        if token.kind == "text" and token.text in ("euro", "pound", "rupee", "yen"):
+            return ("unit", self.factor(), "gbp" if token.text == "pound" else token.text)
         if token.kind == "op" and token.text == "$":
             return ("unit", self.signed(), "dollar")
         if token.text in OPENERS and token.kind in ("op", "cmd"):

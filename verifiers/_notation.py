@@ -11,6 +11,11 @@ from collections.abc import Callable
 _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 _DOTS = r"(?:\.\.\.|\\[lc]?dots(?![a-zA-Z]))"
 _UNIT = r"\\(?:text|mathrm)\s*\{\s*([a-zA-Z]{1,12}(?:\^\{?\d\}?)?)\s*\}"
+_ALL = (
+    r"(?:\\q?quad|\\[ ,;])?\s{0,4}(?:\\text\s*\{\s*,?\s*|,\s*)for\s+(?:all|any|every|some|each)"
+    r"(?:\s+(?:real|fixed|arbitrary|numbers?|constants?)){0,3}\s*\}?\s*\$?[a-zA-Z]?"
+)
+_REALS = r"\\(?:mathbb\s*\{?\s*R\s*\}?|R(?![a-zA-Z]))"
 _N = r"\{?\s*(\d{1,6})\s*\}?"
 
 
@@ -23,6 +28,12 @@ def _excepted(match: re.Match[str]) -> str:
     """`all real numbers except x = 2` as a difference of sets; left alone when the words go on."""
     left_out = re.sub(r"^\s*[a-z]\s*=\s*|[$.\s]+$|^\s+", "", match[1])
     return rf"\mathbb{{R}}\setminus\{{{left_out}\}}" if not re.search(r"(?<!\\)[a-zA-Z]{2}", left_out) else match[0]
+
+
+def _over_reals(match: re.Match[str]) -> str:
+    r"""`f(x) = 2x, x \in R` says no more than `f(x) = 2x`; a parameter that runs over the reals is something else."""
+    before = match.string[: match.start()]
+    return "" if re.search(rf"\(\s*{match[1]}\s*\)\s*=|[<>]|\\[gl]e|\\ne(?![a-z])", before) else match[0]
 
 
 def _outward(text: str) -> str:
@@ -71,6 +82,11 @@ _RULES: tuple[_Rule, ...] = (
         _excepted,
     ),
     (re.compile(r"^\s*(\d{1,6})\s*C\s*(\d{1,6})\s*$"), r"\\binom{\1}{\2}"),
+    (re.compile(_ALL + r"(?:\s*\\in\s*" + _REALS + r")?\s*\}?[\s$.]*$"), ""),
+    (re.compile(r"\s*,\s*([a-zA-Z])\s*\\in\s*" + _REALS + r"[\s$.]*$"), _over_reals),
+    (re.compile(r"^\\text\s*\{\s*[Aa]ll(?:\s+real)?(?:\s+numbers)?\s*\}\s*(?=[a-zA-Z]\s*(?:\\[gl]e|[<>]))"), ""),
+    (re.compile(r"(?:\\text\s*\{\s*)?\bRs\.?\s*\}?\s*(?=\d)"), r"\\text{rupee}"),
+    (re.compile(r"^\s*(\d{1,6})\s*\^?\{?(?:\\(?:text|mathrm)\s*\{)?\s*(?:st|nd|rd|th)\s*\}?\}?\s*$"), r"\1"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
     (re.compile(r"(?:\\[ ,;:]|\\q?quad|\s){0,8}\(\s*([a-zA-Z])\s*\\in\s*([^()]{1,30})\)(?=[\s.$]*$)"), r", \1 \\in \2"),
     (re.compile(r"\\text\s*\{\s{0,4},?\s{0,4}(?:where|with|for(?: any| all| some| every)?)\s*\}\s*(?=[a-zA-Z]\s*\\in)"), ", "),
@@ -78,7 +94,7 @@ _RULES: tuple[_Rule, ...] = (
 _UNUSUAL = re.compile(
     r"\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
     r"|checkmark|blacksquare|square|Box|bm|pmb|boldsymbol|math(?:bf|it|rm)\s*\{[^{}]{0,200}\\|f?box(?:ed)?\s*\{|\\\s*\[|q?quad[a-zA-Z]"
-    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s+to\s+\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|all\s+real|\d\s*C\s*\d|[R}]\s*[\^_]\s*\{?\s*[+>]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
+    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s+to\s+\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|[Aa]ll\s+real|[Aa]ll\s*\}|for\s+(?:all|any|every|some|each)|\\in\s*\\(?:mathbb\s*\{?\s*)?R|Rs|(?:st|nd|rd|th)\b|\d\s*C\s*\d|[R}]\s*[\^_]\s*\{?\s*[+>]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
 )
 
 

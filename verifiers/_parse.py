@@ -232,7 +232,7 @@ def _titled(text: str) -> Tree | None:
     bare = re.sub(r"_\w|_?\{[^{}]*\}|\([^()]*\)|\[[^\[\]]*\]", " ", re.sub(r"\\[a-zA-Z]+\{", "{", title))
     named = re.fullmatch(r"[a-zA-Z ]{0,40}", re.sub(r"\\[a-zA-Z]+|'", " ", bare))
     turned = set(re.findall("[a-z]+", title.lower())) & ((NOT_THINGS | TURNING) - NAMING)
-    if at < 1 or not value or turned or named is None or re.search("[<>;]", title):
+    if at < 1 or not value or value.count("=") > 6 or turned or named is None or re.search("[<>;]", title):
         return None
     tree = parse(value)
     return ("rel", ("sym", "title"), "=", *(tree[1:] if tree[0] == "rel" else (tree,)))

@@ -111,6 +111,7 @@ def quantity(tree: Tree) -> tuple[Tree, str]:
 
 def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """One value against one value, units and percent first."""
+    gold, answer = _percentage(gold, answer), _percentage(answer, gold)
     if gold[0] == "percent" or answer[0] == "percent":
         return _percent(gold, answer, bench)
     gold_value, gold_unit = quantity(gold)
@@ -177,6 +178,12 @@ def _same_thing(one: str, other: str) -> bool:
     if (a ^ b) & RAISED or "per" in a ^ b or "/" in one + other or any(is_unit(word) for word in a ^ b):
         return False
     return a <= b or b <= a
+
+
+def _percentage(tree: Tree, other: Tree) -> Tree:
+    """`30% increase` is 30%, where the other one says nothing of what the percentage is of."""
+    labelled = tree[0] == "unit" and tree[1][0] == "percent" and not any(map(is_unit, tree[2].split()))
+    return tree[1] if labelled and other[0] != "unit" else tree
 
 
 def _percent(gold: Tree, answer: Tree, bench: Bench) -> Judged:

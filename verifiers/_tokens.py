@@ -38,7 +38,8 @@ _SIGNS = {
     "ℤ": r"\Z ", "ℕ": r"\N ", "ℚ": r"\Q ", "ℂ": r"\C ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
     "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ",
     "⟩": r"\rangle ", "∖": r"\setminus ", "∑": r"\sum ", "∫": r"\int ", "→": r"\to ", "¢": r"\text{cents}", "…": r"\ldots ", "⁄": "/",
-    "∨": r"\text{or}", "∧": r"\text{and}", "∠": "", "△": "", "€": r"\text{euro}", "£": r"\text{pound}", "µ": r"\mu ",
+    "∨": r"\text{or}", "∧": r"\text{and}", "∠": "", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
+    "₹": r"\text{rupee}", "¥": r"\text{yen}", "µ": r"\mu ",
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
 _SIGNS |= {sign: rf"\{name} " for sign, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}

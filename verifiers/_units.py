@@ -24,6 +24,7 @@ g@ 1000000: ton tonne
 s@ 1: s sec second | s@ 60: min minute | s@ 3600: h hr hour | s@ 86400: day | s@ 604800: week | s@ 1/1000: ms millisecond
 month@ 1: month | month@ 12: year yr
 money@ 1: dollar usd buck | money@ 1/100: cent penny pennies c | euro@ 1: euro eur | gbp@ 1: gbp quid
+rupee@ 1: rupee inr | yen@ 1: yen jpy
 angle@ 1: radian rad | angle@ pi: degree deg degrees
 volume@ 1: l liter litre | volume@ 1/1000: ml milliliter millilitre | volume@ 3785411784/1000000000: gallon gal
 volume@ 946352946/1000000000: quart
