@@ -21,6 +21,11 @@ C = TypeVar("C", bound=Channel)
 RETIRE_AFTER = 20_000  # programs; long before a container runs out of user ids
 
 
+def processors() -> int:
+    """How many programs can run at once here: the processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Pool(Generic[C]):
     """At most `size` supervisors, started when they are first needed, lent to one thread at a time."""
 

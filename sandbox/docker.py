@@ -19,7 +19,7 @@ from rlvr.sandbox import _engine
 from rlvr.sandbox._channel import refuse
 from rlvr.sandbox._container import Container
 from rlvr.sandbox._frames import Torn
-from rlvr.sandbox._pool import Pool
+from rlvr.sandbox._pool import Pool, processors
 
 
 class DockerSandbox(Sandbox):
@@ -50,7 +50,7 @@ class DockerSandbox(Sandbox):
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
         self.image, self.memory_mb = image, memory_mb
         self._settings = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime}
-        size = containers or max(os.cpu_count() or 1, 1)
+        size = containers or processors()
         self._ready = threading.Lock()
         self._prepared = 0
         self._pool: Pool[Container] = Pool(self._start, size, queue_s)

@@ -28,7 +28,7 @@ from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._channel import BOOT, Channel, readable, refuse
 from rlvr.sandbox._frames import Torn
 from rlvr.sandbox._owner import dead, owner
-from rlvr.sandbox._pool import Pool
+from rlvr.sandbox._pool import Pool, processors
 
 PREFIX, OWNER = "rlvr-sandbox-", "owner"
 
@@ -135,7 +135,7 @@ class ProcessSandbox(Sandbox):
             raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is needed")
         self.memory_mb = memory_mb
         sweep()
-        self._pool: Pool[Local] = Pool(lambda: Local(disk_mb), processes or max(os.cpu_count() or 1, 1), queue_s)
+        self._pool: Pool[Local] = Pool(lambda: Local(disk_mb), processes or processors(), queue_s)
         self._reaper = weakref.finalize(self, self._pool.close)
         atexit.register(self._reaper)
 

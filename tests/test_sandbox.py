@@ -165,20 +165,39 @@ def test_a_file_with_a_path_is_refused(sandbox: Sandbox) -> None:
     assert outcome.stop is Stop.IE and "plain" in outcome.reason
 
 
-@pytest.mark.parametrize(("language", "source"), [
-    ("cpp", "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n * 2; }"),
-    ("javascript", "console.log(require('fs').readFileSync(0, 'utf8') * 2)"),
-])  # fmt: skip
-@pytest.mark.docker
-def test_other_languages_where_the_toolchain_is_there(docker_sandbox: Sandbox, language: str, source: str) -> None:
-    limits = Limits(cpu_s=20, wall_s=60, memory_mb=900, processes=64)
-    outcome = docker_sandbox.run(Program(source, b"21", language, limits))  # type: ignore[arg-type]
+ROOMY = Limits(cpu_s=20, wall_s=60, memory_mb=900, processes=64)
+
+
+def compiled(sandbox: Sandbox, language: str, source: str, stdin: bytes = b"") -> Outcome:
+    """Run it; an image without that toolchain is said aloud, and is a failure where the docker sandbox is required."""
+    outcome = sandbox.run(Program(source, stdin, language, ROOMY))  # type: ignore[arg-type]
     if outcome.stop is Stop.IE and "toolchain" in outcome.reason:
         assert language in outcome.reason and "python" in outcome.reason
-        return
+        assert os.environ.get("RLVR_REQUIRE_DOCKER") != "1", outcome.reason
+        pytest.skip(f"NOT RUN: {outcome.reason}")
+    return outcome
+
+
+@pytest.mark.parametrize(("language", "source", "broken", "stop"), [
+    ("cpp", "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n * 2; }", "int main( {", Stop.CE),
+    ("javascript", "console.log(require('fs').readFileSync(0, 'utf8') * 2)", "let = (", Stop.RE),
+])  # fmt: skip
+@pytest.mark.docker
+def test_other_languages(docker_sandbox: Sandbox, language: str, source: str, broken: str, stop: Stop) -> None:
+    outcome = compiled(docker_sandbox, language, source, b"21")
     assert (outcome.stop, outcome.stdout.strip()) == (Stop.OK, b"42"), outcome
-    broken = docker_sandbox.run(Program("int main( {" if language == "cpp" else "let = (", b"", language, limits))  # type: ignore[arg-type]
-    assert broken.stop is (Stop.CE if language == "cpp" else Stop.RE)
+    assert compiled(docker_sandbox, language, broken).stop is stop
+
+
+@pytest.mark.parametrize("source", [
+    '#include "/dev/zero"\nint main() {}',
+    "template <int n> struct A { A<n + 1> a; };\nA<0> a;\nint main() {}",
+    "char x[1 << 30] = {1};\nint main() {}",
+], ids=["reads without end", "templates without end", "a huge binary"])  # fmt: skip
+@pytest.mark.docker
+def test_a_compiler_under_attack_is_a_compile_error_and_no_more(docker_sandbox: Sandbox, source: str) -> None:
+    assert compiled(docker_sandbox, "cpp", source).stop is Stop.CE
+    assert docker_sandbox.run(Program("import os\nprint(os.listdir('.'))")).stdout == b"[]\n"
 
 
 def test_the_process_sandbox_has_to_be_asked_for_by_name() -> None:
