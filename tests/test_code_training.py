@@ -23,6 +23,7 @@ from rlvr.rollout import Draw, Rollout
 from rlvr.runlog import rows_of
 from rlvr.samplers.scripted import Scripted
 from rlvr.sandbox import _engine
+from rlvr.task import Task, Verdict
 from rlvr.tokenizers import tokenizer_from
 from tests.tiny import MODEL, tiny_run
 
@@ -42,28 +43,40 @@ CODE: dict[str, Any] = {
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Unhurried(Scripted):
-    """Says the gold solution, one answer after the other, as a model does that takes its time."""
+class Attentive(Scripted):
+    """Says the gold solutions, and each only when all but the last one before it have been judged."""
+
+    def __init__(self, judged: list[str]) -> None:
+        super().__init__()
+        self.judged = judged
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        for pair in super().stream(requests, sampling):
-            time.sleep(0.05)
+        for count, pair in enumerate(super().stream(requests, sampling)):
+            until(lambda done=count - 1: len(self.judged) >= done)
             yield pair
 
 
-def test_programs_run_while_others_are_being_sampled() -> None:
-    """With one answer after the other at most the last few are still being run when sampling ends."""
+def test_programs_run_while_others_are_being_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If verification began when sampling ends, this sampler would wait for ever."""
     tokenizer = tokenizer_from("bytes")
+    judged: list[str] = []
     with from_config("env", CODE["env"]) as environment:
-        sampler = Unhurried()
+        verify = environment.verifier.verify
+
+        def counted(task: Task, answer: str) -> Verdict:
+            verdict: Verdict = verify(task, answer)
+            judged.append(task.id)
+            return verdict
+
+        monkeypatch.setattr(environment.verifier, "verify", counted)
+        sampler = Attentive(judged)
         sampler.bind(environment, tokenizer)
-        environment.ready()
         with Rollout(TokenMDP(environment, tokenizer), sampler) as rollout:
-            draws = [Draw(environment.task("train", n), f"g{n}", n) for n in range(40)]
+            draws = [Draw(environment.task("train", n), f"g{n}", n) for n in range(12)]
             episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
-    assert [episode.reward for episode in episodes] == [1.0] * 40
+    assert [episode.reward for episode in episodes] == [1.0] * 12
     timing = rollout.timing
-    assert 0 < timing.busy <= timing.verifying and timing.hidden > 0.5, timing
+    assert 0 < timing.busy <= timing.verifying + 1e-9 and 0 < timing.hidden <= 1, timing
 
 
 def test_a_model_is_trained_on_code_and_the_hidden_share_is_logged(tmp_path: Path) -> None:
