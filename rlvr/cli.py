@@ -172,12 +172,12 @@ def compare(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr eval --out` wrote.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr eval --out` or `rlvr train` wrote.")],
     to: Annotated[str, typer.Option(help="trl-dataset, csv, parquet, markdown or inspect.")],
     out: Annotated[Path | None, typer.Option(help="Where to; default: a file in the run's folder.")] = None,
     json: Json = False,
 ) -> None:
-    """Write an evaluation in another format."""
+    """Write a run in another format."""
     from rlvr.commands import comparing
 
     comparing.export_run(run, to, out=out, json=json)

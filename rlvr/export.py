@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,35 +18,38 @@ from typing import Any
 from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
 from rlvr.samples import PLAN, REPORT, Plan, plan_of, rows_in, sample_of, write_whole
 
-COLUMNS = (
-    "env",
+TRAINED = (
+    "step",
+    "group",
+    "task_id",
     "split",
     "index",
-    "sample",
-    "task_id",
     "score",
+    "advantage",
     "finish",
     "fault",
     "reason",
     "tokens",
     "prompt_tokens",
-    "prompt",
-    "reference",
     "text",
 )
+ASKED = ("env", "split", "index", "sample", "task_id", "score", "finish", "fault", "reason", "tokens", "prompt_tokens")
+COLUMNS = {"config.yaml": TRAINED, PLAN: (*ASKED, "prompt", "reference", "text")}
+"""What a line of a table says, by the file that tells a training run from an evaluation."""
 
 
 def export(run: Path, to: str, out: Path | None = None) -> Path:
     """Write a run in another format; where nothing is said, into its own folder. The path that was written."""
     if to not in FORMATS:
         raise ConfigError(f"--to {to!r} is not a format; {suggest(to, FORMATS)}")
-    plan = plan_of(run)
     write, name = FORMATS[to]
+    if write not in (_csv, _parquet):
+        plan_of(run)  # a training run does not record its prompts, so nothing but a table can be made of it
     out = out or run / name
     if out.exists() and out.parent != run:
         raise ConfigError(f"{out} exists, and nothing is ever overwritten; choose another --out")
     try:
-        write(run, plan, out)
+        write(run, out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
     return out
@@ -58,40 +61,50 @@ def last_rows(run: Path) -> Iterator[dict[str, Any]]:
     return (found[key] for key in sorted(found))
 
 
-def flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A sample as one line of a table."""
-    sample = sample_of(row)
-    values = {"score": sample.score, "finish": sample.finish, "reason": sample.reason, "tokens": sample.tokens, "text": sample.text}
-    values |= {"fault": sample.verdict.get("fault", ""), "prompt_tokens": sample.prompt_tokens, "prompt": _prompt(row)}
-    values |= {"reference": _text(row["reference"])}
-    return {name: values.get(name, row.get(name)) for name in COLUMNS}
+def table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """The columns and the lines of a run: its samples, or the episodes that it was trained on."""
+    columns = next((columns for mark, columns in COLUMNS.items() if (run / mark).is_file()), ())
+    if not columns:
+        raise NotFound(f"{run} is no run: it has neither {' nor '.join(COLUMNS)}; name a folder that `rlvr eval` or `rlvr train` wrote")
+    rows = last_rows(run) if columns is COLUMNS[PLAN] else rows_in(run)
+    return columns, [flat(row, columns) for row in rows]
 
 
-def _prompt(row: Mapping[str, Any]) -> str:
-    return "\n\n".join(message["content"] for message in row["prompt"])
+def flat(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
+    """A sample or an episode as one line of a table."""
+    verdict, acted = row["verdict"] or {}, sum(row["acted"])
+    values = {"score": verdict.get("score"), "fault": verdict.get("fault", ""), "reason": row["error"] or verdict.get("reason", "")}
+    values |= {"finish": row.get("finish", row["end"]), "tokens": acted, "prompt_tokens": len(row["acted"]) - acted}
+    values |= {"prompt": _prompt(row.get("prompt", [])), "reference": _text(row.get("reference"))}
+    return {name: values.get(name, row.get(name)) for name in columns}
+
+
+def _prompt(messages: Sequence[Mapping[str, str]]) -> str:
+    return "\n\n".join(message["content"] for message in messages)
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _csv(run: Path, plan: Plan, out: Path) -> None:
+def _csv(run: Path, out: Path) -> None:
+    columns, lines = table(run)
     with out.open("w", encoding="utf-8", newline="") as file:
-        table: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS)
-        table.writeheader()
-        table.writerows([flat(row) for row in last_rows(run)])
+        writer: csv.DictWriter[str] = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(lines)
 
 
-def _parquet(run: Path, plan: Plan, out: Path) -> None:
+def _parquet(run: Path, out: Path) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise MissingExtra("pyarrow", "train", "export --to csv") from error
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([flat(row) for row in last_rows(run)]), out)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table(run)[1]), out)
 
 
-def _trl(run: Path, plan: Plan, out: Path) -> None:
+def _trl(run: Path, out: Path) -> None:
     """Prompt and completion as messages, and whether the answer was right: for supervised and for KTO training. No score, no row."""
     with out.open("w", encoding="utf-8") as file:
         for row in last_rows(run):
@@ -102,7 +115,8 @@ def _trl(run: Path, plan: Plan, out: Path) -> None:
                 file.write(json.dumps(kept | {"task_id": sample.task_id, "env": row["env"]}, ensure_ascii=False) + "\n")
 
 
-def _markdown(run: Path, plan: Plan, out: Path) -> None:
+def _markdown(run: Path, out: Path) -> None:
+    plan = plan_of(run)
     report = run / REPORT
     if not report.is_file():
         raise NotFound(f"{run} has no {REPORT} yet; let `rlvr eval` come to its end first")
@@ -129,7 +143,8 @@ def _at(figures: Mapping[str, Any], n: int) -> str:
     return f"{found['value']:.1%}" if found else ""
 
 
-def _inspect(run: Path, plan: Plan, out: Path) -> None:
+def _inspect(run: Path, out: Path) -> None:
+    plan = plan_of(run)
     out.mkdir(parents=True, exist_ok=True)
     created = datetime.fromtimestamp((run / PLAN).stat().st_mtime, UTC).isoformat(timespec="seconds")
     rows: dict[str, list[dict[str, Any]]] = {item.name: [] for item in plan.envs}
@@ -186,7 +201,7 @@ def _inspected(model: str, scorer: str, row: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-FORMATS: Mapping[str, tuple[Callable[[Path, Plan, Path], None], str]] = {
+FORMATS: Mapping[str, tuple[Callable[[Path, Path], None], str]] = {
     "trl-dataset": (_trl, "trl.jsonl"),
     "csv": (_csv, "samples.csv"),
     "parquet": (_parquet, "samples.parquet"),

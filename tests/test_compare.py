@@ -131,6 +131,21 @@ def test_every_format_holds_every_sample(tmp_path: Path) -> None:
     assert pyarrow.parquet.read_table(written["parquet"]).num_rows == 60
 
 
+def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    (trained / "config.yaml").write_text("seed: 0\n", "utf-8")
+    rows = [{key: row[key] for key in row if key not in ("env", "sample", "prompt", "reference", "finish")} for row in rows_in(a)]
+    (trained / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with export(trained, "csv").open(encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 60 and table[0]["step"] == "0" and table[0]["score"] == "1.0" and table[0]["finish"] == "terminated"
+    for folder, to, told in ((trained, "inspect", "is no evaluation"), (tmp_path, "csv", "is no run")):
+        with pytest.raises(ConfigError, match=told):
+            export(folder, to)
+
+
 def test_an_export_that_cannot_be(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'csv'"):
