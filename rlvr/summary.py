@@ -51,6 +51,8 @@ class EnvSummary:
     """Of the unscored, those to which the policy gave no answer."""
     truncated: int
     """Samples that ran into the length cap; judged as they stood."""
+    empty: int
+    """Scored samples in which the policy said nothing; judged like any other answer."""
     avg: Estimate | None
     at: dict[str, dict[int, Estimate | None]]
     """`pass_at`, `pass_all`, `maj_at`, `best_at`: figures by k. A figure is None where no task has k samples."""
@@ -105,6 +107,7 @@ def summarised(
         unscored=len(samples) - len(scored),
         failed=sum(sample.finish == "failed" for sample in samples),
         truncated=truncated,
+        empty=sum(not sample.text.strip() for sample in scored),
         avg=estimate([_avg(group) for group in groups.values()], _questions(groups)),
         at=_figures(groups, n, votes, select),
         completed=mean(completed) if completed else None,

@@ -14,7 +14,7 @@ from rlvr.task import Task, user
 from rlvr.votes import classes
 
 
-def sample(index: int, k: int, score: float | None = 0.0, text: str = "", **rest: Any) -> Sample:
+def sample(index: int, k: int, score: float | None = 0.0, text: str = "#### 1", **rest: Any) -> Sample:
     values: dict[str, Any] = {
         "finish": "terminated",
         "reason": "",
@@ -77,6 +77,12 @@ def test_a_headline_stands_at_two_in_a_hundred_and_falls_above() -> None:
         found = summary(groups, 1)
         assert found.refused is refused and (found.record()["avg"] is None) is refused and found.record(allow_unscored=True)["avg"] == 1.0
         assert any("--allow-unscored" in line for line in cautions(found, False)) is refused
+
+
+def test_a_policy_that_says_nothing_is_wrong_and_said_to_be_silent() -> None:
+    found = summary({0: [sample(0, 0), sample(0, 1, text=" ")], 1: [sample(1, 0, None, text=""), sample(1, 1)]}, 2)
+    assert (found.scored, found.empty, found.avg and found.avg.value) == (3, 1, 0.0)
+    assert any("1 of 4 samples (25.0%) the policy said nothing" in line for line in cautions(found, True))
 
 
 def test_samples_that_have_not_arrived_are_missing() -> None:

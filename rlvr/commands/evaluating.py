@@ -108,6 +108,8 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
             f"{env.name}: {share(env.truncated, env.samples)} ran into the length cap; {completed(env)}"
             f"about {env.cap} tokens (--max-new-tokens) would leave 1 in 100 cut"
         )
+    if env.empty:
+        lines.append(f"{env.name}: in {share(env.empty, env.samples)} the policy said nothing; they are judged like any other answer")
     if env.repeated:
         lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat a question; the interval counts {env.tasks - env.repeated}")
     short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
