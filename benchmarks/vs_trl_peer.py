@@ -81,12 +81,16 @@ class Obey(TrainerCallback):
         self.before = reset_peak()
         say(ready=True)
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Wait; save the weights where that is asked for."""
+    def told(self, model: Any) -> str:
+        """The next word of the parent but for saving the weights, which is done; empty when there is none."""
         while (line := sys.stdin.readline()).startswith("save "):
-            kwargs["model"].save_pretrained(line.split()[1])
+            model.save_pretrained(line.split()[1])
             say(saved=True)
-        if not line:
+        return line
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Wait."""
+        if not self.told(kwargs["model"]):
             raise SystemExit
         self.spent.clear()
         self.began, self.cpu = time.perf_counter(), time.process_time()
@@ -99,6 +103,10 @@ class Obey(TrainerCallback):
             update=seconds - sum(self.spent.values()), peak_mb=resident("VmHWM") - self.before,
         )  # fmt: skip
         self.step += 1
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """Save once more, if that is asked for."""
+        self.told(kwargs["model"])
 
 
 def main(workload: str, model: str) -> None:
