@@ -106,6 +106,8 @@ LONG = [
     r"+|(\sin x+\cos x+\tan x+2)^{9}|-|(2+\tan x+\cos x+\sin x)^{4}||(2+\tan x+\sin x+\cos x)^{5}|",
     r"+|\sqrt{x^2+1}+\sqrt{x^4+2}|^{8}-|\sqrt{x^2+1}+\sqrt{2+x^4}|^{5}|\sqrt{1+x^2}+\sqrt{x^4+2}|^{3}",
     r"+|e^{\sin x}+\ln(x^2+2)|^{7}-|\ln(2+x^2)+e^{\sin x}|^{3}|e^{\sin x}+\ln(x^2+2)|^{4}",
+    r"+\lfloor x^2+\sin x\rfloor-\lfloor \sin x+x^2\rfloor+"
+    + "+".join(rf"|\sin({k}x)\cos({k}x)|-\frac12|\sin({2 * k}x)|" for k in range(1, 9)),
 ]
 """What keeps algebra busy until its time is up."""
 
