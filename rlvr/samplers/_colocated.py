@@ -16,6 +16,7 @@ import torch
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.samplers._dialect import finished, settings
 
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where the trainer's tensors are
@@ -66,7 +67,6 @@ class Colocated:
             self.close()
             raise
         self.max_model_len = int(self._llm.llm_engine.model_config.max_model_len)
-        self.vocabulary = int(self._llm.llm_engine.model_config.get_vocab_size())
 
     def take(self, model: Any, version: int) -> None:
         """The trainer's weights in place of the old ones; what was cached under the old ones is forgotten."""
@@ -194,32 +194,8 @@ def alone() -> None:
     )
 
 
-def settings(request: Request, sampling: Sampling) -> dict[str, Any]:
-    """One request in vLLM's words: its own seed, the whole stop set and nothing but it, and the log-probability of what was sampled."""
-    return {
-        "max_tokens": request.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": request.seed,
-        "stop_token_ids": sorted(sampling.stop_ids),
-        "ignore_eos": True,
-        "logprobs": 0,
-        "detokenize": False,
-    }
-
-
 def completion(output: Any, sampling: Sampling) -> Completion:
     """What vLLM hands out, as ours; an ending that is neither a stop id nor the cap is an error."""
     tokens = list(output.token_ids)
     logprobs = [float(found[token].logprob) for token, found in zip(tokens, output.logprobs, strict=True)]
     return finished(tokens, logprobs, str(output.finish_reason), sampling)
-
-
-def finished(tokens: list[int], logprobs: list[float], reason: str, sampling: Sampling) -> Completion:
-    """A completion, held to its contract: the engine's word for the end and its last token must say the same."""
-    if reason not in ("stop", "length") or not tokens or (tokens[-1] in sampling.stop_ids) != (reason == "stop"):
-        return Completion([], [], "error", f"the engine ended an answer by {reason!r} with the token {tokens[-1:] or 'nothing'}")
-    if sampling.temperature == 0:  # a choice without chance: certain, whatever the logits
-        logprobs = [0.0] * len(tokens)
-    return Completion(tokens, [min(logprob, 0.0) for logprob in logprobs], "stop" if reason == "stop" else "length")

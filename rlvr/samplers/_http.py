@@ -71,10 +71,11 @@ class Http:
         self._idle: list[http.client.HTTPConnection] = []
         self._busy: set[http.client.HTTPConnection] = set()
         self._lock = threading.Lock()
+        self._epoch = 0
 
     def ask(self, method: str, path: str, body: Any = None, *, until: float) -> Reply:
         """One exchange, over before `until` (on the monotonic clock) or NoReply."""
-        sent = None if body is None else json.dumps(body).encode()
+        sent, epoch = None if body is None else json.dumps(body).encode(), self._epoch
         while True:
             connection, used = self._taken()
             try:
@@ -82,7 +83,7 @@ class Http:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self._dropped(connection)
                 early = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError)
-                if used and early and time.monotonic() < until:
+                if used and early and epoch == self._epoch and time.monotonic() < until:
                     continue  # the server had closed a connection that was kept open; nothing was asked yet
                 raise NoReply(self._told(error, until)) from None  # the chain could hold headers
             self._returned(connection)
@@ -91,6 +92,7 @@ class Http:
     def abort(self) -> None:
         """Break every exchange that is going on: the threads that wait for them go on at once, with NoReply."""
         with self._lock:
+            self._epoch += 1
             for connection in self._busy:
                 if connection.sock is not None:
                     _shut(connection.sock)

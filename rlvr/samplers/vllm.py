@@ -1,7 +1,10 @@
 """Sample with vLLM: in the training process, or from servers of its own.
 
 {name: vllm}                                                         one engine in this process (placement: colocated)
-{name: vllm, placement: server, urls: ["http://localhost:8000"]}     one or more `vllm serve`, found by URL
+{name: vllm, placement: server, urls: ["http://localhost:8000"]}     one or more servers, found by URL
+
+A server is started as `VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out`. It takes
+orders from whoever reaches it, so let only the trainer reach it. Weights go by way of `weights_folder`, which both must see.
 
 Token ids go in and come out, each request has a seed of its own, and the log-probability handed back is under the very
 distribution that was sampled from. New weights are loaded in place after every update, the prefix cache is emptied, and a
@@ -20,9 +23,10 @@ from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError, suggest
 from rlvr.samplers._colocated import Colocated, Place
 from rlvr.samplers._probe import Probe
+from rlvr.samplers._server import Patience, Servers
 from rlvr.samplers._vllm_version import check_version, installed
 
-PLACEMENTS = ("colocated",)
+PLACEMENTS = ("colocated", "server")
 COLDEST = 0.01
 """vLLM raises a lower temperature to this one, and would sample from another distribution than the one asked for."""
 
@@ -32,7 +36,6 @@ class Engine(Protocol):
 
     where: str
     max_model_len: int
-    vocabulary: int
 
     def take(self, model: Any, version: int) -> None:
         """Load the trainer's weights and forget what was cached."""
@@ -80,18 +83,32 @@ class VLLMSampler(Sampler):
         tensor_parallel_size: int = 1,
         enforce_eager: bool = False,
         sleep: bool = True,
+        urls: list[str] | None = None,
+        weights_folder: str | None = None,
+        concurrency: int = 128,
+        start_s: float = 120.0,
+        heartbeat_s: float = 10.0,
         deadline_s: float = 600.0,
         probe_tolerance: float | None = None,
     ) -> None:
         if placement not in PLACEMENTS:
             raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
-        for name, value in (("max_num_seqs", max_num_seqs), ("tensor_parallel_size", tensor_parallel_size), ("deadline_s", deadline_s)):
+        if (placement == "server") != bool(urls):
+            raise ConfigError(
+                f"placement is {placement!r} and urls is {urls!r}; a server has a URL (urls: [...]), an engine in this process none"
+            )
+        counts = {"max_num_seqs": max_num_seqs, "tensor_parallel_size": tensor_parallel_size, "concurrency": concurrency}
+        waits = {"start_s": start_s, "heartbeat_s": heartbeat_s, "deadline_s": deadline_s}
+        for name, value in (counts | waits).items():
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0")
         if not 0 < memory_fraction <= 1:
             raise ConfigError(f"memory_fraction is {memory_fraction}; it is the engine's share of a GPU's memory, above 0 and at most 1")
-        check_version(installed())
-        self.placement, self.tokenizer, self.deadline_s, self.probe_tolerance = placement, model, deadline_s, probe_tolerance
+        if placement == "colocated":
+            check_version(installed())
+        self.placement, self.tokenizer, self.probe_tolerance = placement, model, probe_tolerance
+        self.urls, self.weights_folder, self.concurrency = urls or [], weights_folder, concurrency
+        self.patience = Patience(deadline_s, heartbeat_s, start_s)
         self.place = Place(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, tensor_parallel_size, enforce_eager, sleep)
         self._model = model
         self._engine: Engine | None = None
@@ -103,8 +120,8 @@ class VLLMSampler(Sampler):
             self._engine = self._started(model)
         self._engine.take(model, version)
         if self._probe is None:
-            engine = self._engine
-            self._probe = Probe(engine.vocabulary, self._dtype(model), tolerance=self.probe_tolerance, room=engine.max_model_len - 1)
+            vocabulary = model.get_input_embeddings().num_embeddings
+            self._probe = Probe(vocabulary, self._dtype(model), tolerance=self.probe_tolerance, room=self._engine.max_model_len - 1)
         self._probe.check(self._engine.score, model, self._engine.where, version)
 
     def rest(self) -> None:
@@ -135,7 +152,9 @@ class VLLMSampler(Sampler):
             engine.close()
 
     def _started(self, model: Any) -> Engine:
-        return Colocated(model, replace(self.place, dtype=self._dtype(model)), deadline_s=self.deadline_s)
+        if self.placement == "server":
+            return Servers(self.urls, self.patience, concurrency=self.concurrency, folder=self.weights_folder)
+        return Colocated(model, replace(self.place, dtype=self._dtype(model)), deadline_s=self.patience.deadline_s)
 
     def _dtype(self, model: Any) -> str:
         """The trainer's own precision where none is asked for; vLLM's own "auto" makes float16 out of float32."""
