@@ -195,8 +195,17 @@ def replay(
 
 
 @app.command()
-def doctor(json: Json = False) -> int:
-    """Look at this machine: packages, accelerator, Docker, plugins."""
+def doctor(
+    model: Annotated[Path | None, typer.Option(help="A model's folder: compare a sampler's log-probabilities with the trainer's.")] = None,
+    sampler: Annotated[str, typer.Option(help="Which sampler, with --model: hf or vllm.")] = "hf",
+    env: Annotated[str, typer.Option(help="Whose prompts, with --model.")] = "arithmetic",
+    json: Json = False,
+) -> int:
+    """Look at this machine: packages, accelerator, Docker, plugins; with --model, at a sampler."""
+    if model is not None:
+        from rlvr.commands import agreement
+
+        return agreement.examine_sampler(str(model), sampler, env, json=json)
     from rlvr.commands import doctor as examination
 
     return examination.examine(json=json)

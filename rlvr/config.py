@@ -82,7 +82,7 @@ class RolloutConfig(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     curriculum: CurriculumConfig | None = None
-    verify_workers: int = Field(default=8, ge=1)
+    verify_workers: int = Field(default=32, ge=1)
     verify_deadline_s: float = Field(default=600.0, gt=0)
 
     @field_validator("sampler", mode="before")

@@ -95,7 +95,7 @@ class Rollout:
     ...     episodes = rollout.collect([Draw(task, "g", 0)], Sampling())
     """
 
-    def __init__(self, mdp: TokenMDP, sampler: Sampler, *, workers: int = 8, deadline_s: float = 600.0) -> None:
+    def __init__(self, mdp: TokenMDP, sampler: Sampler, *, workers: int = 32, deadline_s: float = 600.0) -> None:
         if workers < 1 or deadline_s <= 0:
             raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
         self.mdp, self.sampler, self.deadline_s = mdp, sampler, deadline_s

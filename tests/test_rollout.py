@@ -162,6 +162,30 @@ def test_the_times_of_sampling_and_of_verification_are_told_apart() -> None:
     assert rollout.timing.verifying > 0.19 and rollout.timing.waiting > rollout.timing.sampling
 
 
+class Trickle(Sampler):
+    """An answer every few milliseconds, as an engine with many lanes gives them."""
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        for i in range(len(requests)):
+            time.sleep(0.01)
+            yield i, Completion([5, 0], [-0.1, -0.1], "stop")
+
+
+class Slow(Match):
+    def verify(self, task: Task, answer: str) -> Verdict:
+        time.sleep(0.2)
+        return super().verify(task, answer)
+
+
+def test_a_slow_verifier_is_hidden_behind_sampling() -> None:
+    environment = Sums(verifier=Slow())
+    with rollout_of(environment, Trickle()) as rollout:
+        rollout.collect(draws(environment, 250), Sampling())
+    timing = rollout.timing
+    assert timing.verifying > 250 * 0.2 and timing.hidden >= 0.9
+    assert timing.sampling + timing.waiting <= 1.15 * timing.sampling  # against a verifier that takes no time at all
+
+
 def test_seeds_are_functions_of_their_parts_alone() -> None:
     assert seed_of(1, "a") == seed_of(1, "a") and len({seed_of(i, j) for i in range(30) for j in range(30)}) == 900
     assert all(0 <= seed_of(i) < 2**63 for i in range(1000))

@@ -162,7 +162,7 @@ def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
             sampler.sample(requests(4), Sampling())
 
 
-STARTS = [
+STARTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"/version": (200, {"version": "0.31.0"})}, ConfigError, r"vLLM on http://\S+ is 0.31.0; this sampler works with"),
     ({"/version": (404, b"nginx")}, ConfigError, r"http://\S+ is no vLLM server"),
     ({"/health": (503, {})}, SamplerError, r"no vLLM server at http://\S+ within 1 s \(it is up and not well\)"),
@@ -174,7 +174,7 @@ STARTS = [
 
 
 @pytest.mark.parametrize("trouble, error, words", STARTS, ids=[f"{next(iter(trouble))} {i}" for i, (trouble, _, _) in enumerate(STARTS)])
-def test_what_cannot_work_is_said_at_the_start(stand: tuple[Stand, str], trouble: dict[str, Any], error: type, words: str) -> None:
+def test_what_cannot_work_is_said_at_once(stand: tuple[Stand, str], trouble: dict[str, Any], error: type[Exception], words: str) -> None:
     script, url = stand
     script.trouble = trouble
     with served(url, start_s=1.0) as sampler, pytest.raises(error, match=words):

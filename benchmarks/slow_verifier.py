@@ -1,0 +1,83 @@
+"""Is a slow verifier hidden behind sampling? Steps with one that sleeps 200 ms, and with one that does not, in turn.
+
+    python benchmarks/slow_verifier.py [--sampler vllm] [--repeats 5]
+
+Prints one JSON line: the ratio of the steps' times (median over the repeats) and the share of verification that was hidden.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+from rlvr.config import ModelConfig
+from rlvr.contracts import Sampling, Verifier
+from rlvr.mdp import TokenMDP
+from rlvr.model import model_from
+from rlvr.registry import build
+from rlvr.rollout import Draw, Rollout, seed_of
+from rlvr.task import Task, Verdict
+from rlvr.tokenizers import tokenizer_from
+
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+class Sleeping(Verifier):
+    """Takes its time, and nothing else."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Sleep."""
+        time.sleep(self.seconds)
+        return Verdict(0.0, "slept")
+
+
+def step(sampler: Any, tokenizer: Any, seconds: float, repeat: int, prompts: int, group: int) -> tuple[float, float]:
+    """One collection of groups: how long it took, and how much of verification was hidden."""
+    environment = build("env", "arithmetic", verifier=Sleeping(seconds))
+    tasks = [environment.task("train", prompts * repeat + i) for i in range(prompts)]
+    draws = [Draw(task, f"g{i}", seed_of(repeat, i, k)) for i, task in enumerate(tasks) for k in range(group)]
+    with Rollout(TokenMDP(environment, tokenizer, max_new_tokens=128), sampler) as rollout:
+        began = time.perf_counter()
+        rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
+        return time.perf_counter() - began, rollout.timing.hidden
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sampler", default="hf")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--group", type=int, default=8)
+    asked = parser.parse_args()
+    tokenizer = tokenizer_from("chars:0123456789+-*=# \n")
+    model = model_from(ModelConfig(config=MODEL), tokenizer, seed=0)
+    ratios, shares, times = [], [], []
+    with build("sampler", asked.sampler) as sampler:
+        sampler.load(model, 0)
+        for repeat in range(-1, asked.repeats):  # the first warms up
+            instant, _ = step(sampler, tokenizer, 0.0, repeat + 1, asked.prompts, asked.group)
+            slow, hidden = step(sampler, tokenizer, 0.2, repeat + 1, asked.prompts, asked.group)
+            if repeat >= 0:
+                ratios.append(slow / instant)
+                shares.append(hidden)
+                times.append(instant)
+    numbers = {"slow_to_instant": ratios, "hidden_share": shares, "instant_step_s": times}
+    print(json.dumps({"sampler": asked.sampler, **{name: round(statistics.median(values), 3) for name, values in numbers.items()}}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Do sampler and trainer agree? The same tokens scored by both, and how far apart they are.
+
+The learner's ratios stand on the sampler's log-probabilities. Two implementations never agree to the last bit; this measures by how
+much they differ, by precision, by temperature and by how deep in the answer a token stands, and says in words what to make of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from rlvr.batch import Rows
+from rlvr.config import ModelConfig
+from rlvr.contracts import Completion, Request, Sampling
+from rlvr.errors import ConfigError
+from rlvr.learn.policy import Policy
+from rlvr.mdp import TokenMDP
+from rlvr.model import model_from
+from rlvr.registry import build
+from rlvr.rollout import seed_of
+from rlvr.tokenizers import tokenizer_from
+
+DEPTHS = ((0, 4), (4, 16), (16, 64), (64, 10**9))
+ROUNDING = {"float32": 1e-4, "bfloat16": 0.05}
+"""What the median difference of rounding stays below; the largest may be twenty times that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far apart the log-probabilities of some tokens are.
+
+    >>> Gap("float32", 1.0, "0-3", tokens=40, median=1e-7, p99=1e-6, largest=2e-6, kl=1e-13).precision
+    'float32'
+    """
+
+    precision: str
+    temperature: float
+    position: str
+    """Which tokens of an answer, counted from 0."""
+    tokens: int
+    median: float
+    p99: float
+    largest: float
+    kl: float
+    """KL(sampler || trainer) a token, estimated."""
+
+    def record(self) -> dict[str, Any]:
+        """The row as plain JSON."""
+        return asdict(self)
+
+
+def measured(
+    folder: str,
+    sampler: str,
+    *,
+    env: str,
+    answers: int = 64,
+    temperatures: Sequence[float] = (0.7, 1.0, 1.3),
+    precisions: Sequence[str] = ("float32", "bfloat16"),
+) -> Iterator[Gap]:
+    """Sample, score again, compare: one row for each precision, temperature and depth, as they are found."""
+    tokenizer = tokenizer_from(folder)
+    with build("env", env) as environment:
+        mdp = TokenMDP(environment, tokenizer)
+        states = [mdp.start(environment.task("train", i // 4)) for i in range(answers)]
+        requests = [Request(list(state.tokens), mdp.budget(state), seed_of("agreement", i)) for i, state in enumerate(states)]
+        for precision in precisions:
+            model = model_from(ModelConfig.model_validate({"path": folder, "dtype": precision})).eval()
+            with build("sampler", sampler) as asked:
+                asked.bind(environment, tokenizer)
+                asked.load(model, 0)
+                for temperature in temperatures:
+                    found = asked.sample(requests, Sampling(temperature, stop_ids=tokenizer.stop_ids))
+                    yield from gaps(model, requests, found, precision, temperature)
+
+
+@torch.no_grad()
+def gaps(model: Any, requests: Sequence[Request], found: Sequence[Completion], precision: str, temperature: float) -> Iterator[Gap]:
+    """The rows of one precision and temperature, by depth; depths that no answer reached are left out."""
+    pairs = [(request, said) for request, said in zip(requests, found, strict=True) if said.finish != "error"]
+    if not pairs:
+        raise ConfigError(f"the sampler gave no answer at temperature {temperature:g}: {found[0].error}")
+    tokens = [[*request.prompt, *said.tokens] for request, said in pairs]
+    rows = Rows(tokens, [[False] * len(request.prompt) + [True] * len(said.tokens) for request, said in pairs])
+    ours = torch.zeros(rows.entries)
+    policy = Policy(model, temperature=temperature)
+    for batch in rows.batches(range(len(pairs)), budget=8192):
+        ours[batch.take] = policy(batch).logprobs.float().cpu()
+    theirs = torch.tensor([logprob for _, said in pairs for logprob in said.logprobs])
+    depth = torch.tensor([i for _, said in pairs for i in range(len(said.tokens))])
+    for low, high in DEPTHS:
+        chosen = (depth >= low) & (depth < high)
+        if chosen.any():
+            gap = (ours - theirs)[chosen].double()
+            sizes = gap.abs().sort().values
+            where = f"{low}-{high - 1}" if high < 10**9 else f"{low} on"
+            kl = float((gap.exp() - 1 - gap).mean())
+            ninety = float(sizes[math.ceil(0.99 * len(sizes)) - 1])
+            yield Gap(precision, temperature, where, len(sizes), float(sizes.median()), ninety, float(sizes[-1]), kl)
+
+
+def verdict(rows: Sequence[Gap]) -> tuple[bool, str]:
+    """Whether training on these log-probabilities is sound, and why, in words."""
+    bad = [row for row in rows if not (row.median <= ROUNDING[row.precision] and row.largest <= 20 * ROUNDING[row.precision])]
+    if not bad:
+        low = max((row.largest for row in rows if row.precision != "float32"), default=0.0)
+        more = "; in the lower precision correct for it (importance_sampling_correction)" if low > 1e-2 else ""
+        return True, f"They agree: what differs is rounding{more}."
+    worst = max(bad, key=lambda row: row.largest if math.isfinite(row.largest) else math.inf)
+    known = {row.temperature for row in bad}
+    if known < {row.temperature for row in rows}:
+        why = "only at some temperatures: the sampler reports log-probabilities of another distribution than it samples from"
+    elif not any(row.precision == "float32" for row in bad) and any(row.precision == "float32" for row in rows):
+        why = "only in the lower precision: train with importance_sampling_correction, or sample in float32"
+    elif not any(row.position.startswith("0-") for row in bad):
+        why = "only deep in the answers: positions or caches differ (rotary settings, a context that was cut)"
+    else:
+        why = "everywhere: the sampler holds other weights, or reads the prompt otherwise"
+    return False, f"They do not agree, by {worst.largest:.3g} in {worst.precision} at temperature {worst.temperature:g}, {why}."

@@ -1,0 +1,84 @@
+"""The doctor of log-probabilities: it finds what is planted, and calls rounding rounding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.cli import run
+from rlvr.config import ModelConfig
+from rlvr.contracts import Completion, Request, Sampling
+from rlvr.learn.agreement import Gap, gaps, verdict
+from rlvr.model import exported, model_from
+from rlvr.samplers.hf import HFSampler
+from rlvr.tokenizers import CharTokenizer
+
+TOKENIZER = CharTokenizer("0123456789+-*=# \n")
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def fresh(seed: int = 0) -> Any:
+    return model_from(ModelConfig(config=MODEL), TOKENIZER, seed=seed).eval()
+
+
+def sampled(model: Any, temperature: float, asked: float | None = None) -> list[Gap]:
+    requests = [Request([2, 5, 6 + i % 5], 40, seed=i) for i in range(24)]
+    sampler = HFSampler()
+    sampler.load(model, 0)
+    found = sampler.sample(requests, Sampling(temperature, stop_ids=TOKENIZER.stop_ids))
+    return list(gaps(fresh(), requests, found, "float32", temperature if asked is None else asked))
+
+
+def test_rounding_is_called_rounding() -> None:
+    rows = [row for temperature in (0.7, 1.0) for row in sampled(fresh(), temperature)]
+    assert verdict(rows) == (True, "They agree: what differs is rounding.") and max(row.largest for row in rows) < 1e-4
+    assert {row.position for row in rows} == {"0-3", "4-15", "16-63"} and sum(row.tokens for row in rows) > 300
+
+
+def test_other_weights_are_seen_everywhere() -> None:
+    sound, words = verdict(sampled(fresh(5), 1.0))
+    assert not sound and "other weights" in words
+
+
+def test_another_temperature_is_seen_at_that_temperature() -> None:
+    sound, words = verdict([*sampled(fresh(), 1.0), *sampled(fresh(), 1.0, asked=1.4)])
+    assert not sound and "at temperature 1.4, only at some temperatures" in words
+
+
+def test_what_goes_wrong_with_depth_or_precision_is_told_apart() -> None:
+    fine = Gap("float32", 1.0, "0-3", 10, 1e-7, 1e-6, 2e-6, 0.0)
+    deep = Gap("float32", 1.0, "16-63", 10, 0.4, 0.9, 1.0, 0.1)
+    coarse = Gap("bfloat16", 1.0, "0-3", 10, 0.4, 1.0, 3.0, 0.1)
+    nothing = Gap("float32", 1.0, "0-3", 10, float("nan"), float("nan"), float("nan"), float("nan"))
+    assert "deep in the answers" in verdict([fine, deep])[1] and "lower precision" in verdict([fine, coarse])[1]
+    assert verdict([nothing])[0] is False
+
+
+def test_the_doctor_prints_the_differences_and_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh().save_pretrained(tmp_path)
+    exported(TOKENIZER).save_pretrained(tmp_path)
+    assert run(["doctor", "--model", str(tmp_path), "--sampler", "hf", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] and told["verdict"].startswith("They agree")
+    assert {(row["precision"], row["temperature"]) for row in told["rows"]} == {
+        (p, t) for p in ("float32", "bfloat16") for t in (0.7, 1.0, 1.3)
+    }
+    assert run(["doctor", "--model", str(tmp_path), "--sampler", "scripted"]) == 1  # it says what it was told, with no model at all
+    out = capsys.readouterr().out
+    assert "They do not agree" in out and "float32" in out and "largest" in out
+
+
+def test_an_answer_that_is_none_is_no_measurement() -> None:
+    with pytest.raises(ValueError, match="gave no answer at temperature 1: gone"):
+        list(gaps(fresh(), [Request([2], 4)], [Completion([], [], "error", "gone")], "float32", 1.0))
