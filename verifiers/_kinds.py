@@ -113,9 +113,10 @@ def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
             return _judge(gold[1], value, bench) if gold[0] == "list" or not strict else Judged(False, f"{say(value)} is not {say(gold)}")
         return Judged(False, f"parsed as {say(value)}; the gold is {say(gold)}")
     letters, mine = ({named(arg)[0] for arg in tree[1:]} for tree in (gold, value))
-    if len(letters) > 1 and "" not in letters | mine and letters != mine:
+    indexed = len({name.partition("_")[0] for name in letters | mine}) == 1 == min(len(letters), len(mine))  # x_1 and x_2, or x twice
+    if len(letters) > 1 and "" not in letters | mine and letters != mine and not indexed:
         return Judged(False, f"it names {', '.join(sorted(mine))}; the gold names {', '.join(sorted(letters))}"[:200])
-    golds, answers = _values(gold), _values(value)
+    golds, answers = ([named(arg)[1] for arg in tree[1:]] if indexed else _values(tree) for tree in (gold, value))
     if gold[0] == "set" and value[0] == "set":
         golds, answers = _unique(golds, bench), _unique(answers, bench)
     if len(golds) != len(answers):
