@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rlvr.cli import run
 
 ROOT = Path(__file__).resolve().parents[1]
-DEADLINE_S = 600.0
+DEADLINE_S, ATTEMPTS = 600.0, 5
 RECIPE = f"""
 seed: 0
 env: {{name: "{ROOT}/tests/worlds.py:Sums", below: 12}}
@@ -49,7 +49,7 @@ log: {{save_every: 2}}
 MOMENTS = {
     "making the folder": ("create", 1, 0.001),
     "warm start": ("supervise", 5, 0.002),
-    "sampling": ("_decode", 12, 0.01),
+    "sampling": ("stream", 6, 0.005),
     "between minibatches": ("_learn", 24, 0.003),
     "writing the logs": ("_append", 4, 0.0),
     "writing a checkpoint": ("save", 5, 0.02),
@@ -155,8 +155,11 @@ def main() -> None:
         for k, moment in enumerate(plan):
             folder, log = home / f"run{k}", home / f"run{k}.log"
             command = ["train", str(recipe), "--out", str(folder)]
-            while (code := child(command, log, moment, dice)) == 0:  # it ended before its moment came: that is no kill
-                shutil.rmtree(folder)
+            for _ in range(ATTEMPTS):
+                code = child(command, log, moment, dice)
+                if code:
+                    break
+                shutil.rmtree(folder)  # it ended before its moment came: that is no kill
             hit[moment] += code == -signal.SIGKILL
             if k % 4 == 3:
                 killed_twice += child([*command, "--resume"], log, dice.choice(list(MOMENTS)), dice) == -signal.SIGKILL
