@@ -1,0 +1,268 @@
+"""Edges that random draws miss: bounds, what is counted and reported, the reference's refresh, names that nobody knows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rlvr.algorithm import LossInputs
+from rlvr.algos import credit, kl, mismatch, preferences, surrogate
+from rlvr.algos.aggregate import row_weights
+from rlvr.algos.recipes import factory
+from rlvr.algos.settings import Settings, active
+from rlvr.episode import End, Episode
+from rlvr.errors import ConfigError
+from rlvr.task import Verdict
+
+KTO = {"baseline": "kto", "beta": 0.1, "kl_estimator": "k1", "kl_in": "reward", "loss_type": "reinforce", "scale_rewards": "none"}
+WITH: dict[str, dict[str, Any]] = {"ref_model_sync_steps": {"beta": 0.1}, "overlong_buffer": {"max_completion_length": 100}}
+LEAST: dict[str, tuple[float, float]] = {
+    "advantage_epsilon": (0.0, -1e-9), "label_smoothing": (0.0, -1e-9), "desirable_weight": (0.0, -1e-9),
+    "undesirable_weight": (0.0, -1e-9), "pairs_per_group": (1, 0), "epsilon": (0.0, -1e-9), "epsilon_high": (0.0, -1e-9),
+    "delta": (1.3, 0.9), "ratio_max": (1.0, 0.999), "sapo_temperature_pos": (1e-6, 9e-7), "sapo_temperature_neg": (1e-6, 9e-7),
+    "max_completion_length": (0, -1), "overlong_buffer": (0, -1), "dynamic_sampling_rounds": (1, 0), "beta": (0.0, -1e-9),
+    "kl_target": (1e-12, 9e-13), "kl_horizon": (1, 0), "ref_model_sync_steps": (0, -1), "ref_model_mixup_alpha": (0.0, -1e-9),
+    "gamma": (0.0, -1e-9), "lam": (0.0, -1e-9), "vf_coef": (0.0, -1e-9), "epsilon_value": (0.0, -1e-9), "value_pretraining_steps": (0, -1),
+    "num_iterations": (1, 0), "importance_sampling_cap": (1.0, 0.999), "importance_sampling_floor": (0.0, -1e-9),
+}  # fmt: skip
+MOST: dict[str, tuple[float, float]] = {
+    "advantage_epsilon": (1.0, 1.01), "label_smoothing": (0.5, 0.51), "epsilon": (1.0, 1.01), "ref_model_mixup_alpha": (1.0, 1.01),
+    "gamma": (1.0, 1.01), "lam": (1.0, 1.01), "importance_sampling_floor": (1.0, 1.01),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEAST)
+def test_every_number_has_its_least_and_its_most(name: str) -> None:
+    for allowed, beyond in [LEAST[name], *([MOST[name]] if name in MOST else [])]:
+        Settings(**{name: allowed, **WITH.get(name, {})})
+        with pytest.raises(ConfigError, match=f"{name} is"):
+            Settings(**{name: beyond, **WITH.get(name, {})})
+    if name not in MOST:
+        room: dict[str, Any] = {"max_completion_length": 10**6} if name == "overlong_buffer" else {}
+        Settings(**(room | {name: 10**6}))
+
+
+def test_the_defaults_are_those_of_the_papers() -> None:
+    s = Settings()
+    assert (s.epsilon, s.epsilon_high, s.upper, s.delta, s.ratio_max) == (0.2, None, 0.2, None, 5.0)
+    assert (s.sapo_temperature_pos, s.sapo_temperature_neg, s.gamma, s.lam, s.vf_coef, s.epsilon_value) == (1.0, 1.05, 1.0, 0.95, 0.1, 0.2)
+    assert (s.importance_sampling_cap, s.importance_sampling_floor, s.kl_horizon, s.ref_model_mixup_alpha) == (2.0, 0.5, 10_000, 0.6)
+    assert (s.beta, s.entropy_coef, s.num_iterations, s.value_pretraining_steps, s.ref_model_sync_steps) == (0.0, 0.0, 1, 0, 0)
+    assert (s.overlong_buffer, s.max_completion_length, s.advantage_epsilon, s.label_smoothing, s.dynamic_sampling_rounds) == (
+        0,
+        0,
+        1e-4,
+        0.0,
+        1,
+    )
+    assert (s.desirable_from, s.desirable_weight, s.undesirable_weight, s.pairs_per_group, s.at_least) == (0.5, 1.0, 1.0, 1, 0.0)
+    assert not (s.mask_truncated_completions or s.normalize_then_sum or s.old_from_sampler or s.length_normalised)
+
+
+@pytest.mark.parametrize(
+    ("settings", "live", "idle"),
+    [
+        ({}, {"epsilon", "epsilon_high", "delta", "advantage_epsilon"}, {"ratio_max", "kl_estimator", "kl_in", "lam", "gamma", "at_least",
+         "label_smoothing", "importance_sampling_cap", "sapo_temperature_pos", "ref_model_mixup_alpha", "max_completion_length",
+         "reward_weights"}),
+        ({"loss_type": "cispo"}, {"ratio_max"}, {"epsilon", "delta", "sapo_temperature_neg"}),
+        ({"loss_type": "reinforce"}, {"ratio_max"}, {"epsilon", "delta"}),
+        ({"loss_type": "sapo"}, {"sapo_temperature_pos", "sapo_temperature_neg"}, {"epsilon", "ratio_max"}),
+        ({"beta": 0.1}, {"kl_estimator", "kl_in", "kl_target", "kl_horizon", "ref_model_sync_steps"}, {"ref_model_mixup_alpha"}),
+        ({"beta": 0.1, "ref_model_sync_steps": 1}, {"ref_model_mixup_alpha"}, set()),
+        ({"returns": "to_go", "scale_rewards": "none"}, {"gamma"}, {"lam", "vf_coef", "advantage_epsilon"}),
+        ({"baseline": "value", "scale_rewards": "none"}, {"gamma", "lam", "vf_coef", "epsilon_value", "value_pretraining_steps"}, set()),
+        ({"normalize_then_sum": True}, {"reward_weights"}, set()),
+        ({"overlong_buffer": 1}, {"max_completion_length"}, set()),
+        ({"loss_aggregation": "seq-mean-token-sum-norm", "scale_rewards": "none"}, {"max_completion_length"}, set()),
+        ({"importance_sampling_correction": "token_truncate"}, {"importance_sampling_cap"}, {"importance_sampling_floor"}),
+        ({"importance_sampling_correction": "token_mask"}, {"importance_sampling_cap", "importance_sampling_floor"}, set()),
+        (KTO | {"loss_aggregation": "seq-mean-token-sum"}, {"desirable_from", "desirable_weight", "undesirable_weight",
+         "length_normalised"}, {"label_smoothing", "pairs_per_group", "preference_loss", "at_least"}),
+        (KTO | {"baseline": "pair", "loss_aggregation": "seq-mean-token-sum"}, {"label_smoothing", "pairs_per_group", "preference_loss",
+         "length_normalised"}, {"desirable_from", "at_least"}),
+        ({"baseline": "best", "loss_type": "likelihood", "scale_rewards": "none"}, {"at_least"}, {"desirable_from", "epsilon"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_setting_is_live_where_it_does_something(settings: dict[str, Any], live: set[str], idle: set[str]) -> None:
+    known = active(Settings(**settings))
+    assert {name for name in live | idle if known[name]} == live
+
+
+def test_what_an_algorithm_asks_of_the_learner() -> None:
+    def of(**settings: Any) -> tuple[bool, ...]:
+        a = factory("grpo")(**settings)
+        return a.needs_reference, a.needs_entropy, a.penalises_reward, a.trains_flat, a.bypass, a.single_step
+
+    assert of() == (False,) * 6
+    assert of(beta=0.1) == (True, False, False, True, False, False)
+    assert of(beta=0.1, kl_estimator="k1", kl_in="reward") == (True, False, True, False, False, False)
+    assert of(entropy_coef=0.1) == of(entropy_coef=-0.1) == (False, True, False, True, False, False)
+    assert of(old_from_sampler=True) == (False, False, False, False, True, False)
+    ppo = factory("ppo")(beta=0.0)
+    assert ppo.trains_flat and ppo.needs_value and not ppo.penalises_reward
+    assert [factory(n)().single_step for n in ("dpo", "kto", "best_of_n")] == [True, True, False]
+    assert [factory(n)().needs_mismatched for n in ("dpo", "kto", "best_of_n")] == [False, True, False]
+
+
+def test_the_reference_moves_every_so_many_steps() -> None:
+    algorithm, moved = factory("grpo")(beta=0.1, ref_model_sync_steps=3, ref_model_mixup_alpha=0.7), []
+    for _ in range(7):
+        algorithm.observe([1.0], None)
+        moved.append(algorithm.refresh())
+    assert moved == [0.0, 0.0, 0.7, 0.0, 0.0, 0.7, 0.0]
+    still = factory("grpo")(beta=0.1)
+    still.observe([1.0], None)
+    assert still.refresh() == 0.0
+
+
+def test_beta_is_steered_by_the_samples_of_the_step() -> None:
+    algorithm = factory("grpo")(beta=0.1, kl_target=0.5, kl_horizon=10)
+    algorithm.observe([1.0, 0.0], 5.0)
+    assert algorithm.beta == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
+    algorithm.observe([], 5.0)
+    assert algorithm.beta == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
+    algorithm.observe([1.0] * 5, 0.55)
+    assert algorithm.beta == pytest.approx(0.104 * (1 + 0.1 * 5 / 10))
+
+
+def test_deviation_and_moments_of_few() -> None:
+    assert credit.deviation([]) == credit.deviation([3.0]) == 0.0 and credit.deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2))
+    assert credit.moments([]) == (0.0, 0.0, 0.0) and credit.whitened([2.0, 2.0 + 1e-9]) == [0.0, 0.0]
+    assert credit.whitened([]) == [] and credit.whitened([0.0, 1e-7]) == pytest.approx([-1.0, 1.0])
+    assert credit.scaled([[1.0]], [[0.5]], "batch", 0.25) == [[2.0]]
+    assert credit.degenerate([1.0, 1.0 + 2e-6]) is False and credit.degenerate([1e6, 1e6 + 0.5]) is True
+    assert credit.degenerate([0.0, 1e-6]) is True and credit.degenerate([-3.0, -3.0 + 2e-6]) is True
+    assert [credit.overlong(n, 10, 4) for n in (5, 7, 9, 11)] == [0.0, -0.25, -0.75, -1.0]
+
+
+def said(reward: float, *, length: int = 2, after: int = 0, **meta: Any) -> Episode:
+    n = 1 + length + after
+    return Episode(
+        "t", "g", [1] * n, [False] + [True] * length + [False] * after, [0.0] * n, [0.0] * length + [reward] + [0.0] * after,
+        End.TERMINATED, verdict=Verdict(reward, ""), meta=meta,
+    )  # fmt: skip
+
+
+def test_the_punishment_stands_on_the_last_token_the_policy_chose() -> None:
+    algorithm = factory("reinforce_pp")(whiten="none", beta=0.0, overlong_buffer=4, max_completion_length=4)
+    [rows] = algorithm.credit([[said(1.0, after=2), said(0.5, length=4)]])
+    assert rows[0] == pytest.approx([0.0, 0.5, 0.5, 0.0, 0.0]) and rows[1] == pytest.approx([0.0, -0.5, -0.5, -0.5, -0.5])
+    later = factory("reinforce_pp")(whiten="none", beta=0.0, gamma=0.5, overlong_buffer=4, max_completion_length=4)
+    assert later.credit([[said(1.0)]])[0][0] == pytest.approx([0.0, 0.25, 0.5])
+
+
+def test_the_runs_own_cap_is_taken_where_none_is_set() -> None:
+    algorithm = factory("dapo")(overlong_buffer=2, scale_rewards="none")
+    algorithm.row_weights([1], ["0"], max_length=3)
+    [[a, b]] = algorithm.credit([[said(1.0, length=3), said(1.0, length=1)]])
+    assert (a[-1], b[-1]) == pytest.approx((-0.5, 0.5))
+
+
+def test_a_greedy_answer_is_a_member_where_nobody_asked_for_one() -> None:
+    group = [said(1.0), said(0.0, greedy=True)]
+    assert [row[-1] for row in factory("dr_grpo")().credit([group])[0]] == [0.5, -0.5]
+    assert not factory("remax")().trains(group[1]) and not factory("grpo")().trains(said(1.0, mismatched=True))
+
+
+# ---- what is reported -----------------------------------------------------------------------------------------------------------
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_where_the_clip_or_the_cap_held_is_told() -> None:
+    ratio, advantage, new = tensor(0.5, 0.5, 1.0, 3.0, 3.0, 0.8, 1.25), tensor(1, -1, 1, 1, -1, -1, 1), tensor(*[-1.0] * 7)
+    clip = surrogate.clip(ratio, advantage, 0.2, 0.25)
+    assert clip.low.tolist() == [0, 1, 0, 0, 0, 0, 0] and clip.high.tolist() == [0, 0, 0, 1, 0, 0, 0]
+    nothing = surrogate.clip(ratio, tensor(*[0.0] * 7), 0.2, 0.25)
+    assert not nothing.low.any() and not nothing.high.any()
+    for held in (surrogate.cispo(ratio, advantage, new, 2.0), surrogate.reinforce(ratio, advantage, new, 2.0)):
+        assert held.high.tolist() == [0, 0, 0, 1, 1, 0, 0] and held.low.tolist() == [0.0] * 7
+        assert held.loss.tolist() == pytest.approx([0.5, -0.5, 1.0, 2.0, -2.0, -0.8, 1.25])
+    exact = surrogate.cispo(tensor(2.0), tensor(1.0), tensor(-1.0), 2.0), surrogate.reinforce(tensor(2.0), tensor(1.0), tensor(-1.0), 2.0)
+    assert not any(s.high.any() for s in exact)
+    for free in (surrogate.sapo(ratio, advantage, 1.0, 1.05), surrogate.likelihood(advantage, new)):
+        assert free.low.tolist() == free.high.tolist() == [0.0] * 7
+
+
+def test_the_figures_of_a_loss() -> None:
+    new, old = tensor(-1.0, -1.0, -1.0, -1.0), tensor(-0.5, -1.5, -0.5, -1.0)
+    inputs = LossInputs(
+        new=new, old=old, sampler=old, advantages=tensor(-1, 1, 1, 1), rows=torch.zeros(4, dtype=torch.long), count=1,
+        reference=tensor(-1.0, -1.5, -1.0, -0.5), entropy=tensor(1, 2, 3, 4),
+    )  # fmt: skip
+    loss, figures = factory("grpo")(entropy_coef=0.5, beta=0.1).losses(inputs)
+    assert figures["clip_ratio/low_mean"].tolist() == [1, 0, 0, 0] and figures["clip_ratio/high_mean"].tolist() == [0, 1, 0, 0]
+    assert figures["clip_ratio/region_mean"].tolist() == [1, 1, 0, 0] and figures["entropy"].tolist() == [1, 2, 3, 4]
+    k3 = [0.0, math.exp(-0.5) - 0.5, 0.0, math.exp(0.5) - 1.5]
+    policy = [0.8, -1.2, -math.exp(-0.5), -1.0]
+    assert figures["kl"].tolist() == pytest.approx(k3) and figures["policy_loss"].tolist() == pytest.approx(policy)
+    expected = [p + 0.1 * k - 0.5 * h for p, k, h in zip(policy, k3, (1, 2, 3, 4), strict=True)]
+    assert loss.tolist() == pytest.approx(expected)
+
+
+# ---- names that nobody knows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "a", "k", "k9", "m", "seq", "sequence_tokens", "turn", "token_masks", "zzz"])
+def test_an_unknown_name_is_never_taken_for_a_known_one(name: str) -> None:
+    x, rows = tensor(0.1, 0.2), torch.tensor([0, 0])
+    with pytest.raises(ValueError, match="allowed"):
+        surrogate.log_ratio(x, x, rows, 1, name)
+    with pytest.raises(ValueError, match="allowed"):
+        kl.estimate(x, x, name)
+    with pytest.raises(ValueError, match="allowed"):
+        mismatch.correction(x, x, rows, 1, name, cap=2.0, floor=0.5)
+    with pytest.raises(ValueError, match="allowed"):
+        row_weights([1, 2], ["a", "b"], name, max_length=3)
+    assert credit.scaled([[0.0, 1.0]], [[-0.5, 0.5]], name, 0.0) == [[-0.5, 0.5]]
+
+
+def test_lists_of_unlike_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        credit.scaled([[0.0, 1.0]], [], "group", 0.0)
+    with pytest.raises(ValueError, match="zip"):
+        credit.normalised_sum({"a": [[0.0, 1.0]], "b": []}, {"a": 1.0, "b": 1.0}, 0.0)
+    with pytest.raises(ValueError, match="zip"):
+        credit.net_rewards(said(1.0), [0.0])
+    with pytest.raises(ValueError, match="zip"):
+        row_weights([1], [], "token-mean")
+
+
+# ---- preferences -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tie_is_a_tie_up_to_the_tolerance() -> None:
+    assert preferences.pair([0.0, 1e-6]) is None and preferences.pair([0.0, 1.1e-6]) == (1, 0)
+    assert preferences.pair([]) is None and preferences.pair([1.0]) is None and preferences.pair([1.0, 0.0]) == (0, 1)
+
+
+def test_what_can_be_learned_from_stored_groups() -> None:
+    groups = [[said(1.0), said(0.0), said(0.5), said(0.5)], [said(0.0), said(0.0)]]
+    assert [[e.reward for e in g] for g in factory("dpo")().learnable(groups)] == [[1.0, 0.0]]
+    assert [[e.reward for e in g] for g in factory("dpo")(pairs_per_group=2).learnable(groups)] == [[1.0, 0.0]]
+    assert factory("kto")().learnable(groups) == groups
+    assert [[e.reward for e in g] for g in factory("sft")().learnable(groups)] == [[1.0]]
+    for name, given, reason in (
+        ("dpo", groups[1:], "no pair"), ("kto", groups[1:], "are undesirable"), ("kto", [[said(0.5)]], "are desirable"),
+        ("sft", groups[1:], "above 0"), ("grpo", groups, "fresh answers"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=reason):
+            factory(name)().learnable(given)
+
+
+def test_several_pairs_of_a_group_pull_as_one_mean() -> None:
+    group = [said(1.0), said(0.0), said(0.8), said(0.2), said(0.5)]
+    shifts = [[0.2, -0.1, 0.0, 0.3, 9.0]]
+    one = preferences.of_pairs([[e.reward for e in group]], shifts, 0.5, most=2)
+    forces = [5 / 2 * preferences.pull(d, 0.5, "dpo", 0.0) for d in (0.3, -0.3)]
+    assert one.advantages[0] == pytest.approx([forces[0], -forces[0], forces[1], -forces[1], 0.0])
+    assert one.figures["rewards/accuracies"] == 0.5 and one.figures["rewards/chosen"] == pytest.approx(0.1)
+    with pytest.raises(ConfigError, match="log-probabilities"):
+        factory("dpo")().credit([group])
