@@ -44,7 +44,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "1"
+    version = "2"
     examples = (
         Example(
             r"\frac{1}{2}",

@@ -42,7 +42,7 @@ class UnitTests(Verifier):
     """
 
     needs: ClassVar = {"sandbox": "docker"}
-    version = "1"
+    version = "2"
     examples = (
         Example(
             reference={"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}, {"stdin": "4", "stdout": "16"}]},
