@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rlvr.algorithm import LossInputs
 from rlvr.algos import preferences
+from rlvr.algos.ranking import bradley_terry
 from rlvr.algos.recipes import factory
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
@@ -328,3 +329,14 @@ def test_it_learns_the_bandit_and_not_with_the_sign_flipped() -> None:
 @pytest.mark.parametrize("name", ["best_of_n", "kto"])
 def test_the_others_learn_the_bandit_from_fresh_answers_too(name: str) -> None:
     assert learn(name, "bandit", steps=40) > 0.9
+
+
+def test_the_loss_of_a_reward_model_is_bradley_and_terrys_with_the_scores_held_around_zero() -> None:
+    scores = torch.randn(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 30
+    ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    loss = bradley_terry(ours[0], ours[1], ours[2], 0.3)
+    plain = -torch.nn.functional.logsigmoid(theirs[0] - theirs[1] - theirs[2]) + 0.3 * (theirs[0] + theirs[1]) ** 2
+    torch.testing.assert_close(loss, plain, rtol=1e-10, atol=1e-12)
+    loss.sum().backward()
+    plain.sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)

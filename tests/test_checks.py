@@ -117,6 +117,7 @@ ENV_DEFECTS = [
     ("a task is a function of split and index", 'f"{split}/{index}"', 'f"{split}/{self.__dict__.setdefault(\'k\', next(COUNTER))}/{index}"', "not always the same"),
     ("another process gets the same tasks", 'f"{split}/{index}"', "hash(split) + index", "differ there"),
     ("no task stands in two splits", 'random.Random(f"{split}/{index}").randrange(10000, 99999, 2) * 10 + (7 if split == "test" else 8)', "10000 + index", "would be trained on"),
+    ("every gold can be judged", PLAIN, lenient("0") + "; Lenient.lint = 1; Lenient.verify = lambda self, task, answer: Verdict(None, 'an odd gold', fault=Fault.TASK)", "pay nobody"),
     ("the gold answer scores 1", "return task.reference", "return task.question", "scored 0"),
     ("an empty answer scores 0", PLAIN, lenient("answer.strip() in task.reference"), "''"),
     ("the question given back scores 0", PLAIN, lenient("task.reference in (answer, answer[:-1][::-1])"), ">'"),

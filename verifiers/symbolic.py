@@ -124,6 +124,8 @@ class Symbolic(Verifier):
             tree = parse(gold)
             if tree[0] == "sym" and not policy.symbol:
                 return _broken(gold, "it is a bare letter; set the policy symbol=true if that is meant")
+            if tree[0] == "num" and tree[2] and not policy.form:
+                return Verdict(1.0, f"parsed as {say(tree)}")  # what most golds are
             why = finite(tree)
             if has(tree, *UNWORKED):
                 self._judge(tree, ("num", 0, 1), policy)  # to see that it can be worked out in time
