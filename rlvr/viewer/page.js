@@ -2,7 +2,7 @@
 // Everything from the run comes out of base64 and goes in through textContent.
 
 const $ = (id) => document.getElementById(id);
-const ROW = 26, DECIMALS = 100, COLOURS = ["log-probability", "mask", "advantage"];
+const ROW = 26, DECIMALS = 100, COLOURS = ["log-probability", "mask", "advantage"], UNREADABLE = "\ufffd";
 const VERDICTS = { right: (s) => s === 1, partial: (s) => s !== null && s > 0 && s < 1, wrong: (s) => s === 0, unscored: (s) => s === null };
 
 /** The bytes that a part of the page holds. */
@@ -13,7 +13,7 @@ function bytesOf(id) {
 }
 
 const head = JSON.parse(new TextDecoder().decode(bytesOf("head")));
-const state = { columns: null, shown: [], at: -1, open: -1, groups: new Map(), chunks: new Map(), haystack: null, colour: 0, turn: 0 };
+const state = { columns: null, shown: [], at: -1, open: -1, groups: new Map(), chunks: new Map(), haystack: null, colour: 0, turn: 0, prefix: 0 };
 
 /** A part of the run, unpacked; each only once. */
 function unpacked(id) {
@@ -30,6 +30,8 @@ async function part(kind, episode) {
 }
 
 const word = (name, episode) => state.columns[name].words[state.columns[name].at[episode]];
+const trained = head.kind === "training";
+const gained = (episode) => (trained ? [`advantage ${short(state.columns.advantage[episode])}`] : []);
 const tone = (score) => (score === null ? "warn" : score === 1 ? "good" : score === 0 ? "bad" : "");
 const scored = (score) => (score === null ? "none" : short(score));
 
@@ -41,6 +43,7 @@ function paintHead() {
   $("kind").textContent = head.kind;
   const said = (value) => (typeof value === "number" ? short(value) : String(value));
   $("facts").textContent = Object.entries(head.facts).map(([name, value]) => `${name.replaceAll("_", " ")} ${said(value)}`).join("  ·  ");
+  document.body.classList.add(head.kind);
   $("settings").querySelector("pre").textContent = head.settings;
   $("curves").append(...head.panels.map(curve));
   if (head.figures) {
@@ -114,6 +117,15 @@ async function unpackTexts() {
   state.haystack = found;
 }
 
+/** How much the names of all tasks have in common, up to a slash: the list leaves it out. */
+function commonPrefix([first = "", ...others]) {
+  let length = first.lastIndexOf("/") + 1;
+  for (const other of others) {
+    while (!other.startsWith(first.slice(0, length))) length = length < 2 ? 0 : first.lastIndexOf("/", length - 2) + 1;
+  }
+  return length;
+}
+
 // ---- the list -----------------------------------------------------------------------------------------------------------------
 
 function drawRows() {
@@ -128,7 +140,7 @@ function rowOf(episode, at) {
   const row = make("div", at === state.at ? "row chosen" : "row");
   const reason = word("fault", episode) === "none" ? word("reason", episode) : `${word("fault", episode)}: ${word("reason", episode)}`;
   row.append(
-    make("span", "quiet", String(step[episode])), make("span", "", word("task", episode)), make("span", tone(score[episode]), scored(score[episode])),
+    make("span", "quiet", String(step[episode])), make("span", "", word("task", episode).slice(state.prefix)), make("span", tone(score[episode]), scored(score[episode])),
     make("span", "", short(advantage[episode])), make("span", "", String(tokens[episode])), make("span", "quiet", word("end", episode)),
     make("span", "", glimpse[episode]), make("span", "quiet", reason),
   );
@@ -158,6 +170,8 @@ async function show(episode) {
   if (state.open !== episode) return;
   $("detail").replaceChildren(...topOf(episode, said), ...groupOf(episode), ...judged(said), ...conversation(said), ...tokensOf(episode, tokens));
   $("detail").scrollTop = 0;
+  const group = $("detail").querySelector(".group");
+  if (group) group.scrollLeft = group.querySelector(".chosen").offsetLeft - group.offsetLeft - 120;
   drawRows();
 }
 
@@ -173,7 +187,8 @@ function topOf(episode, said) {
   const top = make("div", "top"), score = state.columns.score[episode], fault = word("fault", episode);
   top.append(make("b", "", word("task", episode)), make("b", tone(score), `score ${scored(score)}`));
   if (fault !== "none") top.append(make("span", "warn", `fault ${fault}`));
-  const facts = [`step ${state.columns.step[episode]}`, word("end", episode), `${state.columns.tokens[episode]} tokens`, `advantage ${short(state.columns.advantage[episode])}`];
+  const facts = [word("end", episode), `${state.columns.tokens[episode]} tokens`, ...gained(episode)];
+  if (trained) facts.unshift(`step ${state.columns.step[episode]}`);
   if (said.turns > 1) facts.push(`${said.turns} turns`);
   top.append(make("span", "quiet", facts.join("  ·  ")), make("span", "space"));
   const shut = make("button", "", "close");
@@ -184,13 +199,13 @@ function topOf(episode, said) {
 
 /** The answers to the same question at the same time, side by side. */
 function groupOf(episode) {
-  const { score, advantage, tokens, glimpse } = state.columns;
+  const { score, tokens, glimpse } = state.columns;
   const members = state.groups.get(state.columns.group.at[episode]);
   if (members.length < 2) return [];
   const group = make("div", "group");
   for (const other of members) {
     const card = make("button", other === episode ? "chosen" : ""), line = make("span");
-    line.append(make("b", tone(score[other]), scored(score[other])), make("span", "quiet", `  advantage ${short(advantage[other])} · ${tokens[other]} tokens`));
+    line.append(make("b", tone(score[other]), scored(score[other])), make("span", "quiet", `  ${[...gained(other), `${tokens[other]} tokens`].join(" · ")}`));
     card.append(line, make("p", "", glimpse[other]));
     card.addEventListener("click", () => { state.at = state.shown.indexOf(other); show(other); });
     group.append(card);
@@ -224,18 +239,18 @@ function conversation(said) {
 function tokensOf(episode, [ids, stretches, logprobs]) {
   const pick = make("button", "", COLOURS[state.colour]), title = make("h2", "", "tokens by "), pre = make("pre", "tokens");
   pick.addEventListener("click", recolour);
-  title.append(pick, make("span", "quiet", "  the policy's own; pale ones were given to it. Point at one for its figures."));
+  title.append(pick, make("span", "quiet", "  pale: given to the policy"));
   const advantage = state.columns.advantage[episode];
   let own = true, left = 0, stretch = 0, chosen = 0;
   for (const id of ids) {
     while (!left && stretch < stretches.length) { left = stretches[stretch++]; own = !own; }
     left--;
-    const piece = state.columns.vocabulary[id], span = make("span", own ? "own" : "other", piece || `⟨${id}⟩`);
-    if (!piece) span.classList.add("mark");
+    const piece = state.columns.vocabulary[id], legible = piece && piece !== UNREADABLE;
+    const span = make("span", `${own ? "own" : "other"}${legible ? "" : " mark"}`, legible ? piece : `⟨${id}⟩`);
     if (own) {
       const logprob = -logprobs[chosen++] / DECIMALS;
       paint(span, logprob, advantage);
-      span.title = `id ${id}, log-probability ${logprob}, advantage ${short(advantage)}`;
+      span.title = [`id ${id}`, `log-probability ${logprob}`, ...gained(episode)].join(", ");
     } else span.title = `id ${id}, given`;
     pre.append(span);
   }
@@ -252,7 +267,7 @@ function paint(span, logprob, advantage) {
 }
 
 function recolour() {
-  state.colour = (state.colour + 1) % COLOURS.length;
+  state.colour = (state.colour + 1) % (trained ? COLOURS.length : COLOURS.length - 1); // an evaluation has no advantages
   if (state.open >= 0) show(state.open);
 }
 
@@ -287,6 +302,7 @@ async function start() {
     if (!state.groups.has(group)) state.groups.set(group, []);
     state.groups.get(group).push(episode);
   });
+  state.prefix = commonPrefix(columns.task.words);
   options($("f-verdict"), Object.keys(VERDICTS));
   for (const name of ["fault", "end", "env"]) options($(`f-${name}`), [...columns[name].words].sort());
   $("envs").hidden = columns.env.words.length < 2;
