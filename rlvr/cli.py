@@ -184,6 +184,18 @@ def export(
 
 
 @app.command()
+def view(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` or `rlvr eval --out` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write; default: view.html in the run's folder.")] = None,
+    json: Json = False,
+) -> None:
+    """Make one HTML file of a run: curves, episodes, verdicts, tokens."""
+    from rlvr.commands import viewing
+
+    viewing.view_run(run, out=out, json=json)
+
+
+@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` wrote.")],
     json: Json = False,

@@ -38,7 +38,7 @@ def parsed(line: list[str], capsys: Said, code: int = 0) -> Any:
 
 def test_every_command_has_json_and_help(capsys: Said) -> None:
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert {"list", "show", "new", "check", "verify", "train", "eval", "compare", "export", "replay", "doctor"} <= verbs
+    assert {"list", "show", "new", "check", "verify", "train", "eval", "compare", "export", "view", "replay", "doctor"} <= verbs
     for verb in sorted(verbs):
         said = obey([verb, "--help"], capsys)
         assert "--json" in said and "Usage: rlvr " + verb in said
