@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 from vs_trl_peer import Obey
 
@@ -38,10 +38,7 @@ def main(plan_file: str) -> None:
         model=AutoModelForCausalLM.from_pretrained(plan["model"], dtype=torch.float32), reward_funcs=right, args=config,
         train_dataset=Dataset.from_list(plan["tasks"]), processing_class=tokenizer, callbacks=[obey],
     )  # fmt: skip
-    trainer._generate_single_turn = obey.timed("sample", trainer._generate_single_turn)
-    trainer._calculate_rewards = obey.timed("verify", trainer._calculate_rewards)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    obey.drive(trainer)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,13 @@ class Obey(TrainerCallback):
 
         return inner
 
+    def drive(self, trainer: Any) -> None:
+        """Train with the phases timed apart, and without TRL's own lines on the standard output."""
+        trainer._generate_single_turn = self.timed("sample", trainer._generate_single_turn)
+        trainer._calculate_rewards = self.timed("verify", trainer._calculate_rewards)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Ready for the first step."""
         self.before = reset_peak()
@@ -133,10 +140,7 @@ def main(workload: str, model: str) -> None:
         model=policy, reward_funcs=lambda completions, **_: [reward(c[0]["content"]) for c in completions], args=config,
         train_dataset=Dataset.from_dict({"prompt": prompts}), processing_class=tokenizer, callbacks=[obey],
     )  # fmt: skip
-    trainer._generate_single_turn = obey.timed("sample", trainer._generate_single_turn)
-    trainer._calculate_rewards = obey.timed("verify", trainer._calculate_rewards)
-    trainer.remove_callback(PrinterCallback)
-    trainer.train()
+    obey.drive(trainer)
 
 
 if __name__ == "__main__":

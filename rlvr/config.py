@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.yamlfile import read_yaml
 
 EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 RECIPES = Path(__file__).parent / "recipes"
@@ -252,7 +253,7 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     path = Path(folder) / "config.yaml"
     if not path.is_file():
         raise NotFound(f"data.run is {folder!r}, which is no run folder: it has no config.yaml; name a folder that `rlvr train` wrote")
-    theirs = yaml.safe_load(path.read_text("utf-8"))
+    theirs = read_yaml(path)
     last = Path(folder) / "checkpoints" / "last"
     filled = {"env": theirs["env"], "tokenizer": theirs["tokenizer"] or theirs["model"]["path"], "model": {"path": str(last)}} | data
     if "model" not in data and not last.is_dir():
@@ -266,12 +267,7 @@ def read(target: str) -> dict[str, Any]:
     path = recipes().get(target, Path(target).expanduser())
     if not path.is_file():
         raise NotFound(f"no recipe {target!r}: neither a file nor a name; {suggest(target, recipes())}")
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
     return dict(number(data))

@@ -23,13 +23,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
-import yaml
-
 import rlvr
 from rlvr.config import RunConfig, Section, check
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp import last_acted
+from rlvr.yamlfile import read_yaml
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "gymnasium", "numpy", "sympy", "vllm", "docker")
@@ -162,7 +161,7 @@ def config_of(folder: Path) -> RunConfig:
     path = folder / "config.yaml"
     if not path.is_file():
         raise NotFound(f"{folder} is no run folder: it has no config.yaml; name a folder that `rlvr train` wrote")
-    return check(yaml.safe_load(path.read_text("utf-8")), str(path))
+    return check(read_yaml(path), str(path))
 
 
 def rows_of(path: Path) -> Iterable[dict[str, Any]]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, field_validator
 
 from rlvr.config import Section, checked, named, number
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.registry import entries
+from rlvr.yamlfile import read_yaml
 
 FOLDER = Path(__file__).parent / "suites"
 
@@ -100,12 +100,7 @@ def _rows(target: str) -> list[Any]:
         return [{"env": target}]
     if not path.is_file():
         raise NotFound(f"there is no suite {target!r}; {suggest(target, suites())}; or name a YAML file that exists")
-    try:
-        rows = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    rows = read_yaml(path)
     if not isinstance(rows, list) or not all(isinstance(row, Mapping | str) for row in rows):
         raise ConfigError(f"{path} holds {type(rows).__name__}, not a list of environments such as [{{env: gsm8k, tasks: 200}}]")
     return [{"env": row} if isinstance(row, str) else number(row) for row in rows]

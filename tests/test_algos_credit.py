@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from rlvr.algos.values import gae
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
+from tests.two_threads import at_once
 
 quick = settings(max_examples=40, deadline=None)
 rewards = st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=2, max_size=8)
@@ -231,24 +231,6 @@ def test_sums_over_processes_enter_every_global_figure() -> None:
     a, b = [said(1.0), said(0.0), said(0.0)], [said(1.0), said(0.5)]
     for name, how in (("grpo", {"scale_rewards": "batch"}), ("gdpo", {}), ("reinforce_pp_baseline", {}), ("reinforce_pp", {})):
         algorithm = factory(name)(**({"beta": 0.0} if PRESETS[name].settings.beta else {}) | how)
-        whole, halves = algorithm.credit([a, b]), together(algorithm, [[a], [b]])
+        whole, halves = algorithm.credit([a, b]), at_once([partial(algorithm.credit, [group]) for group in (a, b)])
         for got, expected in zip([halves[0][0], halves[1][0]], whole, strict=True):
             assert [x for row in got for x in row] == pytest.approx([x for row in expected for x in row])
-
-
-def together(algorithm: Any, shares: list[list[list[Episode]]]) -> list[Any]:
-    sent: list[list[float]] = [[], []]
-    barrier = threading.Barrier(2, timeout=10)
-
-    def run(me: int) -> Any:
-        def total(numbers: Any) -> list[float]:
-            sent[me] = list(numbers)
-            barrier.wait()
-            added = [x + y for x, y in zip(*sent, strict=True)]
-            barrier.wait()
-            return added
-
-        return algorithm.credit(shares[me], total=total)
-
-    with ThreadPoolExecutor(2) as pool:
-        return [f.result(timeout=10) for f in [pool.submit(run, me) for me in (0, 1)]]

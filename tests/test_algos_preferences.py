@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +23,7 @@ from rlvr.learn.learner import Learner, Optimization
 from rlvr.task import Fault, Verdict
 from tests.gradients import apart, fixed_groups, gradient
 from tests.learning import episode, learn, tiny_model
+from tests.two_threads import at_once
 
 
 @settings(max_examples=50, deadline=None)
@@ -280,25 +279,6 @@ def test_two_processes_pull_as_one_would(name: str) -> None:
     got = at_once([lambda total: credit(0, slice(0, 3), total=total), lambda total: credit(1, slice(3, None), total=total)])
     assert [*got[0], *got[1]] == whole and any(x for group in whole for row in group for x in row)
     assert algorithms[0].figures == algorithms[1].figures == pytest.approx(algorithms[2].figures)
-
-
-def at_once(work: list[Any]) -> list[Any]:
-    """Two processes, played by two threads that meet at every sum."""
-    sent: list[list[float]] = [[], []]
-    barrier = threading.Barrier(2, timeout=10)
-
-    def total_of(me: int) -> Any:
-        def total(numbers: Any) -> list[float]:
-            sent[me] = list(numbers)
-            barrier.wait()
-            added = [x + y for x, y in zip(*sent, strict=True)]
-            barrier.wait()
-            return added
-
-        return total
-
-    with ThreadPoolExecutor(2) as pool:
-        return [f.result(timeout=10) for f in [pool.submit(job, total_of(k)) for k, job in enumerate(work)]]
 
 
 def test_a_mismatched_answer_is_a_prompt_with_the_answer_to_another() -> None:
