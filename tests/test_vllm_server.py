@@ -29,7 +29,6 @@ from tests.endpoint import closed_port, endpoint, hang_up, silent
 from tests.test_vllm import MODEL, STOPS, TOKENIZER, fresh, largest_difference, nudged, requests
 from tests.tiny import tiny_run
 
-
 GENERATE = "/inference/v1/generate"
 
 
