@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from rlvr.algorithm import LossInputs
 from rlvr.algos import credit, kl, mismatch, preferences, surrogate
 from rlvr.algos.aggregate import row_weights
-from rlvr.algos.recipes import factory
+from rlvr.algos.recipes import PRESETS, factory
 from rlvr.algos.settings import Settings, active
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
@@ -41,8 +42,8 @@ def test_every_number_has_its_least_and_its_most(name: str) -> None:
         with pytest.raises(ConfigError, match=f"{name} is"):
             Settings(**{name: beyond, **WITH.get(name, {})})
     if name not in MOST:
-        room: dict[str, Any] = {"max_completion_length": 10**6} if name == "overlong_buffer" else {}
-        Settings(**(room | {name: 10**6}))
+        far: dict[str, Any] = {name: 10**6} | ({"max_completion_length": 10**6} if name == "overlong_buffer" else {})
+        Settings(**far)
 
 
 def test_the_defaults_are_those_of_the_papers() -> None:
@@ -133,6 +134,7 @@ def test_beta_is_steered_by_the_samples_of_the_step() -> None:
 def test_deviation_and_moments_of_few() -> None:
     assert credit.deviation([]) == credit.deviation([3.0]) == 0.0 and credit.deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2))
     assert credit.moments([]) == (0.0, 0.0, 0.0) and credit.whitened([2.0, 2.0 + 1e-9]) == [0.0, 0.0]
+    assert credit.whitened([-1e-8, 1e-8]) == [0.0, 0.0] and credit.moments([-1e-8, 1e-8])[1] == 1e-8
     assert credit.whitened([]) == [] and credit.whitened([0.0, 1e-7]) == pytest.approx([-1.0, 1.0])
     assert credit.scaled([[1.0]], [[0.5]], "batch", 0.25) == [[2.0]]
     assert credit.degenerate([1.0, 1.0 + 2e-6]) is False and credit.degenerate([1e6, 1e6 + 0.5]) is True
@@ -154,6 +156,24 @@ def test_the_punishment_stands_on_the_last_token_the_policy_chose() -> None:
     assert rows[0] == pytest.approx([0.0, 0.5, 0.5, 0.0, 0.0]) and rows[1] == pytest.approx([0.0, -0.5, -0.5, -0.5, -0.5])
     later = factory("reinforce_pp")(whiten="none", beta=0.0, gamma=0.5, overlong_buffer=4, max_completion_length=4)
     assert later.credit([[said(1.0)]])[0][0] == pytest.approx([0.0, 0.25, 0.5])
+
+
+def test_the_punishment_of_a_single_token_before_the_environments_stands_on_it() -> None:
+    algorithm = factory("reinforce_pp")(whiten="none", beta=0.0, gamma=0.5, overlong_buffer=1, max_completion_length=1)
+    assert algorithm.credit([[said(0.75, length=1, after=1)]]) == [[[0.0, -0.25, 0.0]]]
+
+
+def test_a_critic_gives_an_unscored_answer_nothing() -> None:
+    algorithm = factory("ppo")(beta=0.0, whiten="none", gamma=1.0, lam=1.0)
+    values = [[[0.0, 0.25, 0.5], [0.0, 0.25, 0.5]]]
+    failed = Episode("t", "g", [1, 1, 1], [False, True, True], [0.0] * 3, [0.0] * 3, End.FAILED)
+    assert algorithm.credit([[said(1.0), failed]], values=values) == [[[0.0, 0.75, 0.5], [0.0, 0.0, 0.0]]]
+    assert algorithm.value_targets([[said(1.0), failed]], penalties=None, values=values) == [[[0.0, 1.0, 1.0], [0.0, 0.25, 0.5]]]
+
+
+def test_a_preset_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PRESETS["grpo"].paper = "another"  # type: ignore[misc]
 
 
 def test_the_runs_own_cap_is_taken_where_none_is_set() -> None:
@@ -205,6 +225,18 @@ def test_the_figures_of_a_loss() -> None:
     assert figures["kl"].tolist() == pytest.approx(k3) and figures["policy_loss"].tolist() == pytest.approx(policy)
     expected = [p + 0.1 * k - 0.5 * h for p, k, h in zip(policy, k3, (1, 2, 3, 4), strict=True)]
     assert loss.tolist() == pytest.approx(expected)
+
+
+def test_the_quantiles_of_the_raw_ratios() -> None:
+    gaps = [(37 * k % 101 - 50) / 100 for k in range(101)]  # -0.50, -0.49 ... 0.50, in disorder
+    told = mismatch.measurements(tensor(*gaps), tensor(*[0.0] * 101))
+    wanted = {"min": -0.5, "p01": -0.49, "median": 0.0, "p99": 0.49, "max": 0.5}
+    for name, gap in wanted.items():
+        assert told[f"sampling/ratio_{name}"] == pytest.approx(math.exp(gap), abs=1e-12)
+    ratios = [math.exp(gap) for gap in gaps]
+    assert told["sampling/ratio_mean"] == pytest.approx(math.fsum(ratios) / 101, abs=1e-12)
+    assert told["sampling/effective_sample_size"] == pytest.approx(math.fsum(ratios) ** 2 / (101 * math.fsum(r * r for r in ratios)))
+    assert told["mismatch_kl"] == pytest.approx(math.fsum(r - 1 - gap for r, gap in zip(ratios, gaps, strict=True)) / 101, abs=1e-12)
 
 
 # ---- names that nobody knows -------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ LOSSES = ("dpo", "ipo")
 class Pulls(NamedTuple):
     """One number per episode, and what is worth logging.
 
-    >>> of_best([[0.0, 1.0]], [[3, 3]]).advantages
+    >>> of_best([[0.0, 1.0]], [[3, 3]], at_least=0.0).advantages
     [[0.0, 2.0]]
     """
 
@@ -145,7 +145,7 @@ def of_kto(
     return Pulls(advantages, figures)
 
 
-def of_best(rewards: Sequence[Rewards], lengths: Sequence[Sequence[int]], at_least: float = 0.0, total: Total = alone) -> Pulls:
+def of_best(rewards: Sequence[Rewards], lengths: Sequence[Sequence[int]], at_least: float, total: Total = alone) -> Pulls:
     """Best-of-N: the first of the highest scored answers of each group, if its score is above `at_least`. The others get nothing."""
     places = [best(group, at_least=at_least) for group in rewards]
     mine = sum(lengths[g][i] for g, i in enumerate(places) if i is not None)
