@@ -89,6 +89,9 @@ def measure(name: str, peer: str, model: str, repeats: int, threads: int, folder
     finally:
         for side in sides.values():
             side.close()
+    written = [[step["tokens"] for step in side.steps] for side in sides.values()]
+    if written[0] != written[1]:
+        raise SystemExit(f"{name}: the two sides did not write as many tokens, so no time means anything: {written}")
     row: dict[str, Any] = {"workload": name}
     for key, side in sides.items():
         timed = side.steps[WARM_UP:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class Attempt:
 
     def _ask(self, item: Item, environment: Environment, sampler: Sampler, wanted: Sequence[Draw], work: Work) -> None:
         tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
-        mdp = TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=item.max_length)
+        window = sys.maxsize if sampler.gives_text else item.max_length  # who counts in tokens of its own has a window of its own
+        mdp = TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window)
         sampler.bind(environment, tokenizer)
         sampling = Sampling(self.plan.temperature_of(item), self.plan.top_p, self.plan.top_k, tokenizer.stop_ids)
         with Rollout(mdp, sampler) as rollout:

@@ -237,8 +237,7 @@ class Outcome:
     exit_code: int | None = None
     stdout: bytes = b""
     stderr: bytes = b""
-    cut: bool = False
-    """Whether the output was cut short: a cut output is never graded."""
+    cut: bool = False  # whether the output was cut short: a cut output is never graded
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_mb: float = 0.0
@@ -311,6 +310,7 @@ class Completion:
     logprobs: list[float]
     finish: Literal["stop", "length", "error"]
     error: str = ""
+    usage: tuple[int, int] | None = None  # tokens read and written as an endpoint counts them, where `tokens` only writes down its text
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs):
@@ -322,9 +322,9 @@ class Completion:
 class Sampler(Plugin, ABC):
     """Answers prompts. Several requests with the same prompt are a group, and a sampler may compute that prompt once."""
 
-    policy_form: ClassVar[str] = ""
-    """How `rlvr eval --policy` addresses it, for example `hf:DIR`; empty when it cannot stand alone."""
+    policy_form: ClassVar[str] = ""  # how `rlvr eval --policy` addresses it, for example `hf:DIR`; empty when it cannot stand alone
     tokenizer: str | None = None  # the tokenizer that its tokens belong to, where the sampler is the one to decide
+    gives_text: bool = False  # whether its tokens only write down a text: then limits hold in the tokens that `Completion.usage` counts
     company: ClassVar[int] = 0  # how many answers evaluation samples side by side where that decides their last bits; 0: it does not
 
     @classmethod

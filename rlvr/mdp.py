@@ -112,6 +112,17 @@ class TokenMDP:
         state.chosen += len(tokens) - 1
         self.advance(state, tokens[-1])
 
+    def extend_by_text(self, state: State, tokens: Sequence[int], *, spent: int, cut: bool) -> None:
+        """Append a whole turn whose tokens only write down a text; it took the endpoint `spent` tokens of its own, or more than it had."""
+        state.tokens += tokens
+        state.acted += [True] * len(tokens)
+        state.chosen += spent
+        if cut:
+            self._hear(state)
+            state.end = End.TRUNCATED
+        else:
+            self._close_turn(state)
+
     def _hear(self, state: State) -> str:
         text = self.tokenizer.decode(state.tokens[state.turn_start :])
         state.said.append(text)

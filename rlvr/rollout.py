@@ -178,6 +178,8 @@ class _Talk:
         self.error = ""
         self.state = mdp.start(draw.task)
         self.logprobs = [0.0] * len(self.state.tokens)
+        self.usage = [0, 0]
+        """Tokens read and written as an endpoint counts them."""
 
     @property
     def speaking(self) -> bool:
@@ -197,7 +199,11 @@ class _Talk:
             self.error = completion.error or "the sampler gave no answer and no reason"
             return
         try:
-            self.mdp.extend(self.state, completion.tokens)
+            if completion.usage is None:
+                self.mdp.extend(self.state, completion.tokens)
+            else:
+                self.usage = [before + more for before, more in zip(self.usage, completion.usage, strict=True)]
+                self.mdp.extend_by_text(self.state, completion.tokens, spent=completion.usage[1], cut=completion.finish == "length")
         except RlvrError as error:
             self.error = f"the sampler's tokens do not fit: {error}"
         except Exception as error:
@@ -212,7 +218,7 @@ class _Talk:
         draw, state = self.draw, self.state
         if verdict is not None and not self.error:
             made = self.mdp.episode(state, verdict, group=draw.group, logprobs=self.logprobs, version=version)
-            made.meta.update(draw.meta, finish=str(state.end))
+            made.meta.update(draw.meta, finish=str(state.end), **({"usage": self.usage} if any(self.usage) else {}))
             return made
         length = len(self.logprobs)
         reason = self.error or "the conversation never ended"

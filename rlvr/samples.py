@@ -82,7 +82,7 @@ class Sample:
     reason: str
     text: str
     tokens: int
-    """How many the policy chose."""
+    """How many the policy chose; as an endpoint counted them, where it gave text and told."""
     prompt_tokens: int
     confidence: float
     """The mean log-probability of the policy's tokens."""
@@ -103,6 +103,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
         chosen = [value for value, own in zip(logprobs, acted, strict=True) if own]
         verdict = row["verdict"] or {}
         failed = row["finish"] == End.FAILED.value
+        read, written = row.get("usage") or (len(acted) - len(chosen), len(chosen))
         return Sample(
             key=(row["env"], row["index"], row["sample"]),
             task_id=row["task_id"],
@@ -110,8 +111,8 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
             finish=row["finish"],
             reason=row["error"] or verdict.get("reason", ""),
             text=row["text"],
-            tokens=len(chosen),
-            prompt_tokens=len(acted) - len(chosen),
+            tokens=written,
+            prompt_tokens=read,
             confidence=sum(chosen) / max(len(chosen), 1),
             question=digest(row["prompt"], row["reference"]),
             verdict=verdict,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError
 from rlvr.evaluate import evaluate
+from rlvr.runlog import rows_of
 from rlvr.samplers import openai
 from rlvr.samplers._http import Reply
 from rlvr.samplers.openai import OpenAISampler, conversation, patience
@@ -30,8 +32,8 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-def said(text: str, reason: str = "stop") -> tuple[int, Any]:
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}]}
+def said(text: str | None, reason: str | None = "stop", usage: Any = None) -> tuple[int, Any]:
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}], "usage": usage}
 
 
 def sampler(url: str, **settings: Any) -> OpenAISampler:
@@ -148,12 +150,49 @@ def test_the_newer_name_of_the_limit_is_learned() -> None:
     assert len(seen.asked) == 4 and seen.asked[-1][1]["max_completion_tokens"] == 20
 
 
-def test_running_out_of_room_is_a_cut_answer_and_hidden_thought_is_no_answer() -> None:
-    texts = {0: said("x" * 50, "length"), 1: said("", "length"), 2: said("y" * 50)}
-    with endpoint(lambda path, body, before: texts[before]) as seen:
-        cut, hidden, long = ask(seen, 3, concurrency=1)
-    assert cut.finish == long.finish == "length" and len(cut.tokens) == len(long.tokens) == 20
-    assert hidden.finish == "error" and "used up 20 tokens" in hidden.error
+def test_a_long_text_is_whole_and_the_endpoint_says_whether_it_was_cut() -> None:
+    long = "π" * 300
+    told = [said(long), said(long, "length", {"prompt_tokens": 9, "completion_tokens": 20}), said(None, "length"), said("")]
+    told += [said("I must not", "content_filter"), said("hm", None)]
+    with endpoint(lambda path, body, before: told[before]) as seen:
+        whole, cut, nothing, empty, filtered, unsaid = ask(seen, 6, concurrency=1)
+    assert WORDS.decode(whole.tokens) == WORDS.decode(cut.tokens) == long
+    assert (whole.finish, whole.usage) == ("stop", (0, 0)) and (cut.finish, cut.usage) == ("length", (9, 20))
+    assert [(c.finish, WORDS.decode(c.tokens)) for c in (nothing, empty)] == [("length", ""), ("stop", "")]
+    assert filtered.finish == unsaid.finish == "error" and "ended an answer of 10 characters by 'content_filter'" in filtered.error
+
+
+class Chat(Sums):
+    """Goes on until the policy has spoken three times, and looks at everything it said."""
+
+    max_turns, max_new_tokens = 3, 20
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        return "go on"
+
+    def answer(self, task: Task, said: Sequence[str]) -> str:
+        return said[0]
+
+
+def test_an_evaluation_measures_in_the_endpoint_s_tokens(tmp_path: Path) -> None:
+    def talks(path: str, body: dict[str, Any], before: int) -> Any:
+        return said("2" + " " * 500, usage={"prompt_tokens": 100, "completion_tokens": 8})
+
+    with endpoint(talks) as seen:
+        report = evaluate(Chat(), f"openai:{seen.url}/v1#tiny", tasks=1, out=tmp_path / "run")
+    (summary,) = report.envs.values()
+    assert [body["max_tokens"] for _, body in seen.asked] == [20, 12, 4]  # what is left, and no byte of ours counted
+    assert (summary.tokens, summary.prompt_tokens, summary.truncated, summary.failed) == (24, 300, 1, 0)
+    (row,) = rows_of(tmp_path / "run" / "episodes.jsonl")
+    assert row["text"] == "2" + " " * 500 and row["usage"] == [300, 24]
+
+
+def test_an_answer_that_was_cut_is_judged_whole_and_shown_as_truncated() -> None:
+    told = {0: said("7" * 90 + "=2", "length", {"prompt_tokens": 5, "completion_tokens": 8}), 1: said("not 2" * 40)}
+    with endpoint(lambda path, body, before: told[before]) as seen:
+        report = evaluate("tests/worlds.py:Sums", f"openai:{seen.url}/v1#tiny", tasks=2, max_new_tokens=8, concurrency=1)
+    (summary,) = report.envs.values()
+    assert (summary.truncated, summary.failed, summary.scored) == (1, 0, 2)
 
 
 def test_token_ids_go_in_and_come_out_where_the_endpoint_gives_them() -> None:
@@ -199,6 +238,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked() -> None:
         with pytest.raises(ConfigError, match=words) as raised:
             OpenAISampler(url=url, model="m")
         assert "secret" not in str(raised.value)
+    assert OpenAISampler.policy_settings("http://h/v1#a/b#DIR") == {"url": "http://h/v1", "model": "a/b", "tokenizer": "DIR"}
     with pytest.raises(ConfigError, match="names no model"):
         OpenAISampler.policy_settings("http://localhost:8000/v1")
     with pytest.raises(ConfigError, match="cannot take new weights"):

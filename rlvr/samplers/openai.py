@@ -3,6 +3,10 @@
 {name: openai, url: "https://api.openai.com/v1", model: gpt-4.1-mini}              conversations in, text out
 {name: openai, url: "http://localhost:8000/v1", model: tiny, tokenizer: DIR}       token ids in and out, with log-probabilities
 
+Asked for text, it counts in tokens of its own: `max_new_tokens` is sent on to it, its whole text is judged, `finish_reason` says whether
+that was cut, and its `usage` is what the figures count. Asked for token ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), its
+server must give them back and score them under the distribution it samples from: `vllm serve DIR --logprobs-mode processed_logprobs`.
+
 The key is read from the environment (OPENAI_API_KEY, or the variable that `key_variable` names) at every request and is written
 nowhere. What is too busy (408, 409, 429, 5xx, no answer) is asked again, later and later and not in step; `Retry-After` is obeyed.
 An answer that cannot be had within the deadline is a failed episode; a request that is refused for good stops the run.
@@ -24,6 +28,9 @@ from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.tokenizers import EOS, POLICY, USER
 
 BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+STOPPED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
+CUT = ("length", "max_tokens", "model_length")
+"""How endpoints say that an answer came to its end, and that it was cut."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -34,15 +41,16 @@ class OpenAISampler(Sampler):
     16
     """
 
-    policy_form = "openai:URL#MODEL"
+    policy_form = "openai:URL#MODEL[#TOKENIZER]"
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
-        """`openai:URL#MODEL`, as in openai:http://localhost:8000/v1#tiny."""
-        url, mark, model = rest.partition("#")
-        if not mark or not model:
+        """`openai:URL#MODEL` for text, as in openai:http://localhost:8000/v1#tiny; with `#TOKENIZER`, a folder, for token ids."""
+        url, _, named = rest.partition("#")
+        model, _, tokenizer = named.partition("#")
+        if not model:
             raise ConfigError("the policy openai: names no model; write openai:URL#MODEL, as in openai:http://localhost:8000/v1#tiny")
-        return {"url": url, "model": model}
+        return {"url": url, "model": model} | ({"tokenizer": tokenizer} if tokenizer else {})
 
     def __init__(
         self,
@@ -61,6 +69,7 @@ class OpenAISampler(Sampler):
                 raise ConfigError(f"{name} is {value}; it must be above 0")
         self.http, self.model, self.tokenizer = Http(url, key_variable=key_variable), model, tokenizer
         self.concurrency, self.retries, self.attempt_s, self.deadline_s = concurrency, retries, attempt_s, deadline_s
+        self.gives_text = tokenizer is None
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
         self._words: Tokenizer | None = None
         self._limit = "max_tokens"
@@ -101,24 +110,24 @@ class OpenAISampler(Sampler):
             return Completion([], [], "error", str(error))
 
     def _text(self, request: Request, sampling: Sampling) -> Completion:
-        """A conversation in, text out; the text is written as tokens of ours, of which only the text counts."""
+        """A conversation in, the whole text out; how long it is, is counted by the endpoint in tokens of its own."""
         if self._words is None or request.task is None:
             raise SamplerError("the sampler openai was asked before it was bound to an environment, or without a task")
         body = {"messages": conversation(request, self._words)} | self._sampling(request, sampling)
         reply = self._asked("/chat/completions", body)
         try:
-            choice = reply.json()["choices"][0]
+            said = reply.json()
+            choice = said["choices"][0]
             text, reason = choice["message"].get("content") or "", str(choice["finish_reason"])
-            tokens = [*self._words.encode(text), self._words.eos_id]
+            usage = used(said.get("usage"))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise NoReply(f"{self.http.told(reply)}; that is no chat completion ({type(error).__name__})") from None
-        if reason == "length" and len(tokens) <= request.max_tokens:
-            return Completion(
-                [], [], "error", f"the endpoint used up {request.max_tokens} tokens on what is not in its answer; give it more"
-            )
-        if len(tokens) > request.max_tokens:
-            return Completion(tokens[: request.max_tokens], [0.0] * request.max_tokens, "length")
-        return Completion(tokens, [0.0] * len(tokens), "stop")
+        if reason not in (*STOPPED, *CUT):
+            return Completion([], [], "error", f"the endpoint ended an answer of {len(text)} characters by {reason!r}")
+        tokens = self._words.encode(text)
+        if reason in STOPPED or not tokens:  # cut before its first word (hidden thought took all the room): nothing was said
+            tokens.append(self._words.eos_id)
+        return Completion(tokens, [0.0] * len(tokens), "length" if reason in CUT else "stop", usage=usage)
 
     def _tokens(self, request: Request, sampling: Sampling) -> Completion:
         """Ids in, ids out."""
@@ -165,6 +174,16 @@ class OpenAISampler(Sampler):
             if attempt == self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
                 break
         raise NoReply(f"no answer after {attempt + 1} attempts: {told}")
+
+
+def used(usage: Any) -> tuple[int, int]:
+    """Tokens read and written as the endpoint reports them, hidden thought included; 0 where it does not tell.
+
+    >>> used({"prompt_tokens": 12, "completion_tokens": 5})
+    (12, 5)
+    """
+    told = usage if isinstance(usage, dict) else {}
+    return int(told.get("prompt_tokens") or 0), int(told.get("completion_tokens") or 0)
 
 
 def patience(reply: Reply | None, attempt: int) -> float:
