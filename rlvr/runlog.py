@@ -32,6 +32,8 @@ from rlvr.yamlfile import read_yaml
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "gymnasium", "numpy", "sympy", "vllm", "docker")
+Learned = tuple[Sequence[float], Sequence[float] | None]
+"""What the learner made of an episode: advantages by token, and log-ratios to the sampler where it looked at it."""
 
 
 class RunLog:
@@ -77,14 +79,14 @@ class RunLog:
         self._append("metrics.jsonl", [row])
         self._append("timings.jsonl", [timings])
 
-    def episodes(self, step: int, groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[Sequence[float]]]) -> None:
-        """Append one step's episodes."""
+    def episodes(self, step: int, groups: Sequence[Sequence[Episode]], learned: Sequence[Sequence[Learned]]) -> None:
+        """Append one step's episodes, each with what the learner made of it."""
         self._append(
             "episodes.jsonl",
             (
-                episode_row(step, episode, advantage)
-                for group, scores in zip(groups, advantages, strict=True)
-                for episode, advantage in zip(group, scores, strict=True)
+                episode_row(step, episode, *told)
+                for group, tellings in zip(groups, learned, strict=True)
+                for episode, told in zip(group, tellings, strict=True)
                 if not episode.meta.get("mismatched")  # nobody ever said that
             ),
         )
@@ -130,8 +132,14 @@ class RunLog:
         file.flush()
 
 
-def episode_row(step: int, episode: Episode, advantages: Sequence[float]) -> dict[str, Any]:
-    """One episode as plain JSON. `advantage` is that of the policy's last token; the others follow from algorithm and group."""
+def episode_row(step: int, episode: Episode, advantages: Sequence[float], log_ratio: Sequence[float] | None = None) -> dict[str, Any]:
+    """One episode as plain JSON. `advantage` is that of the policy's last token; all are written where they are not one and the same.
+
+    `log_ratio` says of each token how much likelier the trainer found it, before it learned from it, than the sampler did.
+    """
+    told: dict[str, Sequence[float]] = {} if log_ratio is None else {"log_ratio": log_ratio}
+    if len({value for value, own in zip(advantages, episode.acted, strict=False) if own}) > 1:
+        told["advantages"] = advantages
     return {
         "step": step,
         **episode.meta,
@@ -148,6 +156,7 @@ def episode_row(step: int, episode: Episode, advantages: Sequence[float]) -> dic
         "tokens": episode.tokens,
         "acted": [int(flag) for flag in episode.acted],
         "logprobs": [round(value, 6) for value in episode.logprobs],
+        **{name: [round(value, 6) for value in values] for name, values in told.items()},
     }
 
 

@@ -243,7 +243,7 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     with Rollout(env.mdp, sampler) as rollout:
         draws = [Draw(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
         episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
-    run.episodes(1, [episodes], [[[0.0] * len(episode.tokens) for episode in episodes]])
+    run.episodes(1, [episodes], [[([0.0] * len(episode.tokens), None) for episode in episodes]])
     run.close()
     env.close()
     assert replay(run.folder).record() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}

@@ -71,6 +71,14 @@ def test_the_logs_have_a_line_a_step_and_a_line_an_episode(finished: tuple[Path,
     assert any(e["advantage"] != 0 for e in episodes) and all(e["verdict"]["reason"] for e in episodes)
 
 
+def test_an_episode_records_how_the_trainer_found_its_tokens(finished: tuple[Path, TrainReport]) -> None:
+    episodes = list(rows_of(finished[0] / "episodes.jsonl"))
+    assert all((e["advantage"] != 0) == ("log_ratio" in e) for e in episodes), "what teaches nothing is never looked at"
+    seen = [e for e in episodes if "log_ratio" in e]
+    assert all(len(e["log_ratio"]) == len(e["tokens"]) for e in seen)
+    assert max(abs(ratio) for e in seen for ratio in e["log_ratio"]) < 1e-4, "the sampler has the trainer's weights"
+
+
 def test_every_recorded_episode_replays(finished: tuple[Path, TrainReport]) -> None:
     found = replay(finished[0])
     assert (found.episodes, found.mismatches) == (64, 0)

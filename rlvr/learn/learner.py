@@ -88,7 +88,8 @@ class Learner:
         self.random = random.Random(seed)
         self._spare: Any = None
         self.advantages: list[list[list[float]]] = []
-        """Of the last update: per group, episode and token, for the record."""
+        self.log_ratios: list[list[list[float] | None]] = []
+        """Of the last update, per group, episode and token, for the record; the ratios are the trainer's to the sampler's."""
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class Learner:
         if steps > broken:  # a step that moved nothing does not move the schedule either
             self.scheduler.step()
         self.policy.eval()
+        self.log_ratios = step.log_ratios()
         return metrics
 
     def _prepare(self, step: Step, *, on_policy: bool) -> None:
@@ -290,10 +292,8 @@ class Learner:
         """Add numbers up over all processes."""
         if self.accelerator.num_processes == 1:
             return list(numbers)
-        sums: list[float] = self.accelerator.reduce(
-            torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device), "sum"
-        ).tolist()
-        return sums
+        mine = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
+        return list(self.accelerator.reduce(mine, "sum").tolist())
 
     def _account(self, step: Step, tally: Tally) -> dict[str, float]:
         """Token conservation, groups, advantages, and how far the sampler was off."""

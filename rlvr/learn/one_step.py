@@ -17,8 +17,9 @@ from rlvr.learn.collect import Harvest, collect, tokens_of
 from rlvr.learn.crew import Crew
 from rlvr.learn.dynamic import Group
 from rlvr.learn.held_out import accuracy
+from rlvr.learn.learner import Learner
 from rlvr.learn.processes import share, together
-from rlvr.runlog import RunLog
+from rlvr.runlog import Learned, RunLog
 
 
 def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -48,10 +49,16 @@ def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[s
     }
     run.metrics(row, times)
     if crew.config.log.episodes:
-        advantages = together(crew.accelerator, lambda: learner.advantages)
-        nothing: list[list[list[float]]] = [[[] for _ in group] for group in harvest.everything[len(harvest.groups) :]]
-        run.episodes(step + 1, harvest.everything, [*advantages, *nothing])
+        learned = together(crew.accelerator, lambda: made_of_episodes(learner))
+        nothing = [[((), None) for _ in group] for group in harvest.everything[len(harvest.groups) :]]
+        run.episodes(step + 1, harvest.everything, [*learned, *nothing])
     return row, times
+
+
+def made_of_episodes(learner: Learner) -> list[list[Learned]]:
+    """What the last update made of each episode, by group."""
+    by_group = zip(learner.advantages, learner.log_ratios, strict=True)
+    return [list(zip(advantages, ratios, strict=True)) for advantages, ratios in by_group]
 
 
 def conserved(metrics: dict[str, float], harvest: Harvest) -> dict[str, float]:

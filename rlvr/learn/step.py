@@ -6,6 +6,7 @@ sampled = trained + masked + dropped, by reason.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -80,9 +81,22 @@ class Step:
 
     def scored_twice(self) -> Tensor:
         """The log-probabilities of the tokens that trained, by the trainer before any optimizer step and by the sampler: two rows."""
-        trainer = self.columns["first" if "first" in self.columns else "old"]
-        known = (self.rows.repeat([float(m) for m in self.moves]) > 0) & ~trainer.isnan()
+        trainer = self._trainer()
+        known = ~trainer.isnan()
         return torch.stack([trainer[known], self.columns["sampler"][known]])
+
+    def log_ratios(self) -> list[list[list[float] | None]]:
+        """How much likelier the trainer finds each token than the sampler did, in nats; None for an episode that it did not look at."""
+        ratios = self._trainer() - self.columns["sampler"]
+        out: list[list[list[float] | None]] = [[None for _ in group] for group in self.groups]
+        for (g, i), row in zip(self.place, self.rows.nested(ratios), strict=True):
+            out[g][i] = None if any(map(math.isnan, row)) else row
+        return out
+
+    def _trainer(self) -> Tensor:
+        """The trainer's log-probabilities before any optimizer step; NaN where it made no pass for training."""
+        trainer = self.columns["first" if "first" in self.columns else "old"]
+        return torch.where(self.rows.repeat([float(m) for m in self.moves]) > 0, trainer, math.nan)
 
     def group_figures(self) -> dict[str, float]:
         """How many groups there are, and how many of them teach nothing."""

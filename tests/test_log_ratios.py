@@ -1,0 +1,28 @@
+"""How far the trainer is from the sampler, token by token, for the record of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.learning import episode
+from tests.test_learner import group, learner
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("grpo", {}), ("grpo", {"old_from_sampler": True}), ("ppo", {}), ("reinforce_pp", {"beta": 0.1})]
+)
+def test_log_ratios_say_how_far_the_trainer_is_from_the_sampler(name: str, settings: dict[str, Any]) -> None:
+    ratios = []
+    for logprob in (-2.0, -1.5):
+        subject = learner(name, **settings)
+        rows = [episode([1, 2], [3, k], [logprob] * 2, reward, "g") for k, reward in enumerate((1.0, 0.0, 0.2))]
+        subject.update([rows, group([1.0, 1.0], "flat"), group([None, None], "unscored")])
+        ratios.append(subject.log_ratios)
+    assert ratios[0][2] == [None, None]
+    for there, here in zip(ratios[0][0], ratios[1][0], strict=True):
+        assert there is not None and here is not None
+        assert there[:2] == here[:2] == [0.0, 0.0] and [a - b for a, b in zip(there[2:], here[2:], strict=True)] == pytest.approx(
+            [0.5, 0.5]
+        )
