@@ -112,10 +112,12 @@ class Atoms(Calculus):
             inner = inside[1:] if inside[0] in ("tuple", "set", "list") else (inside,)
             return ("fun", name, *inner)
         arg = self.operand()
-        if power == ("neg", ("num", 1, 1)) and name in ("sin", "cos", "tan", "cot", "sec", "csc"):
-            name, power = "arc" + name, None
+        if power == ("neg", ("num", 1, 1)) and name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"):
+            name, power = ("a" if name[-1] == "h" else "arc") + name, None
         if name == "exp":
             tree: Tree = ("pow", ("const", "e"), arg)
+        elif name == "cis":
+            tree = ("add", ("fun", "cos", arg), ("mul", ("const", "i"), ("fun", "sin", arg)))
         elif name in ("log", "ln", "lg"):
             tree = ("fun", "ln", arg)
             if name == "lg" or index is not None:

@@ -34,7 +34,7 @@ class Blocks(Quantities):
                 raise Unreadable(f"the {name[:20]} does not end")
             if self.accept("&"):
                 continue
-            if self.accept(r"\\"):
+            if self.accept(r"\\", r"\cr"):
                 rows.append([])
                 continue
             if self.accept(r"\hline"):

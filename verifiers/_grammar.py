@@ -14,11 +14,13 @@ from rlvr.verifiers._units import MULTIPLES, is_unit
 ONE: Tree = ("num", 1, 1)
 _FUNCTIONS = (
     "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch ln log lg exp gcd lcm "
-    "max min det tg ctg cotg arctg arcctg cosec asin acos atan asinh acosh atanh Re Im arg sgn floor ceil abs erf Gamma"
+    "max min det tg ctg cotg arctg arcctg cosec asin acos atan asinh acosh atanh arsinh arcosh artanh "
+    "arcsinh arccosh arctanh Re Im arg sgn floor ceil abs erf Gamma cis"
 )
 FUNCTIONS = frozenset(_FUNCTIONS.split())
 ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "operatorname": ""}
 ALIASES |= {"tg": "tan", "ctg": "cot", "cotg": "cot", "arctg": "arctan", "arcctg": "arccot", "cosec": "csc"}  # as Europe writes them
+ALIASES |= {f"ar{c}{name}h": f"a{name}h" for c in ("", "c") for name in ("sin", "cos", "tan")}
 _GREEK = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
     "varphi chi psi omega Delta Theta Lambda Xi Sigma Phi Psi Omega Pi ell hbar"
@@ -190,6 +192,11 @@ class Reader:
         if token.kind == "word" and token.text.lower() in MULTIPLES:
             self.at += 1
             return _times(left, ("num", MULTIPLES[token.text.lower()], 1))
+        last = left[-1] if left[0] == "mul" else left
+        if last[0] == "sym" and [self.peek(k).text for k in range(3)] == ["(", "0", ")"]:  # a starting value: nobody multiplies by a zero
+            self.at += 3
+            started: Tree = ("sym", f"{last[1]}(0)")
+            return (*left[:-1], started) if left[0] == "mul" else started
         return _times(left, self.factor())
 
     def factor(self) -> Tree:
@@ -235,8 +242,8 @@ class Reader:
         while self.peek().text in ("^", "**") and self.row[self.at - 1].text != "}":
             self.at += 1
             exponent = self.power(exponent)
-        if base[0] == "sym" and re.fullmatch(r"C_\d+", base[1]) and exponent[0] == "num":
-            return ("binom", ("num", int(base[1][2:]), 1), exponent)  # the other notation of binomials
+        if base[0] == "sym" and re.fullmatch(r"[CAP]_\d{1,9}", base[1]) and exponent[0] == "num" and exponent[2] == 1:
+            return _chosen(base[1][0], int(base[1][2:]), exponent) or ("pow", base, exponent)
         return ("pow", base, exponent)
 
     def factor_after_plus(self) -> Tree:
@@ -290,6 +297,14 @@ class Reader:
     def atom(self) -> Tree:
         """Implemented in `_atoms.py`."""
         raise NotImplementedError
+
+
+def _chosen(letter: str, size: int, taken: Tree) -> Tree | None:
+    """The other notation of binomials, `C_{10}^3`, and of arrangements, `A_5^2`; None for the square of a letter with an index."""
+    whole: Tree = ("num", size, 1)
+    if letter == "C":
+        return ("binom", whole, taken)
+    return ("div", ("fact", whole), ("fact", ("num", size - taken[1], 1))) if size > 2 and taken[1] <= size else None
 
 
 def _mixed(whole: Tree, part: Tree) -> Tree | None:

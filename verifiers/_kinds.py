@@ -10,8 +10,9 @@ from rlvr.verifiers._plusminus import spread
 from rlvr.verifiers._regions import judge_region, region
 from rlvr.verifiers._relations import judge_relation, name_of, named, settled
 from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
-from rlvr.verifiers._shapes import column, combinations, families, grouped, matrices, options, otherwise, vectors
+from rlvr.verifiers._shapes import column, combinations, grouped, options, otherwise, shaped
 from rlvr.verifiers._tree import TooBig, Tree, has, say, show, symbols
+from rlvr.verifiers._words import same_words
 from rlvr.verifiers._worked import unworked, worked
 
 MAX_MEMBERS = 60
@@ -28,7 +29,7 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     wrong = finite(answer)
     if wrong:
         return Judged(False, wrong)
-    gold, answer = vectors(*families(matrices(gold), matrices(answer)))
+    gold, answer = shaped(gold, answer)
     return _judge(spread(gold), spread(answer), bench)
 
 
@@ -116,7 +117,8 @@ def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     indexed = len({name.partition("_")[0] for name in letters | mine}) == 1 == min(len(letters), len(mine))  # x_1 and x_2, or x twice
     if len(letters) > 1 and "" not in letters | mine and letters != mine and not indexed:
         return Judged(False, f"it names {', '.join(sorted(mine))}; the gold names {', '.join(sorted(letters))}"[:200])
-    golds, answers = ([named(arg)[1] for arg in tree[1:]] if indexed else _values(tree) for tree in (gold, value))
+    whole = any(arg[0] == "rel" and not named(arg)[0] for tree in (gold, value) for arg in tree[1:])  # 3x + y = 0 beside y = -3x
+    golds, answers = ([named(arg)[1] for arg in tree[1:]] if indexed else _values(tree, whole) for tree in (gold, value))
     if gold[0] == "set" and value[0] == "set":
         golds, answers = _unique(golds, bench), _unique(answers, bench)
     if len(golds) != len(answers):
@@ -126,11 +128,11 @@ def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     return _ordered(golds, answers, bench) if ordered else _matched(golds, answers, bench)
 
 
-def _values(tree: Tree) -> list[Tree]:
-    """The members; `x = 1, x = 2` lists two values of one letter, `x = 1, y = 2` stays as it is."""
+def _values(tree: Tree, whole: bool) -> list[Tree]:
+    """The members; `x = 1, x = 2` lists two values of one letter unless the whole equations are wanted, `x = 1, y = 2` stays as it is."""
     members = list(tree[1:])
     names = {named(arg)[0] for arg in members if named(arg)[0]}
-    return [named(arg)[1] for arg in members] if len(names) == 1 else members
+    return [named(arg)[1] for arg in members] if len(names) == 1 and not whole else members
 
 
 def _unique(members: Sequence[Tree], bench: Bench) -> list[Tree]:
@@ -248,11 +250,8 @@ def _words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if gold[1] in ("all real numbers", "no solution"):
         return _region_or_words(gold, answer, bench)
     if answer[0] == "text":
-        a, b = (
-            " ".join(w for w in str(t[1]).replace("-", " ").replace("(", " ").replace(")", " ").split() if w not in ("the", "a", "an"))
-            for t in (gold, answer)
-        )
-        return Judged(a == b, f"the words {answer[1]!r} {'are' if a == b else 'are not'} {gold[1]!r}"[:200])
+        right = same_words(gold[1], answer[1])
+        return Judged(right, f"the words {answer[1]!r} {'are' if right else 'are not'} {gold[1]!r}"[:200])
     squeezed = "".join(show(answer).replace("*", "").split()).lower()
     if symbols(answer) and squeezed == "".join(str(gold[1]).split()):
         return Judged(True, "the letters are the gold's")

@@ -16,6 +16,7 @@ _ALL = (
     r"(?:\s+(?:real|fixed|arbitrary|numbers?|constants?)){0,3}\s*\}?\s*\$?[a-zA-Z]?"
 )
 _REALS = r"\\(?:mathbb\s*\{?\s*R\s*\}?|R(?![a-zA-Z]))"
+_PRIME = r"(?:'|\^\s*\{?\s*\\prime\s*\}?)"
 _N = r"\{?\s*(\d{1,6})\s*\}?"
 
 
@@ -51,7 +52,28 @@ def _outward(text: str) -> str:
     return "".join(signs)
 
 
+def _system(match: re.Match[str]) -> str:
+    r"""A brace that only opens, `\left\{ ... \right.`, is a case distinction or a system, whatever stands behind it."""
+    name, body = match[1], match[2]
+    return rf"\begin{{cases}}{body}\end{{cases}}" if name == "array" else rf"\begin{{{name}}}{body}\end{{{name}}}"
+
+
 _RULES: tuple[_Rule, ...] = (
+    (
+        re.compile(
+            r"\\left\s*\\(?:\{|lbrace)\s*\\begin\s*\{(array|aligned|gathered|split|cases)\}(?:\s*\{[lcr|\s]{1,9}\})?"
+            r"(.{1,600}?)\\end\s*\{\1\}\s*\\right\s*(?:\.|$)",
+            re.DOTALL,
+        ),
+        _system,
+    ),
+    (
+        re.compile(
+            r"(\d{1,4})\s*\^\s*\{?\s*\\circ\s*\}?\s*(\d{1,2})\s*" + _PRIME + r"(?:\s*(\d{1,2})\s*(?:" + _PRIME + '|"){1,2})?(?!\\d)'
+        ),
+        lambda m: rf"({m[1]}+{m[2]}/60+{m[3] or 0}/3600)^\circ",
+    ),
+    (re.compile(r"\\mathbb\s*\{?\s*(?:N\s*\}?\s*\^\s*\{?\s*\*|[NZ]\s*\}?\s*(?:\^\s*\{?\s*\+|_\s*\{?\s*(?:\+|>\s*0)))\s*\}?"), r"\\N "),
     (re.compile(r"\\(?:text)?color(?:box)?\s*\{[a-zA-Z0-9!,. ]{1,30}\}"), ""),
     (re.compile(r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![a-zA-Z])"), ""),
     (re.compile(r"\\(?:hspace|vspace)\*?\s*\{[^{}]{0,60}\}"), " "),
@@ -67,7 +89,9 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"(?:^|(?<=[=(+*/ -]))(?:\{\s*\})?[_^]\s*" + _N + r"\s*C\s*_?\s*" + _N), r"\\binom{\1}{\2}"),
     (re.compile(r"(?:^|(?<=[=(+*/ -]))(?:\{\s*\})?[_^]\s*" + _N + r"\s*P\s*_?\s*" + _N), r"\\frac{\1!}{(\1-\2)!}"),
     (re.compile(r"(?<=[\d)])\s*[xX]\s*(?=10\s*(?:\^|\*\*))"), r"\\times "),
-    (re.compile(r"^\s*(\d{1,9})\s+to\s+(\d{1,9})\s*$"), r"\1:\2"),
+    (re.compile(r"^\s*(\d{1,9})\s*(?:\\text\s*\{\s*to\s*\}|\sto\s)\s*(\d{1,9})\s*$"), r"\1:\2"),
+    (re.compile(r"^\s*([a-zA-Z])\s*:\s*([a-z])\s*\\mapsto(?![a-zA-Z])"), r"\1(\2)="),
+    (re.compile(r"\\text\s*\{\s*([a-zA-Z ]{1,30}?)\s+(and|or)\s*\}(?=\s*\d)"), r"\\text{\1}\\text{ \2 }"),
     (re.compile(r"\\(?:hat|vec|mathbf|boldsymbol|bm)\s*\{\s*\\?(?:hat\{|mathbf\{)?\s*([ijk])(?:math)?\s*\}?\s*\}"), r" \\ell_{v\1}"),
     (re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)"), r"(0,\\infty)"),
     (re.compile(r"\b(sq|cu)\."), r"\1"),
@@ -94,7 +118,7 @@ _RULES: tuple[_Rule, ...] = (
 _UNUSUAL = re.compile(
     r"\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
     r"|checkmark|blacksquare|square|Box|bm|pmb|boldsymbol|math(?:bf|it|rm)\s*\{[^{}]{0,200}\\|f?box(?:ed)?\s*\{|\\\s*\[|q?quad[a-zA-Z]"
-    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s+to\s+\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|[Aa]ll\s+real|[Aa]ll\s*\}|for\s+(?:all|any|every|some|each)|\\in\s*\\(?:mathbb\s*\{?\s*)?R|Rs|(?:st|nd|rd|th)\b|\d\s*C\s*\d|[R}]\s*[\^_]\s*\{?\s*[+>]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
+    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s*(?:\\text\s*\{\s*to|\sto\s)|\\mapsto|(?:and|or)\s*\}\s*\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|[Aa]ll\s+real|[Aa]ll\s*\}|for\s+(?:all|any|every|some|each)|\\in\s*\\(?:mathbb\s*\{?\s*)?R|Rs|(?:st|nd|rd|th)\b|\d\s*C\s*\d|\\left\s*\\(?:\{|lbrace)\s*\\begin|circ\s*\}?\s*\d|[RNZ}]\s*[\^_]\s*\{?\s*[+>*]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
 )
 
 
@@ -135,6 +159,16 @@ def states(text: str) -> bool:
     return len(text) <= 80 and _STATES.fullmatch(text) is not None and not _TURNS.search(text)
 
 
+def entitles(text: str) -> bool:
+    """Whether words with a colon only name the value that follows: `Total:`.
+
+    >>> entitles("Maximum value:"), entitles("Not the value:")
+    (True, False)
+    """
+    named = re.fullmatch(r"[a-z]{3,20}(?: [a-z]{1,20}){0,4} ?:", text, re.IGNORECASE)
+    return named is not None and not _TURNS.search(text) and not _GUESSED.search(text)
+
+
 def without_lead(text: str) -> str:
     r"""The text without words that only say that an answer follows.
 
@@ -144,7 +178,7 @@ def without_lead(text: str) -> str:
     command = _LEADING_TEXT.match(text)
     if command is not None:
         said = command[0][command.start(1) - command.start() :].replace("}", "").strip()
-        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or states(said.rstrip(":= ")):
+        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or states(said.rstrip(":= ")) or entitles(said):
             return text[command.end() :].strip() or text
     match = _LEAD.match(text)
     return (text[match.end() :].strip() or text) if match else text

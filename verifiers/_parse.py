@@ -16,7 +16,7 @@ from rlvr.verifiers._quantities import JOINS, NAMING
 from rlvr.verifiers._tokens import Token, plain, tokens
 from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, infinite, symbols, walk
 from rlvr.verifiers._units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit
-from rlvr.verifiers._words import choice, lettered, unwrap, words
+from rlvr.verifiers._words import choice, enclosed, lettered, unwrap, words
 
 SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
 INFINITE: Tree = ("const", "oo")
@@ -125,7 +125,7 @@ class Parser(Blocks):
         named = self.label()
         if named is not None:
             return named
-        tree = self.measured(self.sum())
+        tree = self.with_smaller(self.measured(self.sum()))
         while self.peek().text in SETS or (self.peek().kind == "word" and self.peek().text == "U"):
             op = SETS.get(self.take().text, "union")
             tree = (op, tree, self.sum())
@@ -193,6 +193,8 @@ def parse(text: str) -> Tree:
     """
     if len(text) < 19 and text.isascii() and text.isdigit():
         return ("num", int(text), 1)  # most answers of most data sets
+    if not text.isascii() and (said := enclosed(text)) is not None:
+        return said
     shown = standard(unwrap(plain(text)))
     if (led := without_lead(shown)) != shown:
         shown = unwrap(led)

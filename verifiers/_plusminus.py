@@ -9,13 +9,13 @@ def spread(tree: Tree) -> Tree:
     r"""Plus-minus written out: `1 \\pm 2` is the list -1, 3; inside a list or a set it adds two members."""
     if not has(tree, "pm"):
         return tree
-    if tree[0] in ("list", "set", "tuple"):
+    if tree[0] in ("list", "set"):
         members: list[Tree] = []
         for arg in tree[1:]:
             arg = spread(arg)
-            members.extend(arg[1:] if arg[0] == "list" and tree[0] != "tuple" else [arg])
+            members.extend(arg[1:] if arg[0] == "list" else [arg])
         return (tree[0], *members)
-    if tree[0] == "rel" and tree[2] == "=" and len(tree) == 4:
+    if tree[0] == "rel" and tree[2] == "=" and len(tree) == 4 and not has(tree[1], "pm"):
         right = spread(tree[3])
         return ("list", *(("rel", tree[1], "=", arg) for arg in right[1:])) if right[0] == "list" else tree
     signs = sum(1 for node in walk(tree) if node[0] == "pm")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rlvr.verifiers._atoms import Atoms
+from rlvr.verifiers._exact import exact
 from rlvr.verifiers._grammar import TIMES
 from rlvr.verifiers._tokens import Token
 from rlvr.verifiers._tree import Tree, Unreadable
@@ -39,6 +40,12 @@ class Quantities(Atoms):
     def clock(self) -> Tree | None:
         """`12:05`, `3:30 PM`: two numerals, the second of two digits, perhaps am or pm."""
         a, colon, b, after = (self.peek(k) for k in range(4))
+        if a.kind == "num" and a.text.isdigit() and colon.kind in ("word", "text") and 1 <= int(a.text[:3]) <= 12:
+            half = colon.text.lower().replace(".", "").strip()
+            dots = [self.peek(k).text for k in range(2, 5)]
+            if half in ("am", "pm") or (half in ("a", "p") and dots[0] == "." and dots[1].lower() == "m"):
+                self.at += 2 + (0 if len(half) == 2 else 3 if dots[2] == "." else 2)
+                return ("time", int(a.text), 0, half[0] + "m")
         if not (a.kind == b.kind == "num" and colon.text == ":" and a.text.isdigit() and b.text.isdigit() and len(b.text) == 2):
             return None
         half, dotted = "", False
@@ -98,6 +105,21 @@ class Quantities(Atoms):
         if tree[0] == "unit":
             raise Unreadable(f"two units stand in a row: {tree[2]}, {label[:40]}")
         return ("unit", tree, label)
+
+    def with_smaller(self, tree: Tree) -> Tree:
+        """A smaller unit of the same kind behind a larger one: `2 hours 30 minutes`, `5 dollars and 25 cents`."""
+        at, large = self.at, measure(tree[2]) if tree[0] == "unit" and tree[1][0] in ("num", "add") else None
+        if large is None:
+            return tree
+        self.at += self.joins(self.peek()) or self.peek().text == ","
+        if self.peek().kind == "num" and self.peek(1).kind in ("word", "text"):
+            part = self.measured(self.factor())
+            small = measure(part[2]) if part[0] == "unit" and part[1][0] in ("num", "dec") else None
+            if small is not None and small[0] == large[0] != () and (ratio := small[1] / large[1]) * (exact(part[1]) or 1) < 1:
+                more: Tree = ("mul", part[1], ("num", ratio.numerator, ratio.denominator))
+                return self.with_smaller(("unit", ("add", tree[1], more), tree[2]))
+        self.at = at
+        return tree
 
     def is_unit_word(self, token: Token) -> bool:
         """Whether a factor of a compound unit may stand here: the m of kg·m/s²."""

@@ -24,7 +24,8 @@ def name_of(tree: Tree) -> str:
     if tree[0] == "mul" and all(node[0] == "mul" or (node[0] == "sym" and node[1].isupper()) for node in walk(tree)):
         return "".join(sorted(symbols(tree)))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[2][0] in ("sym", "tuple"):
-        return tree[1][1] if tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
+        timed = tree[2] == ("sym", "t") and len(tree[1][1]) == 1  # x(t) = ...
+        return tree[1][1] if timed or tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
     if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
         return tree[1][1][1] + "^-1"
     if tree[0] == "pow" and tree[1][0] == "sym" and tree[1][1].isupper() and tree[2] in (("neg", ("num", 1, 1)), ("sym", "T")):
@@ -150,7 +151,8 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
         return judge(value, answer, bench)
     if size == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
-        if name and mine and mine == name and judge(value, mine_value, bench).right:
+        length = len(name.strip("|")) == 2 and name.strip("|").isupper()  # |AB| is AB, but |x| is not x
+        if name and mine and (mine == name or (length and name.strip("|") == mine.strip("|"))) and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
         applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
         applied = applied and (answer[1][0] != "mul" or symbols(answer[1][2]) <= symbols(value))  # f(y) = 2x + 3 is another function

@@ -15,6 +15,36 @@ AXES = ("ell_vi", "ell_vj", "ell_vk")
 """The unit vectors, as `_notation` names them."""
 
 
+def shaped(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+    """Gold and answer, with what may be named, placed or counted in several ways brought into one."""
+    gold, answer = vectors(*families(matrices(gold), matrices(answer)))
+    return gold, clocked(argued(gold, answer), gold)
+
+
+def argued(gold: Tree, answer: Tree) -> Tree:
+    """A function with the gold's letter for its argument: `f(t) = 2t` where the gold says `f(x) = 2x`."""
+    if gold[0] != "rel" or answer[0] != "rel" or any(side[0] != "mul" or len(side) != 3 for side in (gold[1], answer[1])):
+        return answer
+    (_, name, wanted), (_, other, given) = gold[1], answer[1]
+    if name != other or wanted == given or not wanted[0] == given[0] == "sym":
+        return answer
+    return renamed(renamed(answer, wanted[1], f"{wanted[1]}'"), given[1], wanted[1])  # f(x) = y^2 is a constant, not f(y) = y^2
+
+
+def clocked(time: Tree, gold: Tree) -> Tree:
+    """A time of day as the gold counts hours: 15:30 where that says 3:30 pm, or the other way round; anything else as it is.
+
+    >>> clocked(("time", 15, 30, ""), ("time", 3, 30, "pm"))
+    ('time', 3, 30, 'pm')
+    """
+    if not time[0] == gold[0] == "time" or bool(time[3]) == bool(gold[3]):
+        return time
+    hour = time[1] % 12 + 12 * (time[3] == "pm") if time[3] else time[1]
+    if not gold[3]:
+        return ("time", hour, time[2], "") if hour == gold[1] else time
+    return ("time", (hour - 1) % 12 + 1, time[2], "pm" if hour > 12 else "am") if hour > 12 or not hour else time
+
+
 def grouped(tree: Tree) -> Tree:
     """Several solutions of several unknowns, one after the other: `p = 5, q = 2, p = 7, q = 2` is (5, 2), (7, 2).
 

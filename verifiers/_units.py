@@ -17,6 +17,7 @@ MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "
 
 _TABLE = """
 m 1: m meter metre | cm 1/100: cm centimeter centimetre | mm 1/1000: mm millimeter millimetre | km 1000: km kilometer kilometre
+dm 1/10: dm decimeter decimetre
 in 254/10000: in inch inche | ft 3048/10000: ft foot feet | yd 9144/10000: yd yard | mi 1609344/1000: mi mile
 g@ 1: g gram | g@ 1000: kg kilogram kilo | g@ 1/1000: mg milligram
 g@ 45359237/100000: lb lbs pound | g@ 45359237/1600000: oz ounce
@@ -144,7 +145,7 @@ def _part(text: str) -> Measure | None:
             powers[unit[0]] = powers.get(unit[0], 0) + exponent
             factor *= unit[1] ** exponent
         elif re.fullmatch(r"[a-zà-ɏ'-]+", name):
-            things.append(_singular(name))
+            things.append(_singular(name) + (f"^{power}" if power else ""))
         else:
             return None
     if things:

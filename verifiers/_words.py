@@ -79,16 +79,23 @@ _SAME = {
     "there is no solution": "no solution",
     "empty set": "no solution",
     "the empty set": "no solution",
+    "no real root": "no solution",
+    "no real roots": "no solution",
     "dne": "does not exist",
     "the limit does not exist": "does not exist",
-    "not defined": "undefined",
+    "undefined": "does not exist",
+    "not defined": "does not exist",
     "true": "true",
+    "divergent": "diverges",
+    "convergent": "converges",
     "neither even nor odd": "neither",
     "all reals": "all real numbers",
     "all real": "all real numbers",
 }
-_INFINITE: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
-_INFINITE |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
+_SAID: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
+_SAID |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
+_SAID |= {f"{said} integers": ("const", "N" if "positive" in said else "Z") for said in ("positive", "all positive", "all")}
+_SAME |= {f"the {said} {verb}s": f"{verb}s" for said in ("series", "integral", "sequence") for verb in ("diverge", "converge")}
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
 )
@@ -185,9 +192,9 @@ def words(text: str, *, strict: bool) -> Tree | None:
     if shown.startswith(("-", "/", ":", ")", "&")):
         return None
     runs = re.findall(r"[a-zA-ZÀ-ɏ]+", shown)
-    low = shown.lower()
-    if low in _INFINITE:
-        return _INFINITE[low]
+    low = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", shown.lower())
+    if low in _SAID:
+        return _SAID[low]
     if low in _NUMBERS:
         return ("num", _NUMBERS.index(low), 1)
     if low in _SAME.values() or low in _SAME:
@@ -202,3 +209,31 @@ def words(text: str, *, strict: bool) -> Tree | None:
         if all(len(run) == 1 for run in runs):
             return None
     return ("text", low)
+
+
+def same_words(gold: str, answer: str) -> bool:
+    """Whether two texts in words are one: articles and marks do not count, and names joined by `and` come in any order.
+
+    >>> same_words("alice and bob", "bob, alice"), same_words("an even number", "odd number")
+    (True, False)
+    """
+    wanted, given = _parts(gold), _parts(answer)
+    if " and " in gold and len(wanted) == len(given) > 1:
+        return sorted(wanted) == sorted(given)
+    return wanted == given
+
+
+def _parts(text: str) -> list[str]:
+    bare = re.sub(r"[()-]", " ", re.sub(r"^all (?!but|except|of)", "", text))
+    named = (" ".join(w for w in part.split() if w not in ("the", "a", "an")) for part in re.split(r",| and ", f" {bare} "))
+    return [part for part in named if part]
+
+
+def enclosed(text: str) -> Tree | None:
+    """Statements by their circled numbers, in any order: no numbers, but names; None for anything else.
+
+    >>> enclosed("②①") == enclosed("①, ②")
+    True
+    """
+    bare = re.sub(r"[\s,;、，$]|\\(?:text|mathrm|,|;|quad)|[{}]", "", text[:200])
+    return ("text", "statements " + "".join(sorted(set(bare)))) if re.fullmatch("[①-⑳]{1,20}", bare) and len(text) <= 200 else None

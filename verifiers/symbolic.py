@@ -44,7 +44,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "2"
+    version = "3"
     examples = (
         Example(
             r"\frac{1}{2}",
