@@ -32,7 +32,7 @@ class LossInputs:
     new: Tensor
     """Log-probabilities under the policy that is being trained; the only one that carries a gradient, with `entropy` and `values`."""
     old: Tensor
-    """Log-probabilities under the weights that sampled, as the trainer computes them."""
+    """Log-probabilities under the weights that the step began with, as the trainer computes them."""
     sampler: Tensor
     """Log-probabilities as the sampler reported them."""
     advantages: Tensor
@@ -77,6 +77,9 @@ class Algorithm(Plugin, ABC):
     """What the last `credit` found worth logging (of this process)."""
     bypass: bool = False
     """Whether `old` is the sampler's own log-probabilities, with no pass of the trainer's."""
+
+    when_stale: Mapping[str, Any] = MappingProxyType({})
+    """Settings to take where answers come from older weights (rollout.max_staleness), unless the user wrote others."""
 
     @abstractmethod
     def credit(

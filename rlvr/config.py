@@ -83,6 +83,8 @@ class RolloutConfig(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     curriculum: CurriculumConfig | None = None
+    max_staleness: int = Field(default=0, ge=0)
+    """How many steps ahead batches are sampled, by weights that are so many steps old; 0: sampling and training take turns."""
     verify_workers: int = Field(default=32, ge=1)
     verify_deadline_s: float = Field(default=600.0, gt=0)
 
@@ -210,6 +212,8 @@ class RunConfig(Section):
     def _readable(self) -> RunConfig:
         if self.tokenizer is None and self.model.path is None:
             raise ValueError("tokenizer is not set; a model made from a config needs one, for example tokenizer: 'chars'")
+        if self.data is not None and self.rollout.max_staleness:
+            raise ValueError(f"rollout.max_staleness is {self.rollout.max_staleness}, but with data nothing is sampled; leave it at 0")
         if self.reward_model is not None and (self.data is None or self.data.run is None):
             raise ValueError("data.run is not set: a reward model learns from the pairs of a run, for example data.run=runs/DIR")
         return self

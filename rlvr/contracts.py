@@ -325,6 +325,7 @@ class Sampler(Plugin, ABC):
     policy_form: ClassVar[str] = ""  # how `rlvr eval --policy` addresses it, for example `hf:DIR`; empty when it cannot stand alone
     tokenizer: str | None = None  # the tokenizer that its tokens belong to, where the sampler is the one to decide
     gives_text: bool = False  # whether its tokens only write down a text: then limits hold in the tokens that `Completion.usage` counts
+    holds_trainer_up: str = ""  # why it cannot sample in a thread of its own while the trainer trains; empty where it can
     company: ClassVar[int] = 0  # how many answers evaluation samples side by side where that decides their last bits; 0: it does not
 
     @classmethod

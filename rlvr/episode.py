@@ -46,6 +46,7 @@ class Episode:
     """Per token. A terminal verdict pays its score on the last acted token."""
     end: End
     policy_version: int = 0
+    """Of the weights that chose every one of its tokens: a batch is sampled by one version from its first token to its last."""
     verdict: Verdict | None = None
     text: str = ""
     """What the policy said, decoded once: the text that was judged."""

@@ -49,6 +49,8 @@ class PolicyGradient(Algorithm):
         self.penalises_reward = s.beta > 0 and s.kl_in == "reward"
         self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
         self.bypass = s.old_from_sampler
+        if not self.bypass and s.baseline not in ("pair", "kto", "best"):  # those learn from anybody's answers
+            self.when_stale = {"importance_sampling_correction": "token_truncate"}
         self.critic_alone = self.needs_value and s.value_pretraining_steps > 0
         self.controller = kl.Controller(s.beta, target=s.kl_target, horizon=s.kl_horizon)
         self.single_step = s.baseline in ("pair", "kto")

@@ -1,5 +1,8 @@
 """Does a run repeat itself? One recorded step, done once more from the checkpoint before it and compared line by line.
 
+Where batches are sampled ahead the checkpoint holds the answers of the next steps; then those are repeated and one more, whose
+answers are sampled anew.
+
 A run that does not repeat itself on this machine (other versions, another accelerator, a sampler that is not seeded) can
 still be resumed, but not to the bit; better to know before than after.
 """
@@ -16,6 +19,7 @@ from accelerate import Accelerator
 from rlvr.config import RunConfig
 from rlvr.errors import CheckFailed, NotFound
 from rlvr.learn import checkpoint
+from rlvr.learn.ahead import look_ahead
 from rlvr.learn.crew import assemble, taken_back
 from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import by_main
@@ -28,11 +32,14 @@ def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path) -
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-again-")))
         crew = assemble(config, accelerator, stack, weights=place)
+        look_ahead(crew, stack)
         step = taken_back(crew, folder, place).step
         log = RunLog(scratch, writes=accelerator.is_main_process)
         stack.callback(log.close)
-        one_step(crew, log, step)
-        told = by_main(accelerator, lambda: compared(folder, scratch, step + 1, episodes=config.log.episodes))
+        steps = by_main(accelerator, lambda: recorded_after(folder, step, config.rollout.max_staleness + 1))
+        for again in steps:
+            one_step(crew, log, again - 1)
+        told = by_main(accelerator, lambda: "\n".join(compared(folder, scratch, again, episodes=config.log.episodes) for again in steps))
     accelerator.free_memory()
     return told
 
@@ -44,6 +51,11 @@ def repeatable(folder: Path) -> Path:
     if place is None:
         raise NotFound(f"{folder} has no checkpoint with a recorded step after it, so there is nothing to compare; resume without --verify")
     return place
+
+
+def recorded_after(folder: Path, step: int, most: int) -> list[int]:
+    """Which of the next `most` steps the logs hold."""
+    return [row["step"] for row in rows_of(folder / "metrics.jsonl") if step < row["step"] <= step + most]
 
 
 def compared(folder: Path, scratch: Path, step: int, *, episodes: bool) -> str:

@@ -39,8 +39,9 @@ def banner(crew: Crew, folder: Path) -> Table:
         (
             "optimizer steps a step",
             f"{updates}, of {episodes // config.train.minibatches_per_step:,} episodes each"
-            + (" (exactly on-policy)" if updates == 1 and not source else ""),
+            + (" (exactly on-policy)" if updates == 1 and not source and not rollout.max_staleness else ""),
         ),
+        *([("sampled ahead", sampled_ahead(crew))] if rollout.max_staleness else []),
         (
             "in all",
             f"{config.train.steps} steps, {config.train.steps * episodes:,} episodes, {config.train.steps * updates:,} optimizer steps",
@@ -50,3 +51,19 @@ def banner(crew: Crew, folder: Path) -> Table:
     ):
         table.add_row(name, value)
     return table
+
+
+def sampled_ahead(crew: Crew) -> str:
+    """How old the answers may be, and what is done about it."""
+    most = crew.config.rollout.max_staleness
+    settings = {name: value for name, value, _ in crew.algorithm.describe()}
+    how = settings.get("importance_sampling_correction")
+    if crew.algorithm.bypass:
+        done = "the clipped ratio is to the sampler's own probabilities (old_from_sampler)"
+    elif how and how != "none":
+        done = f"importance_sampling_correction={how} weighs it out"
+    elif crew.algorithm.when_stale:
+        done = "nothing weighs that out, as you asked (importance_sampling_correction=none)"
+    else:
+        done = "this algorithm has no correction for it"
+    return f"up to {most} step{'s' if most > 1 else ''}, by weights as much older; {done}"

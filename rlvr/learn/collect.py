@@ -41,8 +41,11 @@ class Harvest:
         return [*self.groups, *(group for groups in self.dropped.values() for group in groups)]
 
 
-def collect(crew: Crew, step: int) -> Harvest:
-    """The groups of one step: stored ones, or fresh ones. Ask until enough groups teach something; without dynamic sampling, ask once."""
+def collect(crew: Crew, step: int, *, version: int) -> Harvest:
+    """The groups of one step: stored ones, or answers of the sampler's weights, which have this version.
+
+    It asks until enough groups teach something; without dynamic sampling, once.
+    """
     if crew.config.data is not None:
         return Harvest(with_yardsticks(crew, taken(crew, step)), {}, {}, Timing())
     rounds = crew.algorithm.sampling_rounds
@@ -50,7 +53,7 @@ def collect(crew: Crew, step: int) -> Harvest:
     timing = Timing()
     while not collector.done:
         asked = crew.questions.take(collector.next_size)
-        groups, spent = sampled(crew, asked, step, first=len(collector.offered))
+        groups, spent = sampled(crew, asked, step, version, first=len(collector.offered))
         crew.questions.judged(asked, groups)
         collector.offer(groups)
         timing = timing + spent
@@ -75,7 +78,7 @@ def with_yardsticks(crew: Crew, groups: list[Group]) -> list[Group]:
     return list(mismatched(groups)) if crew.algorithm.needs_mismatched else groups
 
 
-def sampled(crew: Crew, asked: Asked, step: int, *, first: int) -> tuple[list[Group], Timing]:
+def sampled(crew: Crew, asked: Asked, step: int, version: int, *, first: int) -> tuple[list[Group], Timing]:
     """One group for each task: the same task for all members, another seed for each."""
     settings = crew.config.rollout
     draws = [
@@ -89,11 +92,11 @@ def sampled(crew: Crew, asked: Asked, step: int, *, first: int) -> tuple[list[Gr
 
     def work() -> list[Group]:
         nonlocal timing
-        groups = answered(crew, mine, crew.sampling, step)
+        groups = answered(crew, mine, crew.sampling, version)
         timing = crew.rollout.timing
         if crew.algorithm.needs_greedy:
             greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in mine]
-            best = answered(crew, greedy, replace(crew.sampling, temperature=0.0), step)
+            best = answered(crew, greedy, replace(crew.sampling, temperature=0.0), version)
             timing = timing + crew.rollout.timing
             groups = [[*group, *one] for group, one in zip(groups, best, strict=True)]
         return groups
@@ -101,9 +104,9 @@ def sampled(crew: Crew, asked: Asked, step: int, *, first: int) -> tuple[list[Gr
     return together(crew.accelerator, work), timing
 
 
-def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, step: int) -> list[Group]:
+def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> list[Group]:
     """The episodes of some draws, in the same nesting."""
-    fresh = iter(crew.rollout.collect([draw for group in draws for draw in group], sampling, version=step))
+    fresh = iter(crew.rollout.collect([draw for group in draws for draw in group], sampling, version=version))
     return [[next(fresh) for _ in group] for group in draws]
 
 

@@ -6,7 +6,7 @@ import copy
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -28,6 +28,9 @@ from rlvr.model import model_from
 from rlvr.registry import from_config
 from rlvr.rollout import Rollout
 from rlvr.tokenizers import tokenizer_from
+
+if TYPE_CHECKING:
+    from rlvr.learn.ahead import Ahead
 
 PROMPTS_LOOKED_AT = 10_000
 """How many prompts are measured before a run begins; all of them, in most data sets."""
@@ -56,6 +59,9 @@ class Crew:
     learner: Learner | None = None
     """Joined by `enlist`, once the weights it starts from are settled."""
 
+    ahead: Ahead | None = None
+    """Joined by `look_ahead`: who samples the next batches while this one is learned from, if anybody."""
+
     @property
     def joined(self) -> Learner:
         """The learner, once it is there."""
@@ -79,6 +85,8 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     curriculum = config.rollout.curriculum
     questions = Questions(schedule, None if curriculum is None else Curriculum(**curriculum.model_dump()))
     algorithm = from_config("algorithm", config.algorithm)
+    if config.rollout.max_staleness:  # what the user wrote wins
+        algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     check_prompts(mdp, schedule, looks)
     environment.ready()
@@ -130,8 +138,16 @@ def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
     state, progress = checkpoint.read(place)
     learner.load_state_dict(state["learner"])
     crew.questions.load_state_dict(state["questions"])
+    if crew.ahead is not None:
+        crew.ahead.load_state_dict(state["ahead"])
     crew.hand_over(progress.step)
     return progress
+
+
+def state_of(crew: Crew) -> dict[str, Any]:
+    """For the checkpoint: everybody's state, beside the weights."""
+    ahead = {} if crew.ahead is None else {"ahead": crew.ahead.state_dict()}  # first: it waits until nobody asks questions
+    return {**ahead, "learner": crew.joined.state_dict(), "questions": crew.questions.state_dict()}
 
 
 def optimization(config: RunConfig) -> Optimization:

@@ -46,7 +46,9 @@ class Notes:
             found["nonfinite"] = f"in step {step} a gradient was not finite, so it moved nothing; lower train.learning_rate if this goes on"
         if row.get("mismatch_kl", 0.0) > FAR_APART_KL or row.get("sampling/effective_sample_size", 1.0) < FEW_SAMPLES:
             cause = (
-                "top_p and top_k change the sampler's probabilities and not the trainer's: leave them at 1 and 0"
+                "answers are of weights up to rollout.max_staleness steps older; where that is much, lower it or the learning rate"
+                if self.config.rollout.max_staleness
+                else "top_p and top_k change the sampler's probabilities and not the trainer's: leave them at 1 and 0"
                 if self.config.rollout.top_p < 1 or self.config.rollout.top_k
                 else "other precision or other kernels do that; algorithm.importance_sampling_correction weighs it out"
             )

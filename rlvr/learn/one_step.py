@@ -1,6 +1,7 @@
 """One step of the loop: tasks to episodes, episodes to new weights, and the lines that are logged of it.
 
-It depends on the weights, the learner's state, the questions' state, the run's seed and the step's number, and on nothing else.
+It depends on the weights, the learner's state, the questions' state, what was sampled ahead, the run's seed and the step's number,
+and on nothing else.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,20 +28,26 @@ def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[s
     """One step of the loop: its numbers, and its times."""
     learner = crew.joined
     clock = time.perf_counter()
-    harvest = collect(crew, step)
-    crew.sampler.rest()
+    harvest = answers(crew, step)
     sampled = time.perf_counter()
     metrics = learner.update(share(crew.accelerator, harvest.groups))
     updated = time.perf_counter()
-    crew.hand_over(step + 1)
+    every, last = crew.config.eval.every, step + 1 == crew.config.train.steps
+    judged = bool(every) and (step + 1) % every == 0
+    if crew.ahead is not None and (judged or last):
+        crew.ahead.settle()  # the sampler is wanted with the newest weights
+    if crew.ahead is None or judged or last:
+        crew.hand_over(step + 1)
     row: dict[str, Any] = {"step": step + 1, **sampled_metrics(harvest.everything), **conserved(metrics, harvest), **harvest.figures}
-    every = crew.config.eval.every
-    if every and (step + 1) % every == 0:
+    if most := crew.config.rollout.max_staleness:
+        row |= staleness(harvest.everything, step, most)
+    if judged:
         row["eval/accuracy"] = accuracy(crew)
     ended = time.perf_counter()
     times = {
         "step": step + 1,
         "step_time": ended - clock,
+        "time/wait_for_batch": sampled - clock,
         "time/sample": harvest.timing.sampling,
         "time/verify_waited": harvest.timing.waiting,
         "time/verify": harvest.timing.verifying,
@@ -59,6 +67,15 @@ def made_of_episodes(learner: Learner) -> list[list[Learned]]:
     """What the last update made of each episode, by group."""
     by_group = zip(learner.advantages, learner.log_ratios, strict=True)
     return [list(zip(advantages, ratios, strict=True)) for advantages, ratios in by_group]
+
+
+def answers(crew: Crew, step: int) -> Harvest:
+    """The groups of a step: those that were sampled ahead, or fresh ones."""
+    if crew.ahead is not None:
+        return crew.ahead.next(step)
+    harvest = collect(crew, step, version=step)
+    crew.sampler.rest()
+    return harvest
 
 
 def conserved(metrics: dict[str, float], harvest: Harvest) -> dict[str, float]:
@@ -92,6 +109,15 @@ def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
         "unscored": len(everyone) - len(rewards),
         "num_tokens": sum(lengths),
     }
+
+
+def staleness(groups: Sequence[Group], step: int, most: int) -> dict[str, float]:
+    """How many tokens were chosen by weights how many steps older than those that learn from them: a histogram, and its mean."""
+    tokens: Counter[int] = Counter()
+    for episode in (episode for group in groups for episode in group):
+        tokens[step - episode.policy_version] += episode.length
+    mean = sum(age * count for age, count in tokens.items()) / max(1, tokens.total())
+    return {f"staleness/{age}": float(tokens[age]) for age in range(most + 1)} | {"staleness/mean": mean}
 
 
 def parts_metrics(everyone: Sequence[Episode]) -> dict[str, float | None]:

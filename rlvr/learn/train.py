@@ -4,6 +4,7 @@
         begin            a new run folder, or the newest whole checkpoint of an old one
         warmstart        supervised steps on gold solutions, where the recipe has them
         for each step    tasks -> episodes -> update -> the sampler takes the new weights -> logs -> checkpoint
+                         (with rollout.max_staleness the episodes of later steps are sampled meanwhile: rlvr/learn/ahead.py)
         end              held-out accuracy before and after, the curve, the report
 
 Nothing random is carried from step to step: tasks and seeds are functions of the run's seed, the step's number and the place
@@ -31,9 +32,10 @@ from rlvr.config import RunConfig
 from rlvr.errors import ConfigError
 from rlvr.learn import checkpoint
 from rlvr.learn.again import repeat_one_step
+from rlvr.learn.ahead import look_ahead
 from rlvr.learn.banner import banner
 from rlvr.learn.checkpoint import Progress
-from rlvr.learn.crew import Crew, assemble, enlist, taken_back
+from rlvr.learn.crew import Crew, assemble, enlist, state_of, taken_back
 from rlvr.learn.held_out import accuracy, held_out_seen
 from rlvr.learn.notes import Notes
 from rlvr.learn.one_step import one_step
@@ -95,6 +97,7 @@ def train(
         if not fresh:
             RunLog.reopen(folder, config)  # another configuration is refused before anything is built
         crew = assemble(config, accelerator, stack, weights=place)
+        look_ahead(crew, stack)
         if fresh:
             by_main(accelerator, lambda: RunLog.create(folder, config).close())
         run = RunLog(folder, writes=main)
@@ -146,7 +149,7 @@ def resumed(crew: Crew, run: RunLog, place: Path) -> Progress:
 
 def save(crew: Crew, run: RunLog, step: int, facts: Mapping[str, Any]) -> Progress:
     """A checkpoint of everything that the next step depends on."""
-    model, state = crew.joined.whole(), {"learner": crew.joined.state_dict(), "questions": crew.questions.state_dict()}
+    model, state = crew.joined.whole(), state_of(crew)
     progress = Progress(step, by_main(crew.accelerator, run.offsets), facts)
     by_main(crew.accelerator, lambda: checkpoint.save(run.folder, model, exported(crew.tokenizer), state, progress))
     return progress

@@ -106,6 +106,7 @@ class VLLMSampler(Sampler):
             raise ConfigError(f"memory_fraction is {memory_fraction}; it is the engine's share of a GPU's memory, above 0 and at most 1")
         if placement == "colocated":
             check_version(installed())
+            self.holds_trainer_up = "an engine in this process takes turns with it; start a server (placement: server, urls: [...])"
         self.placement, self.tokenizer, self.probe_tolerance = placement, model, probe_tolerance
         self.urls, self.weights_folder, self.concurrency = urls or [], weights_folder, concurrency
         self.patience = Patience(deadline_s, heartbeat_s, start_s)

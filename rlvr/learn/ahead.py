@@ -1,0 +1,140 @@
+"""Ahead: the next batches are sampled while the trainer still learns from this one, by weights of a known age.
+
+With `rollout.max_staleness: k` the batch of step t is always sampled by the weights of version max(0, t - k), whoever was
+faster: the schedule is a function of the step's number, so a repetition gives the same numbers. With k = 1:
+
+    worker     batch 0 by 0 | batch 1 by 0 | batch 2 by 1 | batch 3 by 2 | ...
+    trainer                 | 0 -> 1       | 1 -> 2       | 2 -> 3       | ...
+
+One worker thread samples one batch after the other, so a curriculum sees the answers in the order of the steps, as it does
+without it. The trainer changes its weights in place: each batch under way has a copy of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, fields
+from typing import Any
+
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError
+from rlvr.learn.collect import Harvest, collect
+from rlvr.learn.crew import Crew
+from rlvr.learn.dynamic import Group
+from rlvr.rollout import Timing
+from rlvr.task import Verdict
+
+
+class Ahead:
+    """The batches that are under way, the next one first.
+
+    >>> Ahead(crew).next(step=0).groups                                 # doctest: +SKIP
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew, self.most = crew, crew.config.rollout.max_staleness
+        if crew.accelerator.num_processes > 1:
+            raise ConfigError(
+                f"rollout.max_staleness is {self.most}, which works in one process so far, and here are {crew.accelerator.num_processes}: "
+                "sampling beside training would mix up what they tell each other; set it to 0, or launch one process"
+            )
+        if crew.sampler.holds_trainer_up:
+            raise ConfigError(
+                f"rollout.max_staleness is {self.most}, but the sampler {crew.config.rollout.sampler['name']!r} cannot sample while the "
+                f"trainer trains: {crew.sampler.holds_trainer_up}; or set max_staleness to 0"
+            )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        self._line: deque[Future[Harvest]] = deque()
+        self._copies: dict[int, Any] = {}
+
+    def next(self, step: int) -> Harvest:
+        """The batch of this step; those up to `most` steps ahead are being sampled when it is there.
+
+        The wait is as long as the sampler's and the verifier's own deadlines let it be.
+        """
+        if not self._line:
+            self._ask(step, version=step)
+        harvest = self._line.popleft().result()
+        for later in range(step + 1 + len(self._line), min(step + self.most, self.crew.config.train.steps - 1) + 1):
+            self._ask(later, version=step)
+        return harvest
+
+    def settle(self) -> None:
+        """Wait until nothing is being sampled. What went wrong is raised."""
+        for batch in self._line:
+            batch.result()
+
+    def close(self) -> None:
+        """Break off what is being sampled: without a rollout to take it, the worker ends at the next completion."""
+        self.crew.rollout.close()
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batches ahead, for the checkpoint, once they are all there.
+
+        They are stored and not sampled once more: that would need the older weights too, and a sampler that repeats itself to
+        the bit, which an engine in another process does not promise. The next step had to wait for the first of them anyway.
+        """
+        return {"batches": json.dumps([written(batch.result()) for batch in self._line])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        for row in json.loads(state["batches"]):
+            batch: Future[Harvest] = Future()
+            batch.set_result(read_back(row))
+            self._line.append(batch)
+
+    def _ask(self, step: int, *, version: int) -> None:
+        """Have the batch of a step sampled by the present weights."""
+        place, model = step % self.most, self.crew.joined.whole()
+        if place in self._copies:  # of a batch that is there: at most `most` are under way
+            self._copies[place].load_state_dict(model.state_dict())
+        else:
+            self._copies[place] = copy.deepcopy(model)
+        self._line.append(self._worker.submit(self._sampled, self._copies[place], step, version))
+
+    def _sampled(self, model: Any, step: int, version: int) -> Harvest:
+        self.crew.sampler.load(model, version)
+        return collect(self.crew, step, version=version)
+
+
+def look_ahead(crew: Crew, stack: ExitStack) -> None:
+    """Let the crew sample ahead, where its configuration says so."""
+    if crew.config.rollout.max_staleness:
+        crew.ahead = stack.enter_context(Ahead(crew))
+
+
+def written(harvest: Harvest) -> dict[str, Any]:
+    """A batch as plain JSON, every number to the last digit."""
+    return {
+        "groups": [_rows(group) for group in harvest.groups],
+        "dropped": {reason: [_rows(group) for group in groups] for reason, groups in harvest.dropped.items()},
+        "figures": dict(harvest.figures),
+        "timing": asdict(harvest.timing),
+    }
+
+
+def read_back(row: Mapping[str, Any]) -> Harvest:
+    """The batch that was written."""
+    dropped = {reason: [_group(rows) for rows in groups] for reason, groups in row["dropped"].items()}
+    return Harvest([_group(rows) for rows in row["groups"]], dropped, row["figures"], Timing(**row["timing"]))
+
+
+def _rows(group: Group) -> list[dict[str, Any]]:
+    rows = [{field.name: getattr(episode, field.name) for field in fields(Episode)} for episode in group]
+    return [row | {"verdict": row["verdict"] and row["verdict"].record()} for row in rows]
+
+
+def _group(rows: list[dict[str, Any]]) -> Group:
+    return [Episode(**row | {"verdict": row["verdict"] and Verdict(**row["verdict"])}) for row in rows]
