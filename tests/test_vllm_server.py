@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from rlvr.config import ModelConfig
-from rlvr.contracts import Request, Sampling
+from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.train import train
 from rlvr.model import model_from
@@ -78,7 +78,8 @@ class Stand:
 
 
 def served(*urls: str, **settings: Any) -> VLLMSampler:
-    return VLLMSampler(placement="server", urls=list(urls), **{"start_s": 20.0, "heartbeat_s": 2.0, "deadline_s": 30.0} | settings)
+    given: dict[str, Any] = {"start_s": 20.0, "heartbeat_s": 2.0, "deadline_s": 30.0} | settings
+    return VLLMSampler(placement="server", urls=list(urls), **given)
 
 
 @pytest.fixture
@@ -193,21 +194,27 @@ def test_a_closed_port_is_said_within_its_deadline() -> None:
         VLLMSampler(placement="server")
 
 
-def run_of(url: str, steps: int = 3) -> Any:
+def run_of(url: str, steps: int = 3, **ahead: int) -> Any:
     sampler = {"name": "vllm", "placement": "server", "urls": [url], "concurrency": 1, "heartbeat_s": 2.0}
-    rollout = {"sampler": sampler, "prompts_per_step": 2, "num_generations": 4}
+    rollout = {"sampler": sampler, "prompts_per_step": 2, "num_generations": 4, **ahead}
     return tiny_run(
         model={"config": MODEL}, rollout=rollout, train={"steps": steps, "learning_rate": 1e-3}, eval={"tasks": 4}, warmstart=None
     )
 
 
-def test_a_run_that_lost_its_server_goes_on_to_the_bit(stand: tuple[Stand, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("trouble", [hang_up, silent])
+def test_a_run_that_lost_its_server_goes_on_to_the_bit(stand: tuple[Stand, str], tmp_path: Path, trouble: Any, ahead: int) -> None:
     script, url = stand
-    config, quiet = run_of(url), Console(quiet=True)
+    config, quiet = run_of(url, max_staleness=ahead), Console(quiet=True)
     train(config, out=tmp_path / "whole", console=quiet)
-    script.given, script.after, script.trouble = 0, 8 + 4 + 3, {GENERATE: hang_up}  # four for the accuracy before, then mid-step
+    # four for the accuracy before, then in the middle of the second batch: beside the first update, where it is sampled ahead
+    script.given, script.after, script.trouble = 0, 8 + 4 + 3, {GENERATE: trouble, "/health": trouble}
+    began = time.monotonic()
     with pytest.raises(SamplerError, match=r"of 8 answers to come.*--resume"):
         train(config, out=tmp_path / "torn", console=quiet)
+    assert time.monotonic() - began < 60  # an answer's own deadline is ten minutes: the heartbeat found it
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("ahead", "vllm"))]
     script.trouble, script.model, script.name = {}, fresh(9), "default"  # started anew
     train(config, out=tmp_path / "torn", resume=True, console=quiet)
     whole, torn = ([*rows_of(tmp_path / name / "metrics.jsonl")] for name in ("whole", "torn"))
@@ -234,9 +241,31 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
+def test_a_real_server_samples_one_step_ahead(real: tuple[subprocess.Popen[bytes], str], tmp_path: Path) -> None:
+    """The probe holds each version against the trainer's, and each completion says of which version its tokens are."""
+    _, url = real
+    sampler = {"name": "vllm", "placement": "server", "urls": [url], "start_s": 500.0, "deadline_s": 120.0}
+    rollout = {"sampler": sampler, "prompts_per_step": 4, "num_generations": 4, "max_staleness": 1}
+    config = tiny_run(
+        model={"config": MODEL}, rollout=rollout, train={"steps": 8, "learning_rate": 1e-3}, eval={"tasks": 4}, log={"save_every": 6}
+    )
+    train(config, out=tmp_path / "x", console=Console(quiet=True))
+    episodes, metrics = (list(rows_of(tmp_path / "x" / name)) for name in ("episodes.jsonl", "metrics.jsonl"))
+    assert [{e["policy_version"] for e in episodes if e["step"] == k} for k in range(1, 9)] == [{0}, *({k} for k in range(7))]
+    assert [row["staleness/mean"] for row in metrics] == [0.0] + 7 * [1.0] and len(episodes) == 8 * 16
+    checkpoints = [model_from(ModelConfig(path=str(tmp_path / "x" / "checkpoints" / f"step-00000{k}"))) for k in (6, 8)]
+    apart = [0.0, 0.0]
+    for e in (e for e in episodes if e["step"] == 8):
+        for k, scores in enumerate(trainer_scores(model, e["tokens"]) for model in checkpoints):
+            apart[k] = max([apart[k], *(abs(scores[i - 1] - e["logprobs"][i]) for i, acted in enumerate(e["acted"]) if acted)])
+    assert apart[0] < 1e-4 < apart[1]  # sampled by version 6, beside the update that made version 7 of it
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
 def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_told(real: tuple[subprocess.Popen[bytes], str]) -> None:
     server, url = real
-    model, asked = fresh(), requests(40)
+    model, asked, found = fresh(), requests(40), list[Completion]()
     with served(url, start_s=500.0, heartbeat_s=10.0, deadline_s=120.0) as sampler:
         for version in range(4):
             sampler.load(nudged(model, 0.03, version), version)

@@ -137,4 +137,4 @@ def _rows(group: Group) -> list[dict[str, Any]]:
 
 
 def _group(rows: list[dict[str, Any]]) -> Group:
-    return [Episode(**row | {"verdict": row["verdict"] and Verdict(**row["verdict"])}) for row in rows]
+    return [Episode(**{**row, "verdict": row["verdict"] and Verdict(**row["verdict"])}) for row in rows]
