@@ -241,8 +241,7 @@ class Outcome:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_mb: float = 0.0
-    isolation: tuple[str, ...] = ()
-    """What really was applied, not what was asked for."""
+    isolation: tuple[str, ...] = ()  # what really was applied, not what was asked for
     reason: str = ""
     report: bytes = b""
     """What came out of descriptor 5: the judge's word where there is a judge, else the program's own (and worth no more)."""
