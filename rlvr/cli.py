@@ -187,12 +187,14 @@ def export(
 def view(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` or `rlvr eval --out` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; default: view.html in the run's folder.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Another run of the same kind, to show beside it.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Write the page again as the run grows, until it ends.")] = False,
     json: Json = False,
 ) -> None:
     """Make one HTML file of a run: curves, episodes, verdicts, tokens."""
     from rlvr.commands import viewing
 
-    viewing.view_run(run, out=out, json=json)
+    viewing.view_run(run, out=out, against=against, follow=watch, json=json)
 
 
 @app.command()

@@ -11,6 +11,7 @@ import pytest
 
 from rlvr.contracts import Sandbox
 from rlvr.errors import RlvrError
+from tests import browser
 
 
 @lru_cache(maxsize=1)
@@ -33,6 +34,11 @@ def no_vllm() -> str:
     return ""
 
 
+def no_chromium() -> str:
+    """Why the tests marked `chromium` cannot run here; empty when they can."""
+    return "" if browser.program() else f"none of {', '.join(browser.PROGRAMS)} is installed"
+
+
 @dataclass
 class Engine:
     """Something big that some tests need: they carry its mark, and RLVR_REQUIRE_... makes its absence a failure."""
@@ -42,7 +48,11 @@ class Engine:
     not_run: list[str] = field(default_factory=list)
 
 
-ENGINES = {"docker": Engine("Docker Engine", no_docker), "vllm": Engine("vLLM", no_vllm)}
+ENGINES = {
+    "docker": Engine("Docker Engine", no_docker),
+    "vllm": Engine("vLLM", no_vllm),
+    "chromium": Engine("Chromium", no_chromium),
+}
 
 
 def required(mark: str) -> str:

@@ -6,16 +6,19 @@ import base64
 import gzip
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlvr.cli import run
+from rlvr.curves import POINTS
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluate import evaluate
 from rlvr.runlog import RunLog
-from rlvr.view import CHUNK, PAGE, POINTS, view
+from rlvr.view import PAGE, SCRIPTS, Written, view, watch
+from rlvr.viewparts import CHUNK
 from tests.tiny import tiny_run
 
 SUMS = "tests/worlds.py:Sums"
@@ -59,24 +62,24 @@ def test_every_episode_of_a_training_run_is_in_the_page(tmp_path: Path) -> None:
     made = view(trained(tmp_path / "a", rows))
     found = parts(made.path)
     assert made.path == tmp_path / "a" / "view.html" and made.bytes == made.path.stat().st_size
-    assert found["head"]["episodes"] == made.episodes == len(rows) == len(found["columns"]["step"])
+    assert found["head"]["runs"][0]["episodes"] == made.episodes == len(rows) == len(found["columns"]["step"])
     texts = [row for at in (0, 1) for row in found[f"texts-{at}"]]
     assert [row["text"] for row in texts] == [row["text"] for row in rows] and "texts-2" not in found
-    ids, stretches, logprobs = found["tokens-0"][11]
-    assert (ids, stretches, logprobs) == (rows[11]["tokens"], [3, 3], [25, 25, 25])
+    ids, stretches, logprobs, ratios, advantages = found["tokens-0"][11]
+    assert (ids, stretches, logprobs, ratios, advantages) == (rows[11]["tokens"], [3, 3], [25, 25, 25], None, None)
     assert "".join(found["columns"]["vocabulary"].get(str(token), "") for token in ids[3:]) == "12"
     assert found["columns"]["reason"] == {"words": ["12 equals 12"], "at": [0] * len(rows)}
 
 
 def test_curves_are_those_of_the_logs_and_a_panel_without_a_number_is_left_out(tmp_path: Path) -> None:
-    panels = {panel["title"]: panel for panel in parts(view(trained(tmp_path / "a", [episode()])).path)["head"]["panels"]}
+    panels = {panel["title"]: panel for panel in parts(view(trained(tmp_path / "a", [episode()])).path)["head"]["runs"][0]["panels"]}
     assert panels["reward"]["lines"] == {"reward": [0.5, 1.0]} and panels["reward"]["steps"] == [1, 2]
     assert panels["step time by phase, seconds"]["lines"] == {"step_time": [0.5, 0.5]}
     assert "KL" not in panels and "entropy" not in panels
 
 
 def test_a_long_curve_is_averaged(tmp_path: Path) -> None:
-    reward = parts(view(trained(tmp_path / "a", [], steps=2 * POINTS)).path)["head"]["panels"][0]
+    reward = parts(view(trained(tmp_path / "a", [], steps=2 * POINTS)).path)["head"]["runs"][0]["panels"][0]
     assert len(reward["steps"]) == len(reward["lines"]["reward"]) == POINTS and reward["steps"][-1] == 2 * POINTS
     assert reward["lines"]["reward"][0] == pytest.approx(1.5 / (2 * POINTS))
 
@@ -88,8 +91,8 @@ def test_an_evaluation_shows_its_figures_and_the_samples_that_count(tmp_path: Pa
     with log.open("a") as file:
         file.write(json.dumps(first | {"text": "asked again"}) + "\n")
     found = parts(view(tmp_path / "a").path)
-    assert found["head"]["kind"] == "evaluation" and found["head"]["episodes"] == 20
-    assert found["head"]["figures"]["lines"][0][:3] == ["Sums", "2", "100.0%"]
+    assert found["head"]["runs"][0]["kind"] == "evaluation" and found["head"]["runs"][0]["episodes"] == 20
+    assert found["head"]["runs"][0]["figures"]["lines"][0][:3] == ["Sums", "2", "100.0%"]
     assert found["texts-0"][0]["text"] == "asked again" and found["texts-0"][0]["prompt"][0]["role"] == "user"
     assert len(set(found["columns"]["group"]["at"])) == 10
 
@@ -126,6 +129,54 @@ def test_the_page_asks_nobody_and_runs_only_its_own_script(tmp_path: Path) -> No
     assert not re.search(r"<!--[A-Z]+-->", page), "a mark of the frame was not filled in"
 
 
+def test_two_runs_are_both_in_the_page(tmp_path: Path) -> None:
+    one, two = trained(tmp_path / "a", [episode(1, "1"), episode(2, "2")]), trained(tmp_path / "b", [episode(1, "3")], steps=5)
+    found = parts(view(one, against=two).path)
+    assert [(head["name"], head["episodes"], head["facts"]["steps"]) for head in found["head"]["runs"]] == [("a", 2, 2), ("b", 1, 5)]
+    assert [row["text"] for row in found["texts-0"]] == ["1", "2"] and [row["text"] for row in found["other-texts-0"]] == ["3"]
+    evaluate(SUMS, "scripted:gold", tasks=2, out=tmp_path / "c")
+    with pytest.raises(ConfigError, match="no match: one is a training run"):
+        view(one, against=tmp_path / "c")
+
+
+def test_what_the_trainer_saw_comes_with_the_tokens(tmp_path: Path) -> None:
+    learned: dict[str, Any] = {"log_ratio": [0.0] * 3 + [0.5, -0.25, 0.001], "advantages": [0.0] * 3 + [1.0, 0.5, 0.25]}
+    assert parts(view(trained(tmp_path / "a", [episode(**learned)])).path)["tokens-0"][0][3:] == [[500, -250, 1], [1000, 500, 250]]
+
+
+def test_a_run_that_is_watched_is_written_again_as_it_grows(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "a", [episode(1)])
+    seen: list[tuple[int, int]] = []
+
+    def told(written: Written) -> None:
+        seen.append((written.episodes, parts(written.path)["head"]["reload_s"]))
+        if len(seen) == 1:
+            (folder / "episodes.jsonl").write_text("".join(json.dumps(episode(step)) + "\n" for step in (1, 2)), "utf-8")
+        else:
+            (folder / "report.json").write_text('{"accuracy_after": 0.5}', "utf-8")
+
+    last = watch(folder, told=told, pause_s=0.01)
+    assert seen == [(1, 1), (2, 1)] and last.episodes == 2
+    assert parts(last.path)["head"]["reload_s"] == 0 and parts(last.path)["head"]["runs"][0]["facts"]["accuracy_after"] == 0.5
+
+
+def test_a_run_that_is_watched_from_its_first_moment_and_left_with_ctrl_c(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "a", [], steps=0)
+
+    def told(written: Written) -> None:
+        raise KeyboardInterrupt
+
+    def begin() -> None:
+        (folder / "episodes.jsonl").write_text(json.dumps(episode(1)) + "\n", "utf-8")
+
+    timer = threading.Timer(0.1, begin)
+    timer.start()
+    assert watch(folder, told=told, pause_s=0.01).episodes == 1
+    timer.join()
+    with pytest.raises(NotFound, match="is no run"):
+        watch(tmp_path / "none")
+
+
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     folder = trained(tmp_path / "a", [episode(1), episode(2)])
     log = folder / "episodes.jsonl"
@@ -154,5 +205,5 @@ def test_the_command_says_where_the_page_is(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_page_is_kept_readable() -> None:
-    assert {path.name for path in PAGE.iterdir()} == {"page.html", "page.css", "page.js", "curves.js"}
+    assert {path.name for path in PAGE.iterdir()} == {"page.html", "page.css", *SCRIPTS}
     assert all(path.read_text("utf-8").count("\n") <= 350 for path in PAGE.iterdir())

@@ -7,13 +7,20 @@ from pathlib import Path
 from rich.text import Text
 
 from rlvr.commands import screen
-from rlvr.view import view
+from rlvr.view import Written, view, watch
 
 
-def view_run(run: Path, *, out: Path | None, json: bool) -> None:
-    """Write the page and say where it is."""
-    written = view(run, out)
+def view_run(run: Path, *, out: Path | None, against: Path | None, follow: bool, json: bool) -> None:
+    """Write the page and say where it is; `follow` writes it again while the run goes on."""
     if json:
+        written = watch(run, out, against=against) if follow else view(run, out, against=against)
         screen.say_json({"run": str(run), "written": str(written.path), "episodes": written.episodes, "bytes": written.bytes})
+    elif follow:
+        screen.out().print(Text(f"watching {run}; open the page once, it reads itself again. Ctrl-C ends this."))
+        _say(watch(run, out, against=against, told=_say))
     else:
-        screen.out().print(Text(f"{written.episodes:,} episodes, {written.bytes / 1e6:.1f} MB, written to {written.path}"))
+        _say(view(run, out, against=against))
+
+
+def _say(written: Written) -> None:
+    screen.out().print(Text(f"{written.episodes:,} episodes, {written.bytes / 1e6:.1f} MB, written to {written.path}"))

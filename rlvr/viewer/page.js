@@ -1,74 +1,51 @@
-// The page of a run: filters, a list that draws only what is seen, and one episode at a time with its group.
-// Everything from the run comes out of base64 and goes in through textContent.
+// The page: its head, filters, a list that draws only what is seen, keys. What is chosen stands in the address, so a page that
+// reads itself again (while its run goes on) comes back as it was.
 
-const $ = (id) => document.getElementById(id);
-const ROW = 26, DECIMALS = 100, COLOURS = ["log-probability", "mask", "advantage"], UNREADABLE = "\ufffd";
+const ROW = 26, COLOUR_NAMES = run.trained ? Object.keys(COLOURS) : EVALUATED;
 const VERDICTS = { right: (s) => s === 1, partial: (s) => s !== null && s > 0 && s < 1, wrong: (s) => s === 0, unscored: (s) => s === null };
-
-/** The bytes that a part of the page holds. */
-function bytesOf(id) {
-  const raw = atob($(id).textContent), bytes = new Uint8Array(raw.length);
-  for (let at = 0; at < raw.length; at++) bytes[at] = raw.charCodeAt(at);
-  return bytes;
-}
-
-const head = JSON.parse(new TextDecoder().decode(bytesOf("head")));
-const state = { columns: null, shown: [], at: -1, open: -1, groups: new Map(), chunks: new Map(), haystack: null, colour: 0, turn: 0, prefix: 0 };
-
-/** A part of the run, unpacked; each only once. */
-function unpacked(id) {
-  if (!state.chunks.has(id)) {
-    const stream = new Blob([bytesOf(id)]).stream().pipeThrough(new DecompressionStream("gzip"));
-    state.chunks.set(id, new Response(stream).json());
-  }
-  return state.chunks.get(id);
-}
-
-/** What one episode says, or which tokens it has. */
-async function part(kind, episode) {
-  return (await unpacked(`${kind}-${Math.floor(episode / head.chunk)}`))[episode % head.chunk];
-}
-
-const word = (name, episode) => state.columns[name].words[state.columns[name].at[episode]];
-const trained = head.kind === "training";
-const gained = (episode) => (trained ? [`advantage ${short(state.columns.advantage[episode])}`] : []);
-const tone = (score) => (score === null ? "warn" : score === 1 ? "good" : score === 0 ? "bad" : "");
-const scored = (score) => (score === null ? "none" : short(score));
+const DIFFERENCES = {
+  "better here": (here, there) => here !== null && there !== null && here > there,
+  "worse here": (here, there) => here !== null && there !== null && here < there,
+  "the same": (here, there) => here === there,
+  "only here": (here, there) => there === undefined,
+};
+const state = { shown: [], twins: null, at: -1, open: -1, colour: COLOUR_NAMES[0], prefix: 0, touched: 0 };
 
 // ---- the top of the page ----------------------------------------------------------------------------------------------------
 
 function paintHead() {
-  document.title = `${head.name} · rlvr`;
-  $("name").textContent = head.name;
-  $("kind").textContent = head.kind;
   const said = (value) => (typeof value === "number" ? short(value) : String(value));
-  $("facts").textContent = Object.entries(head.facts).map(([name, value]) => `${name.replaceAll("_", " ")} ${said(value)}`).join("  ·  ");
-  document.body.classList.add(head.kind);
-  $("settings").querySelector("pre").textContent = head.settings;
-  $("curves").append(...head.panels.map(curve));
-  if (head.figures) {
-    $("figures").hidden = false;
-    $("figures").append(tableOf(head.figures.head, head.figures.lines));
+  const facts = (of) => Object.entries(of.head.facts).map(([name, value]) => `${name.replaceAll("_", " ")} ${said(value)}`).join("  ·  ");
+  document.title = `${run.head.name}${other ? ` against ${other.head.name}` : ""} · rlvr`;
+  document.body.classList.add(run.head.kind, other ? "two" : "one");
+  $("name").textContent = run.head.name;
+  $("kind").textContent = run.head.kind;
+  $("facts").textContent = facts(run);
+  if (other) {
+    $("against").hidden = false;
+    $("against").append("against ", make("b", "", other.head.name), `  (broken lines)   ${facts(other)}`);
   }
-}
-
-/** A table of texts; a cell may be an element. */
-function tableOf(names, lines, className = "") {
-  const table = make("table", className), top = table.createTHead().insertRow(), body = table.createTBody();
-  for (const name of names) top.append(make("th", "", name));
-  for (const line of lines) body.insertRow().append(...line.map((cell) => { const td = make("td"); td.append(cell); return td; }));
-  return table;
+  $("going").hidden = !reloadSeconds;
+  for (const of of [run, other].filter(Boolean)) {
+    if (other) $("settings").append(make("h2", "", of.head.name));
+    $("settings").append(make("pre", "", of.head.settings));
+    if (of.head.figures) $("figures").append(...(other ? [make("h2", "", of.head.name)] : []), tableOf(of.head.figures.head, of.head.figures.lines));
+  }
+  const there = (title) => (other ? other.head.panels.filter((panel) => panel.title === title) : []);
+  $("curves").append(...run.head.panels.map((panel) => curve([panel, ...there(panel.title)])));
 }
 
 // ---- filters ----------------------------------------------------------------------------------------------------------------
 
-function options(select, words) {
-  select.append(new Option("all", ""), ...words.map((name) => new Option(name, name)));
+function options(name, words) {
+  $(`f-${name}`).append(new Option("all", ""), ...words.map((word) => new Option(visible(word), word)));
 }
 
-/** The words that a column may have, as a test by number; null where all may pass. */
-function allowed(name, test) {
-  return test ? state.columns[name].words.map(test) : null;
+/** The episodes' numbers of a column's words that pass a test; nothing is asked where there is no test. */
+function asked(name, test) {
+  if (!test) return [];
+  const { words, at } = run.columns[name], passes = words.map(test);
+  return [(episode) => passes[at[episode]]];
 }
 
 function stepRange(text) {
@@ -78,50 +55,46 @@ function stepRange(text) {
   return [low, found[3] !== undefined ? Number(found[3]) : found[2] ? Infinity : low];
 }
 
-async function filter() {
-  const turn = ++state.turn, columns = state.columns;
-  const query = $("f-search").value.toLowerCase(), task = $("f-task").value.toLowerCase(), steps = stepRange($("f-step").value);
-  if (query && !state.haystack) await unpackTexts();
-  if (turn !== state.turn) return; // a later keystroke has asked again
-  const verdict = VERDICTS[$("f-verdict").value];
-  const exact = (id) => ($(id).value ? (name) => name === $(id).value : null);
-  const tests = [["fault", exact("f-fault")], ["end", exact("f-end")], ["env", exact("f-env")], ["task", task && ((name) => name.toLowerCase().includes(task))]]
-    .filter(([, test]) => test).map(([name, test]) => [columns[name].at, allowed(name, test)]);
-  const shown = [];
-  for (let episode = 0; episode < head.episodes; episode++) {
-    if (verdict && !verdict(columns.score[episode])) continue;
-    if (steps && (columns.step[episode] < steps[0] || columns.step[episode] > steps[1])) continue;
-    if (!tests.every(([at, ok]) => ok[at[episode]])) continue;
-    if (query && !state.haystack[episode].includes(query)) continue;
-    shown.push(episode);
-  }
-  state.shown = shown;
-  state.at = shown.indexOf(state.open);
-  const count = shown.length === head.episodes ? "" : `${shown.length.toLocaleString("en")} of `;
-  $("count").textContent = `${count}${head.episodes.toLocaleString("en")} episodes`;
-  $("height").style.height = `${shown.length * ROW}px`;
-  $("window").scrollTop = Math.max(0, state.at - 5) * ROW;
-  drawRows();
+/** What an episode must pass, as the form has it. */
+function tests() {
+  const value = (name) => $(`f-${name}`).value, { score, step } = run.columns;
+  const verdict = VERDICTS[value("verdict")], difference = DIFFERENCES[value("difference")];
+  const steps = stepRange(value("step")), task = value("task").toLowerCase(), query = value("search").toLowerCase();
+  const exact = (name) => asked(name, value(name) && ((word) => word === value(name)));
+  const found = [...exact("fault"), ...exact("end"), ...exact("env"), ...asked("task", task && ((word) => word.toLowerCase().includes(task)))];
+  if (verdict) found.push((episode) => verdict(score[episode]));
+  if (steps) found.push((episode) => step[episode] >= steps[0] && step[episode] <= steps[1]);
+  if (difference) found.push((episode) => difference(score[episode], twinScore(episode)));
+  if (query) found.push((episode) => run.texts[episode]?.includes(query));
+  return found;
 }
 
-/** All that is read, in small letters: made when the first search asks for it. */
-async function unpackTexts() {
-  const found = [];
-  for (let at = 0; at * head.chunk < head.episodes; at++) {
-    $("count").textContent = `unpacking the texts, ${Math.round((100 * at * head.chunk) / head.episodes)} %`;
-    for (const row of await unpacked(`texts-${at}`)) {
-      const prompt = (row.prompt || []).map((message) => message.content).join("\n");
-      found.push([row.text, row.reason, row.error, prompt].filter(Boolean).join("\n").toLowerCase());
-    }
-  }
-  state.haystack = found;
+/** Show what passes. A search that comes before all texts are read shows what it finds in those that are, and then the rest. */
+function filter() {
+  const { episodes } = run.head, passed = tests(), unread = $("f-search").value && run.texts.length < episodes;
+  if (unread) run.read().then(filter);
+  state.shown = [];
+  for (let episode = 0; episode < episodes; episode++) if (passed.every((test) => test(episode))) state.shown.push(episode);
+  state.at = state.shown.indexOf(state.open);
+  const share = state.shown.length === episodes ? "" : `${state.shown.length.toLocaleString("en")} of `;
+  $("count").textContent = `${share}${episodes.toLocaleString("en")} episodes${unread ? ", still reading …" : ""}`;
+  $("height").style.height = `${state.shown.length * ROW}px`;
+  $("window").scrollTop = Math.max(0, state.at - 5) * ROW;
+  drawRows();
+  remember();
+}
+
+/** The score that the same episode has in the other run; undefined where that has no such episode. */
+function twinScore(episode) {
+  state.twins ??= run.columns.score.map((_, at) => other.find(run.key(at)));
+  return state.twins[episode] < 0 ? undefined : other.columns.score[state.twins[episode]];
 }
 
 /** How much the names of all tasks have in common, up to a slash: the list leaves it out. */
 function commonPrefix([first = "", ...others]) {
   let length = first.lastIndexOf("/") + 1;
-  for (const other of others) {
-    while (!other.startsWith(first.slice(0, length))) length = length < 2 ? 0 : first.lastIndexOf("/", length - 2) + 1;
+  for (const name of others) {
+    while (!name.startsWith(first.slice(0, length))) length = length < 2 ? 0 : first.lastIndexOf("/", length - 2) + 1;
   }
   return length;
 }
@@ -136,14 +109,20 @@ function drawRows() {
 }
 
 function rowOf(episode, at) {
-  const { step, score, advantage, tokens, glimpse } = state.columns;
-  const row = make("div", at === state.at ? "row chosen" : "row");
-  const reason = word("fault", episode) === "none" ? word("reason", episode) : `${word("fault", episode)}: ${word("reason", episode)}`;
-  row.append(
-    make("span", "quiet", String(step[episode])), make("span", "", word("task", episode).slice(state.prefix)), make("span", tone(score[episode]), scored(score[episode])),
-    make("span", "", short(advantage[episode])), make("span", "", String(tokens[episode])), make("span", "quiet", word("end", episode)),
-    make("span", "", glimpse[episode]), make("span", "quiet", reason),
-  );
+  const { step, score, advantage, tokens, glimpse } = run.columns, fault = run.word("fault", episode), reason = run.word("reason", episode);
+  const row = make("div", at === state.at ? "row chosen" : "row"), cell = (name, text, className = "") => row.append(make("span", `${name} ${className}`, text));
+  cell("step", String(step[episode]), "quiet");
+  cell("task", run.word("task", episode).slice(state.prefix));
+  cell("score", scored(score[episode]), tone(score[episode]));
+  if (other) {
+    const there = twinScore(episode);
+    cell("there", there === undefined ? "" : scored(there), there === undefined ? "" : tone(there));
+  }
+  cell("advantage", short(advantage[episode]));
+  cell("tokens", String(tokens[episode]));
+  cell("end", run.word("end", episode), "quiet");
+  cell("answer", glimpse[episode]);
+  cell("reason", fault === "none" ? reason : `${fault}: ${reason}`, "quiet");
   row.addEventListener("click", () => choose(at, true));
   return row;
 }
@@ -159,16 +138,17 @@ function choose(at, open) {
   if (open || state.open >= 0) show(state.shown[state.at]);
 }
 
-// ---- one episode ----------------------------------------------------------------------------------------------------------------
-
 async function show(episode) {
+  const closed = state.open < 0;
   state.open = episode;
+  state.at = state.shown.indexOf(episode);
   $("explore").classList.add("open");
   $("detail").hidden = false;
-  history.replaceState(null, "", `#${episode}`);
-  const [said, tokens] = await Promise.all([part("texts", episode), part("tokens", episode)]);
+  if (closed) $("explore").scrollIntoView({ block: "nearest" });
+  remember();
+  const body = await episodeOf(episode, state.colour, { close, recolour, show });
   if (state.open !== episode) return;
-  $("detail").replaceChildren(...topOf(episode, said), ...groupOf(episode), ...judged(said), ...conversation(said), ...tokensOf(episode, tokens));
+  $("detail").replaceChildren(...body);
   $("detail").scrollTop = 0;
   const group = $("detail").querySelector(".group");
   if (group) group.scrollLeft = group.querySelector(".chosen").offsetLeft - group.offsetLeft - 120;
@@ -179,113 +159,70 @@ function close() {
   state.open = -1;
   $("detail").hidden = true;
   $("explore").classList.remove("open");
-  history.replaceState(null, "", "#");
+  remember();
   drawRows();
 }
 
-function topOf(episode, said) {
-  const top = make("div", "top"), score = state.columns.score[episode], fault = word("fault", episode);
-  top.append(make("b", "", word("task", episode)), make("b", tone(score), `score ${scored(score)}`));
-  if (fault !== "none") top.append(make("span", "warn", `fault ${fault}`));
-  const facts = [word("end", episode), `${state.columns.tokens[episode]} tokens`, ...gained(episode)];
-  if (trained) facts.unshift(`step ${state.columns.step[episode]}`);
-  if (said.turns > 1) facts.push(`${said.turns} turns`);
-  top.append(make("span", "quiet", facts.join("  ·  ")), make("span", "space"));
-  const shut = make("button", "", "close");
-  shut.addEventListener("click", close);
-  top.append(shut);
-  return [top, make("p", tone(score), said.reason || said.error || "no reason was given")];
-}
-
-/** The answers to the same question at the same time, side by side. */
-function groupOf(episode) {
-  const { score, tokens, glimpse } = state.columns;
-  const members = state.groups.get(state.columns.group.at[episode]);
-  if (members.length < 2) return [];
-  const group = make("div", "group");
-  for (const other of members) {
-    const card = make("button", other === episode ? "chosen" : ""), line = make("span");
-    line.append(make("b", tone(score[other]), scored(score[other])), make("span", "quiet", `  ${[...gained(other), `${tokens[other]} tokens`].join(" · ")}`));
-    card.append(line, make("p", "", glimpse[other]));
-    card.addEventListener("click", () => { state.at = state.shown.indexOf(other); show(other); });
-    group.append(card);
-  }
-  return [make("h2", "", `group of ${members.length}`), group];
-}
-
-/** The verdict beyond its reason: named parts, tests one by one, and whatever else the verifier noted. */
-function judged(said) {
-  const found = [], detail = { ...said.detail };
-  if (said.parts) found.push(make("h2", "", "parts"), tableOf(["part", "score"], Object.entries(said.parts).map(([name, value]) => [name, short(value)])));
-  if (Array.isArray(detail.tests)) {
-    const mark = (test) => make("span", test.ok === true ? "good" : "bad", test.ok === true ? "passed" : "failed");
-    found.push(make("h2", "", "tests"), tableOf(["test", "", "why"], detail.tests.map((test) => [String(test.name), mark(test), String(test.why ?? "")]), "words"));
-    delete detail.tests;
-  }
-  if (Object.keys(detail).length) found.push(make("h2", "", "noted by the verifier"), make("pre", "", JSON.stringify(detail, null, 1)));
-  return found;
-}
-
-function conversation(said) {
-  const found = [];
-  for (const message of said.prompt || []) found.push(make("h2", "", message.role), make("pre", "", message.content));
-  found.push(make("h2", "", "answer"), make("pre", "", said.text ?? ""));
-  if (said.reference !== undefined) {
-    found.push(make("h2", "", "reference"), make("pre", "", typeof said.reference === "string" ? said.reference : JSON.stringify(said.reference, null, 1)));
-  }
-  return found;
-}
-
-function tokensOf(episode, [ids, stretches, logprobs]) {
-  const pick = make("button", "", COLOURS[state.colour]), title = make("h2", "", "tokens by "), pre = make("pre", "tokens");
-  pick.addEventListener("click", recolour);
-  title.append(pick, make("span", "quiet", "  pale: given to the policy"));
-  const advantage = state.columns.advantage[episode];
-  let own = true, left = 0, stretch = 0, chosen = 0;
-  for (const id of ids) {
-    while (!left && stretch < stretches.length) { left = stretches[stretch++]; own = !own; }
-    left--;
-    const piece = state.columns.vocabulary[id], legible = piece && piece !== UNREADABLE;
-    const span = make("span", `${own ? "own" : "other"}${legible ? "" : " mark"}`, legible ? piece : `⟨${id}⟩`);
-    if (own) {
-      const logprob = -logprobs[chosen++] / DECIMALS;
-      paint(span, logprob, advantage);
-      span.title = [`id ${id}`, `log-probability ${logprob}`, ...gained(episode)].join(", ");
-    } else span.title = `id ${id}, given`;
-    pre.append(span);
-  }
-  return [title, pre];
-}
-
-/** The colour of one token: deeper where it was less likely, or where the advantage is greater. */
-function paint(span, logprob, advantage) {
-  const [hue, depth] = [
-    ["--line-1", Math.min(1, -logprob / 5)], ["--line-0", 0.35], [advantage < 0 ? "--bad" : "--good", Math.min(1, Math.abs(advantage) / 2)],
-  ][state.colour];
-  span.style.setProperty("--hue", `var(${hue})`);
-  span.style.setProperty("--depth", `${Math.round(65 * depth)}%`);
+/** The next answer to the same question, or the one before. */
+function sibling(by) {
+  const members = state.open < 0 ? [] : run.group(state.open), next = members[members.indexOf(state.open) + by];
+  if (next !== undefined) show(next);
 }
 
 function recolour() {
-  state.colour = (state.colour + 1) % (trained ? COLOURS.length : COLOURS.length - 1); // an evaluation has no advantages
+  state.colour = COLOUR_NAMES[(COLOUR_NAMES.indexOf(state.colour) + 1) % COLOUR_NAMES.length];
   if (state.open >= 0) show(state.open);
+}
+
+// ---- what is chosen, in the address ---------------------------------------------------------------------------------------------
+
+/** Write down what is chosen. */
+function remember(more = {}) {
+  const chosen = new URLSearchParams([...new FormData($("filters"))].filter(([, value]) => value));
+  if (state.open >= 0) chosen.set("open", run.key(state.open));
+  for (const [name, value] of Object.entries({ theme: document.documentElement.dataset.theme || "", ...more })) if (value) chosen.set(name, value);
+  history.replaceState(null, "", `#${chosen}`);
+}
+
+/** Choose again what was written down. */
+function recall() {
+  const chosen = new URLSearchParams(location.hash.slice(1)), open = chosen.has("open") ? run.find(chosen.get("open")) : -1;
+  for (const [name, value] of chosen) if ($("filters").elements[name]) $("filters").elements[name].value = value;
+  state.colour = COLOUR_NAMES.includes(chosen.get("colour")) ? chosen.get("colour") : state.colour;
+  filter();
+  if (chosen.has("top")) $("window").scrollTop = Number(chosen.get("top"));
+  if (open >= 0) show(open);
+}
+
+/** Read the page again, but not under a person's hands. */
+function reload() {
+  if ($("help").open || Date.now() - state.touched < 3000) return setTimeout(reload, 1000);
+  remember({ top: $("window").scrollTop, colour: state.colour });
+  location.reload();
 }
 
 // ---- keys, theme, start -----------------------------------------------------------------------------------------------------------
 
-function nextTheme() {
-  const themes = ["", "light", "dark"], root = document.documentElement;
-  root.dataset.theme = themes[(themes.indexOf(root.dataset.theme || "") + 1) % themes.length];
-  $("theme").textContent = `theme: ${root.dataset.theme || "system"}`;
+function dress(theme) {
+  document.documentElement.dataset.theme = theme;
+  $("theme").textContent = `theme: ${theme || "system"}`;
 }
 
+function nextTheme() {
+  const themes = ["", "light", "dark"];
+  dress(themes[(themes.indexOf(document.documentElement.dataset.theme || "") + 1) % themes.length]);
+  remember();
+}
+
+const next = () => choose(state.at + 1, false), previous = () => choose(state.at - 1, false);
 const KEYS = {
-  j: () => choose(state.at + 1, false), k: () => choose(state.at - 1, false), Enter: () => choose(state.at, true), Escape: close,
+  j: next, ArrowDown: next, k: previous, ArrowUp: previous, Enter: () => choose(state.at, true), Escape: close, "]": () => sibling(1), "[": () => sibling(-1),
   "/": () => $("f-search").focus(), "?": () => $("help").showModal(), c: recolour, t: nextTheme,
 };
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open || !state.columns) return;
+  state.touched = Date.now();
+  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open || !run.columns) return;
   if (/INPUT|SELECT/.test(event.target.tagName)) {
     if (event.key === "Escape") event.target.blur();
     return;
@@ -297,26 +234,25 @@ function onKey(event) {
 
 async function start() {
   if (!globalThis.DecompressionStream) throw new Error("this browser is too old to unpack the episodes; any of 2023 or later can");
-  const columns = (state.columns = await unpacked("columns"));
-  columns.group.at.forEach((group, episode) => {
-    if (!state.groups.has(group)) state.groups.set(group, []);
-    state.groups.get(group).push(episode);
-  });
-  state.prefix = commonPrefix(columns.task.words);
-  options($("f-verdict"), Object.keys(VERDICTS));
-  for (const name of ["fault", "end", "env"]) options($(`f-${name}`), [...columns[name].words].sort());
-  $("envs").hidden = columns.env.words.length < 2;
+  await Promise.all([run, other].filter(Boolean).map((of) => of.open()));
+  state.prefix = commonPrefix(run.columns.task.words);
+  options("verdict", Object.keys(VERDICTS));
+  options("difference", Object.keys(DIFFERENCES));
+  for (const name of ["fault", "end", "env"]) options(name, [...run.columns[name].words].sort());
+  $("envs").hidden = run.columns.env.words.length < 2;
   $("filters").addEventListener("input", filter);
   $("filters").addEventListener("reset", () => setTimeout(filter));
-  await filter();
-  const asked = /^#(\d+)$/.exec(location.hash);
-  if (asked && Number(asked[1]) < head.episodes) choose(Number(asked[1]), true);
+  recall();
+  if (reloadSeconds) setTimeout(reload, 1000 * reloadSeconds);
+  else setTimeout(() => run.read(), 300); // so that the first search finds the texts read
 }
 
 paintHead();
+dress(new URLSearchParams(location.hash.slice(1)).get("theme") || "");
 $("window").addEventListener("scroll", drawRows);
 addEventListener("resize", drawRows);
 addEventListener("keydown", onKey);
+addEventListener("pointerdown", () => { state.touched = Date.now(); });
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("theme").addEventListener("click", nextTheme);
 $("keys").addEventListener("click", () => $("help").showModal());

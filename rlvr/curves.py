@@ -1,0 +1,46 @@
+"""The curves of a training run, as plain data: which numbers of its logs belong together, averaged down to what an eye can tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+POINTS = 1000
+"""Points of a curve; a longer one is averaged down to so many."""
+PANELS: Mapping[str, tuple[str, ...]] = {
+    "reward": ("reward", "reward_std"),
+    "accuracy": ("eval/accuracy", "accuracy"),
+    "answer length, tokens": ("completions/mean_length", "completions/max_length"),
+    "share cut off": ("completions/clipped_ratio",),
+    "KL": ("kl", "mismatch_kl"),
+    "entropy": ("entropy",),
+    "clip share": ("clip_ratio/region_mean", "clip_ratio/low_mean", "clip_ratio/high_mean"),
+    "loss": ("loss",),
+    "gradient norm": ("grad_norm",),
+    "groups without a spread": ("frac_reward_zero_std",),
+    "step time by phase, seconds": ("step_time", "time/sample", "time/verify_waited", "time/update"),
+}
+"""Title, and which numbers of the logs. One without any number is not shown."""
+
+
+def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The panels that have a number, from one row a step.
+
+    >>> panels([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0}])
+    [{'title': 'reward', 'steps': [1, 2], 'lines': {'reward': [0.5, 1.0]}}]
+    """
+    size = -(-len(rows) // POINTS) or 1
+    blocks = [rows[at : at + size] for at in range(0, len(rows), size)]
+    steps = [block[-1].get("step", 0) for block in blocks]
+    found = []
+    for title, names in PANELS.items():
+        lines = {name: [_mean(row.get(name) for row in block) for block in blocks] for name in names}
+        lines = {name: line for name, line in lines.items() if any(value is not None for value in line)}
+        if lines:
+            found.append({"title": title, "steps": steps, "lines": lines})
+    return found
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    found = [value for value in values if isinstance(value, int | float)]
+    return sum(found) / len(found) if found else None

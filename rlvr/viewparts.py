@@ -1,0 +1,162 @@
+"""The episodes of a run as the parts of its page, each packed on its own, so that a page of many thousands opens at once.
+
+columns    what the list of episodes shows and filters by, one array a column
+texts-N    500 episodes: answers, prompts, reasons; unpacked when one is opened, or searched
+tokens-N   the same episodes: token ids, who chose them, log-probabilities, log-ratios, advantages
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Tokenizer
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.samples import ROWS
+from rlvr.tokenizers import tokenizer_from
+
+CHUNK = 500
+"""Episodes that are unpacked together."""
+GLIMPSE = 100
+"""Characters of an answer that the list shows."""
+HUNDREDTH, THOUSANDTH = 100, 1000
+"""Log-probabilities are kept to two places, log-ratios and advantages to three: enough for a colour."""
+
+
+@dataclass(slots=True)
+class Coded:
+    """A column of words that repeat: each word once, and which one each line has.
+
+    >>> column = Coded()
+    >>> for end in ("terminated", "truncated", "terminated"): column.append(end)
+    >>> column.words, column.at
+    ({'terminated': 0, 'truncated': 1}, [0, 1, 0])
+    """
+
+    words: dict[str, int] = field(default_factory=dict)
+    at: list[int] = field(default_factory=list)
+
+    def append(self, word: str) -> None:
+        """One more line."""
+        self.at.append(self.words.setdefault(word, len(self.words)))
+
+    def plain(self) -> dict[str, Any]:
+        """The column as JSON."""
+        return {"words": list(self.words), "at": self.at}
+
+
+class Columns:
+    """What the list shows of each episode.
+
+    >>> Columns().count
+    0
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.numbers: dict[str, list[Any]] = {name: [] for name in ("step", "sample", "score", "advantage", "tokens", "glimpse")}
+        self.words = {name: Coded() for name in ("task", "env", "group", "fault", "end", "reason")}
+        self._members: Counter[str] = Counter()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """One more episode."""
+        verdict, env = row["verdict"] or {}, str(row.get("env", ""))
+        group = f"{env} {row['group']}".strip()
+        numbers = {"step": row["step"], "sample": row.get("sample", self._members[group]), "score": verdict.get("score")}
+        numbers |= {"advantage": round(row["advantage"], 4), "tokens": sum(row["acted"])}
+        numbers |= {"glimpse": " ".join(row["text"][: 2 * GLIMPSE].split())[:GLIMPSE]}
+        words = {"task": str(row["task_id"]), "env": env, "group": group, "end": str(row.get("finish", row["end"]))}
+        words |= {"fault": verdict.get("fault", "none" if verdict else "no verdict")}
+        words |= {"reason": (row["error"] or verdict.get("reason", ""))[: 2 * GLIMPSE]}
+        for name, value in numbers.items():
+            self.numbers[name].append(value)
+        for name, word in words.items():
+            self.words[name].append(word)
+        self._members[group] += 1
+        self.count += 1
+
+    def plain(self) -> dict[str, Any]:
+        """The columns as JSON."""
+        return self.numbers | {name: column.plain() for name, column in self.words.items()}
+
+
+def parts_of(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, prefix: str = "") -> tuple[dict[str, str], int]:
+    """The columns, the texts and the tokens of all episodes, in one pass; and how many episodes there are."""
+    columns, parts = Columns(), {f"{prefix}columns": ""}
+    seen: set[int] = set()
+    fits = 0
+    try:
+        for at, chunk in enumerate(iter(lambda: list(islice(rows, CHUNK)), [])):
+            for row in chunk:
+                columns.append(row)
+            parts[f"{prefix}texts-{at}"] = packed([_texts(row) for row in chunk])
+            parts[f"{prefix}tokens-{at}"] = packed([_tokens(row) for row in chunk])
+            seen.update(token for row in chunk for token in row["tokens"])
+            fits += sum(_fits(row, tokenizer) for row in chunk) if tokenizer else 0
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{ROWS}: an episode after the first {columns.count // CHUNK * CHUNK} is not what rlvr writes "
+            f"({type(error).__name__}: {error}); was the file changed?"
+        ) from error
+    told = tokenizer if fits > columns.count / 2 else None
+    vocabulary = {token: _piece(told, token) for token in sorted(seen)} if told else {}
+    parts[f"{prefix}columns"] = packed(columns.plain() | {"vocabulary": vocabulary})
+    return parts, columns.count
+
+
+def packed(data: Any) -> str:
+    """Plain data as the page unpacks it: JSON, gzip, base64. Equal data, equal bytes."""
+    text = json.dumps(data, separators=(",", ":"))  # ASCII: half a surrogate pair in an answer stays what it was
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is read: everything that is there of the answer, the prompt and the judgement."""
+    verdict = row["verdict"] or {}
+    found = {name: row.get(name) for name in ("text", "prompt", "reference", "error", "reward", "turns", "policy_version")}
+    found |= {name: verdict.get(name) for name in ("reason", "parts", "detail")}
+    return {name: value for name, value in found.items() if value not in (None, "", {}, [])}
+
+
+def _tokens(row: Mapping[str, Any]) -> list[list[int] | None]:
+    """Token ids; lengths of the stretches that the policy did not and did choose, by turns; and what is known of each token it chose."""
+    runs = [(own, len(list(same))) for own, same in groupby(row["acted"], bool)]
+    stretches = [0] * (bool(runs) and runs[0][0]) + [length for _, length in runs]
+    known = (("logprobs", -HUNDREDTH), ("log_ratio", THOUSANDTH), ("advantages", THOUSANDTH))
+    return [row["tokens"], stretches, *(_chosen(row.get(name), row["acted"], scale) for name, scale in known)]
+
+
+def _chosen(values: Sequence[float] | None, acted: Sequence[int], scale: int) -> list[int] | None:
+    return None if values is None else [round(scale * value) for value, own in zip(values, acted, strict=False) if own]
+
+
+def tokenizer_of(spec: str) -> Tokenizer | None:
+    """Who can say what the ids mean; nobody where it is not at hand. Policies without a tokenizer of their own speak bytes."""
+    try:
+        return tokenizer_from(spec if spec.startswith(("chars", "bytes")) or Path(spec).is_dir() else "bytes")
+    except (RlvrError, OSError):
+        return None
+
+
+def _fits(row: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
+    """Whether the ids of an answer read as its text: with the wrong tokenizer they do not."""
+    if row["turns"] != 1:
+        return True
+    try:
+        return tokenizer.decode([token for token, own in zip(row["tokens"], row["acted"], strict=False) if own]).strip() in row["text"]
+    except (IndexError, OverflowError, ValueError):
+        return False
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str:
+    try:
+        return tokenizer.decode([token])
+    except (IndexError, OverflowError, ValueError):
+        return ""
