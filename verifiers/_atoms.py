@@ -47,7 +47,7 @@ class Atoms(Calculus):
             return ("root", self.operand(), ("num", 3, 1))
         if name in WORDS or name.lower() in ("infinity",):
             return ("const", WORDS[name if name in WORDS else "infinity"])
-        if len(name) > 1 and splits(name):
+        if len(name) > 1 and (splits(name) or (len(name) == 2 < len(self.row) and name not in WORDS)):  # mg in a formula, 5 mg elsewhere
             if len(name) > 3:
                 raise Unreadable(f"the word {name[:30]!r} is not part of an expression")
             self.at -= 1

@@ -242,6 +242,8 @@ class Reader:
         while self.peek().text in ("^", "**") and self.row[self.at - 1].text != "}":
             self.at += 1
             exponent = self.power(exponent)
+        if base[0] == "sym" and re.fullmatch(r"C_\d?[nmN]", base[1]):
+            return ("binom", ("mul", ("num", int(base[1][2:-1] or 1), 1), ("sym", base[1][-1])), exponent)
         if base[0] == "sym" and re.fullmatch(r"[CAP]_\d{1,9}", base[1]) and exponent[0] == "num" and exponent[2] == 1:
             return _chosen(base[1][0], int(base[1][2:]), exponent) or ("pow", base, exponent)
         return ("pow", base, exponent)

@@ -299,8 +299,8 @@ def _ratio(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, why)
     if value[0] == "time":
         value = ("ratio", ("num", value[1], 1), ("num", value[2], 1))
-    if value[0] == "div" and len(gold) == 3:
-        value = ("ratio", value[1], value[2])
+    if value[0] in ("div", "num", "dec") and len(gold) == 3:
+        value = ("ratio", *value[1:]) if value[0] == "div" else ("ratio", value, ("num", 1, 1))
     if value[0] != "ratio" or len(value) != len(gold):
         return Judged(False, f"parsed as {say(value)}; the gold is {say(gold)}")
     for want, have in zip(gold[2:], value[2:], strict=True):

@@ -6,7 +6,7 @@ Works on text, before there are tokens. Each rule is one regular expression with
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 _DOTS = r"(?:\.\.\.|\\[lc]?dots(?![a-zA-Z]))"
@@ -27,7 +27,8 @@ def _cycle(match: re.Match[str]) -> str:
 
 def _excepted(match: re.Match[str]) -> str:
     """`all real numbers except x = 2` as a difference of sets; left alone when the words go on."""
-    left_out = re.sub(r"^\s*[a-z]\s*=\s*|[$.\s]+$|^\s+", "", match[1])
+    left_out = re.sub(r"\s*,?\s*(?:\\text\s*\{\s*and\s*\}|\band\b)\s*", ",", match[1])
+    left_out = re.sub(r"^\s*[a-z]\s*=\s*|[$.\s]+$|^\s+", "", left_out)
     return rf"\mathbb{{R}}\setminus\{{{left_out}\}}" if not re.search(r"(?<!\\)[a-zA-Z]{2}", left_out) else match[0]
 
 
@@ -52,6 +53,17 @@ def _outward(text: str) -> str:
     return "".join(signs)
 
 
+_INTEGER = re.compile(
+    r"(?:(?:where|with|for) )?(?:(?:any |every |all |some |each |an )?integers? (?:values of )?(\w)|(\w) (?:is )?(?:an |any )?integer)"
+)
+
+
+def _whole(match: re.Match[str]) -> str:
+    """`for any integer k`, `where k is an integer`: the letter runs over the whole numbers; other words are left alone."""
+    said = _INTEGER.fullmatch(" ".join(re.sub(r"\\text\s*\{|[{}$,.]", " ", match[1]).split()))
+    return rf", {said[1] or said[2]} \in \mathbb{{Z}}" if said else match[0]
+
+
 def _system(match: re.Match[str]) -> str:
     r"""A brace that only opens, `\left\{ ... \right.`, is a case distinction or a system, whatever stands behind it."""
     name, body = match[1], match[2]
@@ -59,6 +71,8 @@ def _system(match: re.Match[str]) -> str:
 
 
 _RULES: tuple[_Rule, ...] = (
+    (re.compile(r"[\s,]*\\text\s*\{[\s,]*((?:where|with|for|any|integers?)[\s}].{0,60})$"), _whole),
+    (re.compile(r"\^\s*\{?\s*(?:\\top|\\(?:math(?:sf|rm|bf|tt)|text)\s*\{?\s*T\s*\}?|\\intercal)\s*\}?"), "^T"),
     (
         re.compile(
             r"\\left\s*\\(?:\{|lbrace)\s*\\begin\s*\{(array|aligned|gathered|split|cases)\}(?:\s*\{[lcr|\s]{1,9}\})?"
@@ -116,7 +130,7 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"\\text\s*\{\s{0,4},?\s{0,4}(?:where|with|for(?: any| all| some| every)?)\s*\}\s*(?=[a-zA-Z]\s*\\in)"), ", "),
 )
 _UNUSUAL = re.compile(
-    r"\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
+    r"integer|\^\s*\{?\s*\\(?:top|math|text|inter)|\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
     r"|checkmark|blacksquare|square|Box|bm|pmb|boldsymbol|math(?:bf|it|rm)\s*\{[^{}]{0,200}\\|f?box(?:ed)?\s*\{|\\\s*\[|q?quad[a-zA-Z]"
     r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s*(?:\\text\s*\{\s*to|\sto\s)|\\mapsto|(?:and|or)\s*\}\s*\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|[Aa]ll\s+real|[Aa]ll\s*\}|for\s+(?:all|any|every|some|each)|\\in\s*\\(?:mathbb\s*\{?\s*)?R|Rs|(?:st|nd|rd|th)\b|\d\s*C\s*\d|\\left\s*\\(?:\{|lbrace)\s*\\begin|circ\s*\}?\s*\d|[RNZ}]\s*[\^_]\s*\{?\s*[+>*]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
 )
@@ -220,6 +234,27 @@ def stated(text: str) -> str | None:
 
 
 _COMMA = re.compile(r"(-?\d{1,20}),(\d{1,20})")
+
+
+_COMMON = re.compile(r"\\lg(?![a-zA-Z])|\\log\s*_\s*\{?\s*10(?!\d)\s*\}?")
+_BARE = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
+
+
+def readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
+    r"""Gold and answer as they may be read besides: a comma as the decimal point, a bare logarithm to the other one's base of ten.
+
+    >>> list(readings("2.75", "2,75")), list(readings(r"\lg 2", r"\log 2"))
+    ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
+    """
+    if (decimal := pointed(text)) is not None:
+        yield gold, decimal
+    if (decimal := pointed(gold, 2)) is not None:
+        yield decimal, text
+    if "\\l" in text and "\\l" in gold:
+        if _COMMON.search(gold) and _BARE.search(text):
+            yield gold, _BARE.sub(r"\\log_{10}", text)
+        elif _COMMON.search(text) and _BARE.search(gold):
+            yield _BARE.sub(r"\\log_{10}", gold), text
 
 
 def pointed(text: str, places: int = 1) -> str | None:

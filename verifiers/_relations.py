@@ -144,7 +144,8 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
     name, value = named(gold)
     if gold_size > 4 or "~" in gold[2::2]:
         inner, why = settled(("num", 0, 1), gold, bench)
-        return judge(inner, answer, bench) if inner is not None else Judged(False, f"the gold's {why}")
+        judged = judge(inner, answer, bench) if inner is not None else Judged(False, f"the gold's {why}")
+        return judge(gold[-1], answer, bench) if not judged.right and gold[-2] == "~" and answer[0] == gold[-1][0] == "dec" else judged
     if answer[0] != "rel":
         if not name:
             return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")

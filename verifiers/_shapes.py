@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rlvr.verifiers._exact import exact
 from rlvr.verifiers._regions import Spans, complement, region
 from rlvr.verifiers._relations import named
-from rlvr.verifiers._tree import Tree, has, symbols, walk
+from rlvr.verifiers._tree import Tree, has, substitute, symbols, walk
 
 FIELDS = (("const", "Z"), ("const", "N"))
 ELSE = ("text", "otherwise")
@@ -17,8 +18,35 @@ AXES = ("ell_vi", "ell_vj", "ell_vk")
 
 def shaped(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """Gold and answer, with what may be named, placed or counted in several ways brought into one."""
-    gold, answer = vectors(*families(matrices(gold), matrices(answer)))
+    gold, answer = vectors(*families(matrices(pointed(gold)), matrices(pointed(answer))))
+    if gold[0] == "mod":
+        answer = residue(answer)
     return gold, clocked(argued(gold, answer), gold)
+
+
+def pointed(tree: Tree) -> Tree:
+    """A point with its letter before it, `A(1, 2)`, as `A = (1, 2)`; C(5, 2) stays a binomial coefficient."""
+    if tree[0] == "list":
+        return ("list", *(pointed(arg) for arg in tree[1:]))
+    if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1][0] in "ABDEFGHIJKLMNOPQRSTUVW" and tree[2][0] == "tuple":
+        return ("rel", tree[1], "=", tree[2])
+    return tree
+
+
+def residue(tree: Tree) -> Tree:
+    """The residue that a family over the whole numbers is: `x = 12k + 5, k in Z` is 5 (mod 12)."""
+    values, letter, _ = _family(tree)
+    value = named(values)[1]
+    if not letter or symbols(value) != {letter}:
+        return tree
+    at = [exact(substitute(value, {letter: ("num", k, 1)})) for k in (0, 1, 2, 5)]
+    first, second, third, last = at
+    if first is None or second is None or third is None or last is None:
+        return tree
+    step = second - first
+    if not step or third - first != 2 * step or last - first != 5 * step or any(part.denominator != 1 for part in (first, step)):
+        return tree
+    return ("mod", ("num", first.numerator, 1), ("num", abs(step.numerator), 1))
 
 
 def argued(gold: Tree, answer: Tree) -> Tree:
@@ -82,7 +110,7 @@ def renamed(tree: Tree, old: str, new: str) -> Tree:
 
 def _family(tree: Tree) -> tuple[Tree, str, Tree | None]:
     """The values of a family, its parameter, and where that runs: `pi k, k in Z`; no parameter for anything else."""
-    last = tree[-1] if tree[0] == "list" and len(tree) > 2 else None
+    last = tree[-1] if tree[0] in ("list", "builder") and len(tree) > 2 else None
     if last is None or last[0] != "rel" or last[2] != "in" or last[1][0] != "sym" or last[3] not in FIELDS:
         return tree, "", None
     values: Tree = tree[1] if len(tree) == 3 else tree[:-1]
@@ -157,6 +185,10 @@ def column(members: Sequence[Tree]) -> Tree:
 
 def matrices(tree: Tree) -> Tree:
     r"""Sums and multiples of matrices as one matrix: `\\frac{1}{2} \\begin{pmatrix} 1 & 3 \\end{pmatrix}` is (1/2, 3/2)."""
+    if tree[0] == "pow" and tree[2] == ("sym", "T"):
+        return _turned(tree[1]) or tree
+    if tree[0] == "rel" and tree[2] == "=" and len(tree) == 4 and tree[3][0] == "pow":
+        return (*tree[:3], matrices(tree[3]))
     if tree[0] not in ("add", "mul", "neg", "div") or not has(tree, "matrix", "tuple"):
         return tree
     parts = [matrices(arg) for arg in tree[1:]]
@@ -170,6 +202,13 @@ def matrices(tree: Tree) -> Tree:
         rows = zip(*(grid[1] for grid in grids), strict=True)
         return ("matrix", tuple(tuple(("add", *cells) for cells in zip(*row, strict=True)) for row in rows))
     return tree
+
+
+def _turned(tree: Tree) -> Tree | None:
+    """A row as a column, a matrix with its rows for its columns; None for what cannot be transposed."""
+    if tree[0] == "tuple" or (tree[0] == "interval" and tree[3:] == ("[", "]")):
+        return column(tree[1:3] if tree[0] == "interval" else tree[1:])
+    return ("matrix", tuple(zip(*tree[1], strict=True))) if tree[0] == "matrix" else None
 
 
 def _size(grid: Tree) -> tuple[int, int]:

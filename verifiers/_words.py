@@ -81,6 +81,7 @@ _SAME = {
     "the empty set": "no solution",
     "no real root": "no solution",
     "no real roots": "no solution",
+    "infinitely many": "infinitely many solutions",
     "dne": "does not exist",
     "the limit does not exist": "does not exist",
     "undefined": "does not exist",

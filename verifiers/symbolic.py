@@ -23,7 +23,7 @@ from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._exact import NotFinite
 from rlvr.verifiers._kinds import judge
-from rlvr.verifiers._notation import pointed
+from rlvr.verifiers._notation import readings
 from rlvr.verifiers._parse import parse
 from rlvr.verifiers._policy import Policy
 from rlvr.verifiers._scalars import Bench, Judged, finite
@@ -158,8 +158,8 @@ class Symbolic(Verifier):
             return Verdict(1.0, "it is the gold, word for word")
         try:
             judged = self._judge(parse(gold), parse(text), policy)
-            for want, have in ((gold, pointed(text)), (pointed(gold, 2), text)):  # a comma may be a decimal point
-                if not judged.right and want and have and (second := self._judge(parse(want), parse(have), policy)).right:
+            for want, have in readings(gold, text) if not judged.right else ():
+                if not judged.right and (second := self._judge(parse(want), parse(have), policy)).right:
                     judged = second
         except Unreadable as error:
             return Verdict(0.0, f"the answer cannot be read: {error}")
