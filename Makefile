@@ -11,7 +11,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[train,dev]'
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[train,lora,dev]'
 	@touch $@
 
 # The sampling engine where there is no GPU. It brings three packages that do not load beside a CPU torch and break transformers.

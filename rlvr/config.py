@@ -8,7 +8,6 @@ one. The values of `a.b=value` overrides are read as YAML.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,9 +16,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.overrides import number, overridden
 from rlvr.yamlfile import read_yaml
 
-EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 RECIPES = Path(__file__).parent / "recipes"
 
 
@@ -32,6 +31,25 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
+class LoraConfig(Section):
+    """A low-rank adapter that learns in place of the model's own weights, through peft.
+
+    >>> LoraConfig(rank=8, target_modules=["q_proj", "v_proj"]).scale
+    16
+    """
+
+    rank: int = Field(ge=1)
+    alpha: int | None = Field(default=None, ge=1)
+    """What the adapter counts for is alpha / rank. Unset: 2 rank."""
+    target_modules: list[str] | None = Field(default=None, min_length=1)
+    """Which linear layers, by the last part of their names. Unset: all but the output head."""
+
+    @property
+    def scale(self) -> int:
+        """The alpha in force."""
+        return self.alpha or 2 * self.rank
+
+
 class ModelConfig(Section):
     """The policy: a folder to load, or the configuration of a small one to make on the spot.
 
@@ -42,6 +60,8 @@ class ModelConfig(Section):
     path: str | None = None
     config: dict[str, Any] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: LoraConfig | None = None
+    """Unset: all weights learn. The adapter goes on after a warm start, and the reference is the model without it."""
 
     @model_validator(mode="after")
     def _one(self) -> ModelConfig:
@@ -214,6 +234,8 @@ class RunConfig(Section):
             raise ValueError("tokenizer is not set; a model made from a config needs one, for example tokenizer: 'chars'")
         if self.data is not None and self.rollout.max_staleness:
             raise ValueError(f"rollout.max_staleness is {self.rollout.max_staleness}, but with data nothing is sampled; leave it at 0")
+        if self.reward_model is not None and self.model.lora is not None:
+            raise ValueError("model.lora is set: a reward model learns with all its weights; leave it out")
         if self.reward_model is not None and (self.data is None or self.data.run is None):
             raise ValueError("data.run is not set: a reward model learns from the pairs of a run, for example data.run=runs/DIR")
         return self
@@ -243,7 +265,7 @@ def recipes() -> dict[str, Path]:
 
 def load(target: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe by name or path, apply the overrides, check everything."""
-    return check(_completed(_overridden(read(target), overrides)), target)
+    return check(_completed(overridden(read(target), overrides)), target)
 
 
 def _completed(data: dict[str, Any]) -> dict[str, Any]:
@@ -259,8 +281,11 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
         raise NotFound(f"data.run is {folder!r}, which is no run folder: it has no config.yaml; name a folder that `rlvr train` wrote")
     theirs = read_yaml(path)
     last = Path(folder) / "checkpoints" / "last"
-    filled = {"env": theirs["env"], "tokenizer": theirs["tokenizer"] or theirs["model"]["path"], "model": {"path": str(last)}} | data
-    if "model" not in data and not last.is_dir():
+    model = data.get("model") or {}
+    if isinstance(model, dict) and not model.keys() & {"path", "config"}:
+        model = {"path": str(last)} | model
+    filled = {"env": theirs["env"], "tokenizer": theirs["tokenizer"] or theirs["model"]["path"]} | data | {"model": model}
+    if isinstance(model, dict) and model.get("path") == str(last) and not last.is_dir():
         raise ConfigError(f"{folder} has no checkpoint to start from; set model.path to the model that is to learn")
     room = {key: theirs["rollout"].get(key) for key in ("max_completion_length", "max_length")}
     return filled | {"rollout": {key: value for key, value in room.items() if value is not None} | (data.get("rollout") or {})}
@@ -310,40 +335,3 @@ def _section(model: Any, name: str) -> Any:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return model
-
-
-def _overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"the override {text!r} is not of the form key=value, for example train.steps=50")
-        try:
-            parsed = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"the override {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
-        data = _set(data, key.strip().split("."), number(parsed), text)
-    return data
-
-
-def _set(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
-    if data is None:
-        data = {}
-    if isinstance(data, str):  # `algorithm: grpo` is short for `{name: grpo}`
-        data = {"name": data}
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"the override {text!r} goes into {data!r}, which has no keys")
-    head, *rest = path
-    return {**data, head: _set(data.get(head), rest, value, text) if rest else value}
-
-
-def number(value: Any) -> Any:
-    """YAML 1.1 reads `1e-5` as text; people mean the number.
-
-    >>> number({"learning_rate": "1e-5"})
-    {'learning_rate': 1e-05}
-    """
-    if isinstance(value, dict):
-        return {key: number(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [number(inner) for inner in value]
-    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value

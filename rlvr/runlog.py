@@ -31,7 +31,7 @@ from rlvr.mdp import last_acted
 from rlvr.yamlfile import read_yaml
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl")
-PACKAGES = ("torch", "transformers", "accelerate", "gymnasium", "numpy", "sympy", "vllm", "docker")
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")
 Learned = tuple[Sequence[float], Sequence[float] | None]
 """What the learner made of an episode: advantages by token, and log-ratios to the sampler where it looked at it."""
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from rlvr.config import Section, checked, named, number
+from rlvr.config import Section, checked, named
 from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.overrides import number
 from rlvr.registry import entries
 from rlvr.yamlfile import read_yaml
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from rlvr.learn.adapter import layers
 from rlvr.learn.crew import Crew
 from rlvr.model import parameters
 
@@ -24,10 +25,13 @@ def banner(crew: Crew, folder: Path) -> Table:
     sampling = f", and others for those without spread in up to {rounds} rounds" if rounds > 1 else ""
     chosen = f", chosen from {curriculum.candidates} times as many by solve rate" if curriculum else ""
     processes = crew.accelerator.num_processes
+    lora = config.model.lora
+    beside = ", ".join(lora.target_modules or layers(crew.model)) if lora else ""
     departs = ", ".join(f"{name}={value}" for name, value, differs in crew.algorithm.describe() if differs)
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (
         ("policy", f"{parameters(crew.model):,} parameters, {crew.tokenizer.vocab_size:,} token ids, {crew.accelerator.device}"),
+        *([("adapter", f"rank {lora.rank}, alpha {lora.scale}, beside {beside}; it alone learns")] if lora else ()),
         ("window", f"{crew.mdp.max_length} tokens, of which the policy may choose {crew.mdp.max_new_tokens}"),
         ("processes", f"{processes}, each with its share of the groups" if processes > 1 else "1"),
         (

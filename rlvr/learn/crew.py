@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from rlvr.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.learn import checkpoint
+from rlvr.learn import adapter, checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.learn.curriculum import Curriculum
 from rlvr.learn.learner import Learner, Optimization
@@ -95,6 +95,12 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     rows = model.get_input_embeddings().num_embeddings
     if rows < tokenizer.vocab_size:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids but the model knows {rows}; give the model its own tokenizer")
+    if config.model.lora is not None:
+        adapter.check(model, config.model.lora)
+        if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+            raise ConfigError(
+                "model.lora is set, and weights cut up over processes take no adapter; leave out FSDP and DeepSpeed, or model.lora"
+            )
     model.to(accelerator.device)
     sampler.bind(environment, tokenizer)
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=config.rollout.verify_workers, deadline_s=config.rollout.verify_deadline_s))
@@ -110,13 +116,11 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
 def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
     """The learner, starting from the weights as they are now; the reference, if one is needed, is a frozen copy of them."""
     reference = None
-    if crew.algorithm.needs_reference:
+    if crew.config.model.lora is not None:  # with the adapter off, the model is its own reference
+        crew.model = adapter.put_on(_kept(crew, folder / "base") if resumed else _keep(crew, folder / "base"), crew.config.model.lora)
+    elif crew.algorithm.needs_reference:
         home = folder / "reference"
-        if not resumed:
-            by_main(crew.accelerator, lambda: crew.model.save_pretrained(home))
-            reference = copy.deepcopy(crew.model)
-        else:
-            reference = AutoModelForCausalLM.from_pretrained(home, dtype=crew.model.dtype).to(crew.accelerator.device)
+        reference = _kept(crew, home) if resumed else copy.deepcopy(_keep(crew, home))
         reference.eval().requires_grad_(False)
     crew.learner = Learner(
         crew.model,
@@ -132,10 +136,22 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
     return crew.learner
 
 
+def _keep(crew: Crew, home: Path) -> Any:
+    """The model as it is now, written where a resumed run will find it."""
+    by_main(crew.accelerator, lambda: crew.model.save_pretrained(home))
+    return crew.model
+
+
+def _kept(crew: Crew, home: Path) -> Any:
+    """The model that was written there."""
+    return AutoModelForCausalLM.from_pretrained(home, dtype=crew.model.dtype).to(crew.accelerator.device)
+
+
 def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
     """Everybody as they were when a checkpoint was written; the crew was assembled with its weights."""
     learner = enlist(crew, folder, resumed=True)
     state, progress = checkpoint.read(place)
+    adapter.load(crew.model, state.get("adapter"))
     learner.load_state_dict(state["learner"])
     crew.questions.load_state_dict(state["questions"])
     if crew.ahead is not None:
@@ -147,7 +163,8 @@ def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
 def state_of(crew: Crew) -> dict[str, Any]:
     """For the checkpoint: everybody's state, beside the weights."""
     ahead = {} if crew.ahead is None else {"ahead": crew.ahead.state_dict()}  # first: it waits until nobody asks questions
-    return {**ahead, "learner": crew.joined.state_dict(), "questions": crew.questions.state_dict()}
+    members = {"learner": crew.joined.state_dict(), "questions": crew.questions.state_dict()}
+    return {**ahead, **members, "adapter": adapter.weights(crew.model)}
 
 
 def optimization(config: RunConfig) -> Optimization:

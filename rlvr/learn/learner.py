@@ -26,7 +26,7 @@ from rlvr.algos import mismatch
 from rlvr.batch import Batch, Rows
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.learn import packing, sharded
+from rlvr.learn import adapter, packing, sharded
 from rlvr.learn.optimization import Optimization
 from rlvr.learn.policy import Policy, without_dropout
 from rlvr.learn.reference import Reference
@@ -318,9 +318,9 @@ class Learner:
     def whole(self) -> Any:
         """The model with all its weights in one piece, for the sampler and the checkpoint. All processes ask for it at once."""
         model = self.accelerator.unwrap_model(self.policy).model
-        if not sharded.is_sharded(model):
+        if not (adapted := adapter.is_on(model)) and not sharded.is_sharded(model):
             return model
-        self._spare = sharded.whole_model(model, self._spare)
+        self._spare = adapter.merged(model, self._spare) if adapted else sharded.whole_model(model, self._spare)
         return self._spare
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,104 @@
+"""Adapter: small matrices beside a model's linear layers learn (LoRA, through peft), and its own weights stand still.
+
+    reference      the model with the adapter off: nothing is copied
+    sampler        a plain model with the adapter added to the weights; what the adapter leaves alone is shared, not copied
+    run folder     base/ holds the model without it, each checkpoint the plain model with it, and the matrices in learner.pt
+
+Weights are added up in a copy and never taken off again: in place, every step would leave its rounding behind.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from rlvr.config import LoraConfig
+from rlvr.errors import ConfigError, MissingExtra, suggest
+
+NAME = "default"
+
+
+def check(model: Any, settings: LoraConfig) -> None:
+    """Say what is wrong with the settings before anything costs time."""
+    try:
+        importlib.import_module("peft")
+    except ModuleNotFoundError as error:
+        raise MissingExtra("peft", "lora", "leave model.lora out") from error
+    known = layers(model)
+    for name in settings.target_modules or ():
+        if name not in known:
+            raise ConfigError(
+                f"model.lora.target_modules names {name!r}, which no linear layer of this model is called; {suggest(name, known)}"
+            )
+
+
+def layers(model: Any) -> list[str]:
+    """The names of the linear layers that an adapter may stand beside: all but the output head."""
+    head = model.get_output_embeddings()
+    found = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D) and layer is not head)
+    return sorted({name.rpartition(".")[2] for name in found})
+
+
+def put_on(model: Any, settings: LoraConfig) -> Any:
+    """The model with a new adapter, which changes nothing yet and alone learns."""
+    peft: Any = importlib.import_module("peft")
+    chosen = settings.target_modules or layers(model)
+    shape = peft.LoraConfig(
+        r=settings.rank, lora_alpha=settings.scale, target_modules=chosen, task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
+    )  # fmt: skip
+    return peft.get_peft_model(model, shape, adapter_name=NAME)
+
+
+def is_on(model: Any) -> bool:
+    """Whether a model has an adapter."""
+    return hasattr(model, "disable_adapter")
+
+
+def merged(model: Any, spare: Any = None) -> Any:
+    """A plain model with the adapter in its weights; into `spare`, an earlier one, where there is one."""
+    plain = spare or _stripped(model)
+    with torch.no_grad():
+        for name, layer in _adapted(model.get_base_model()).items():
+            weight = layer.get_base_layer().weight
+            plain.get_submodule(name).weight.copy_(weight + layer.get_delta_weight(NAME).to(_wide(weight)))
+    return plain
+
+
+def weights(model: Any) -> dict[str, Tensor] | None:
+    """The adapter's own matrices; None where there is no adapter."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad} if is_on(model) else None
+
+
+def load(model: Any, state: Mapping[str, Tensor] | None) -> None:
+    """Take back what `weights` gave."""
+    parameters = dict(model.named_parameters())
+    for name, value in (state or {}).items():
+        parameters[name].data.copy_(value)
+
+
+def _adapted(base: Any) -> dict[str, Any]:
+    """The layers with an adapter, by name."""
+    return {name: layer for name, layer in base.named_modules() if hasattr(layer, "get_delta_weight")}
+
+
+def _stripped(model: Any) -> Any:
+    """The model under the adapter, sharing every weight but those that the adapter changes."""
+    base = model.get_base_model()
+    plain = copy.deepcopy(base, {id(p): p for p in base.parameters()})
+    del plain.peft_config
+    for name, layer in _adapted(plain).items():
+        linear = layer.get_base_layer()
+        linear.weight = nn.Parameter(torch.empty_like(linear.weight), requires_grad=False)
+        plain.set_submodule(name, linear)
+    return plain
+
+
+def _wide(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32

@@ -1,0 +1,55 @@
+"""Overrides: `a.b=value` words of the command line, laid over what a YAML file says. The values are read as YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from rlvr.errors import ConfigError
+
+EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
+
+
+def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """The mapping with every override in it.
+
+    >>> overridden({"train": {"steps": 1}}, ["train.steps=50", "algorithm.name=grpo"])
+    {'train': {'steps': 50}, 'algorithm': {'name': 'grpo'}}
+    """
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"the override {text!r} is not of the form key=value, for example train.steps=50")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"the override {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
+        data = _set(data, key.strip().split("."), number(parsed), text)
+    return data
+
+
+def _set(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
+    if data is None:
+        data = {}
+    if isinstance(data, str):  # `algorithm: grpo` is short for `{name: grpo}`
+        data = {"name": data}
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"the override {text!r} goes into {data!r}, which has no keys")
+    head, *rest = path
+    return {**data, head: _set(data.get(head), rest, value, text) if rest else value}
+
+
+def number(value: Any) -> Any:
+    """YAML 1.1 reads `1e-5` as text; people mean the number.
+
+    >>> number({"learning_rate": "1e-5"})
+    {'learning_rate': 1e-05}
+    """
+    if isinstance(value, dict):
+        return {key: number(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [number(inner) for inner in value]
+    return float(value) if isinstance(value, str) and EXPONENT.fullmatch(value) else value
