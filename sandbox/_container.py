@@ -18,10 +18,10 @@ from typing import Any
 from docker.types import Ulimit
 
 from rlvr.errors import SandboxError
+from rlvr.owner import owner
 from rlvr.sandbox._channel import COMMAND, Channel, readable
 from rlvr.sandbox._engine import LABEL, connect, faults, knock, remove
 from rlvr.sandbox._frames import Torn
-from rlvr.sandbox._owner import owner
 
 OVERHEAD_MB = 96  # the supervisor, the zygote, and the output that is being gathered
 CLOSING_S = 20  # for the engine to take a container away

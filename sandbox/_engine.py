@@ -15,7 +15,7 @@ import docker.errors
 import requests.exceptions
 
 from rlvr.errors import SandboxError
-from rlvr.sandbox._owner import dead
+from rlvr.owner import dead
 
 IMAGE = "rlvr-sandbox:1"
 LABEL = "rlvr.sandbox"

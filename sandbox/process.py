@@ -18,19 +18,18 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from pathlib import Path
 
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
+from rlvr.owner import own_folder, sweep
 from rlvr.sandbox._channel import BOOT, Channel, readable, refuse
 from rlvr.sandbox._frames import Torn
-from rlvr.sandbox._owner import dead, owner
 from rlvr.sandbox._pool import Pool, processors
 
-PREFIX, OWNER = "rlvr-sandbox-", "owner"
+PREFIX = "rlvr-sandbox-"
 
 
 def interpreter() -> str:
@@ -45,24 +44,12 @@ def interpreter() -> str:
     )
 
 
-def sweep() -> int:
-    """Remove the folders of runs that were killed on this machine. How many there were."""
-    removed = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if dead((folder / OWNER).read_text("utf-8")):
-                shutil.rmtree(folder)
-                removed += 1
-    return removed
-
-
 class Local(Channel):
     """A supervisor as a child process, with a folder of its own to lend to programs."""
 
     def __init__(self, disk_mb: int) -> None:
         for namespaces in (True, False):
-            self._folder = tempfile.mkdtemp(prefix=PREFIX)
-            Path(self._folder, OWNER).write_text(owner(os.getpid()), "utf-8")
+            self._folder = str(own_folder(PREFIX))
             os.chmod(self._folder, 0o711)
             self._process = subprocess.Popen(
                 [interpreter(), "-I", "-B", "-c", BOOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
@@ -134,7 +121,7 @@ class ProcessSandbox(Sandbox):
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
             raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is needed")
         self.memory_mb = memory_mb
-        sweep()
+        sweep(PREFIX)
         self._pool: Pool[Local] = Pool(lambda: Local(disk_mb), processes or processors(), queue_s)
         self._reaper = weakref.finalize(self, self._pool.close)
         atexit.register(self._reaper)

@@ -32,7 +32,7 @@ def sources(root: Path) -> Iterator[tuple[str, Path]]:
         parts = path.relative_to(root).with_suffix("").parts
         if (len(parts) > 1 and parts[1] in ROOMS) or "__pycache__" in parts:
             continue
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+        yield ".".join(parts[:-1] if path.stem == "__init__" else parts), path
     for room in ROOMS:
         for path in sorted((root / room).glob("*.py")):
             yield f"rlvr.{room}.{path.stem}", path

@@ -19,10 +19,10 @@ import pytest
 
 from rlvr.contracts import Limits, Program, Sandbox, Stop
 from rlvr.errors import SandboxError
+from rlvr.owner import place
 from rlvr.registry import build
 from rlvr.sandbox import _engine
 from rlvr.sandbox._container import hardening
-from rlvr.sandbox._owner import place
 from rlvr.sandbox._pool import Pool
 from rlvr.sandbox.docker import DockerSandbox
 from rlvr.task import Fault, Task, Verdict, user
@@ -278,7 +278,8 @@ class Fake:
 
 
 def pool(size: int, seconds: float = 60) -> Any:
-    return Pool(Fake, size, seconds)
+    start: Any = Fake
+    return Pool(start, size, seconds)
 
 
 def test_a_pool_serves_first_come_first_served() -> None:
@@ -329,7 +330,7 @@ def test_a_pool_lends_nothing_that_died_in_the_meantime() -> None:
 
 
 def test_a_pool_that_cannot_start_one_keeps_its_room() -> None:
-    def fail() -> Fake:
+    def fail() -> Any:
         raise SandboxError("no engine")
 
     shared: Any = Pool(fail, 1, 1)

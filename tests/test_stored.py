@@ -129,6 +129,27 @@ def test_a_run_on_stored_episodes_resumes_to_the_bit(name: str, source: Path, tm
     assert (whole / "metrics.jsonl").read_bytes() == (cut / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+def test_episodes_that_changed_since_are_told_at_resume(name: str, source: Path, tmp_path: Path) -> None:
+    moving, folder = tmp_path / "moving", tmp_path / "run"
+    shutil.copytree(source, moving, symlinks=True)
+    config = learned(name, moving, "train.steps=2", "log.save_every=1", "eval.tasks=5")
+    begin: Any = train_reward_model if name == "reward_model" else train
+    quiet = Console(file=io.StringIO())
+    begin(config, out=folder, console=quiet)
+    shutil.rmtree(folder / "checkpoints" / "step-000002")
+    lines = (moving / "episodes.jsonl").read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if json.loads(line)["reward"] == 1.0)
+    row = json.loads(lines[at])
+    changed = json.dumps(row | {"reward": 0.0, "verdict": row["verdict"] | {"score": 0.0}}) + "\n"
+    for other in ([*lines[:at], changed, *lines[at + 1 :]], lines[:-8]):
+        (moving / "episodes.jsonl").write_text("".join(other))
+        with pytest.raises(ConfigError, match=r"moving are not those that this run began with \(fingerprint \w{12} then, \w{12} now\)"):
+            begin(config, out=folder, resume=True, console=quiet)
+    (moving / "episodes.jsonl").write_text("".join(lines))
+    begin(config, out=folder, resume=True, console=quiet)
+
+
 # ---- the reward model, and the verifier that it becomes -----------------------------------------------------------------------
 
 

@@ -99,8 +99,31 @@ def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> 
             assert largest_difference(model, asked, found) < 1e-4 and script.name.endswith(f"-{version}")
         engine: Any = sampler._engine
         home = engine._home
-        assert len(list(home.iterdir())) == 1  # of the weights that were sent only the newest are kept
+        assert len([path for path in home.iterdir() if path.is_dir()]) == 1  # of the weights that were sent only the newest are kept
     assert not home.exists()
+
+
+def test_weights_that_a_killed_run_left_are_swept(stand: tuple[Stand, str], tmp_path: Path) -> None:
+    script = "import sys; from rlvr.owner import own_folder; print(own_folder('rlvr-weights-', sys.argv[1]), flush=True); input()"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
+        assert process.stdout
+        left = Path(process.stdout.readline().strip())
+        (left / "weights").mkdir()
+        with served(stand[1], weights_folder=str(tmp_path)) as sampler:
+            sampler.load(fresh(), 0)
+            assert len(list(tmp_path.iterdir())) == 2  # its owner still lives
+        process.kill()
+        process.wait(30)
+    with served(stand[1], weights_folder=str(tmp_path)) as sampler:
+        sampler.load(fresh(), 0)
+        assert not left.exists() and len(list(tmp_path.iterdir())) == 1
+    assert not list(tmp_path.iterdir())
+    with (
+        pytest.raises(ConfigError, match=r"weights_folder .*No such file"),
+        served(stand[1], weights_folder=str(tmp_path / "no")) as sampler,
+    ):
+        sampler.load(fresh(), 0)
 
 
 def test_a_group_goes_to_one_server_and_all_servers_get_work() -> None:

@@ -22,7 +22,7 @@ from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.processes import by_main
 from rlvr.learn.questions import Questions
 from rlvr.learn.schedule import Schedule
-from rlvr.learn.stored import Stored, gold_groups, stored_groups
+from rlvr.learn.stored import Stored, digest, gold_groups, stored_groups, unchanged
 from rlvr.mdp import TokenMDP
 from rlvr.model import model_from
 from rlvr.registry import from_config
@@ -107,7 +107,8 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
     crew = Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling)
     if config.data is not None and config.data.run is not None:
-        crew.stored = Stored(algorithm.learnable(stored_groups(config, mdp)), seed=config.seed)
+        recorded = stored_groups(config, mdp)
+        crew.stored = Stored(algorithm.learnable(recorded), seed=config.seed, digest=digest(recorded))
     elif config.data is not None:
         algorithm.learnable(list(gold_groups(schedule.tasks(0, 1), mdp)))
     return crew
@@ -151,6 +152,8 @@ def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
     """Everybody as they were when a checkpoint was written; the crew was assembled with its weights."""
     learner = enlist(crew, folder, resumed=True)
     state, progress = checkpoint.read(place)
+    if crew.stored is not None:
+        unchanged(state.get("data"), crew.stored.digest, crew.config)
     adapter.load(crew.model, state.get("adapter"))
     learner.load_state_dict(state["learner"])
     crew.questions.load_state_dict(state["questions"])
@@ -164,7 +167,7 @@ def state_of(crew: Crew) -> dict[str, Any]:
     """For the checkpoint: everybody's state, beside the weights."""
     ahead = {} if crew.ahead is None else {"ahead": crew.ahead.state_dict()}  # first: it waits until nobody asks questions
     members = {"learner": crew.joined.state_dict(), "questions": crew.questions.state_dict()}
-    return {**ahead, **members, "adapter": adapter.weights(crew.model)}
+    return {**ahead, **members, "adapter": adapter.weights(crew.model), "data": crew.stored and crew.stored.digest}
 
 
 def optimization(config: RunConfig) -> Optimization:

@@ -34,7 +34,7 @@ from rlvr.learn.crew import optimization
 from rlvr.learn.processes import accelerator_from
 from rlvr.learn.schedule import place_in
 from rlvr.learn.scorer import ScorerTrainer
-from rlvr.learn.stored import Group, stored_groups
+from rlvr.learn.stored import Group, digest, stored_groups, unchanged
 from rlvr.mdp import TokenMDP
 from rlvr.model import exported
 from rlvr.progress import Work
@@ -104,7 +104,8 @@ def train_reward_model(
     with ExitStack() as stack:
         environment: Environment = stack.enter_context(from_config("env", config.env))
         mdp = TokenMDP(environment, tokenizer, max_new_tokens=config.rollout.max_completion_length, max_length=config.rollout.max_length)
-        material = material_of(stored_groups(config, mdp), config, settings, mdp)
+        groups = stored_groups(config, mdp)
+        material, data = material_of(groups, config, settings, mdp), digest(groups)
         place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None
         run = RunLog.reopen(folder, config) if resume else RunLog.create(folder, config)
         stack.callback(run.close)
@@ -117,6 +118,7 @@ def train_reward_model(
         if place:
             checkpoint.clean(folder)
             state, done = checkpoint.read(place)
+            unchanged(state.get("data"), data, config)
             trainer.load_state_dict(state)
         run.rewind(done.offsets)
         told = f"{len(material.pairs):,} pairs of {config.data and config.data.run}, {len(material.held_out):,} held out"
@@ -126,7 +128,8 @@ def train_reward_model(
                 row = one_step(trainer, material, config, step)
                 run.metrics(row, {"step": step + 1, "seconds": round(time.monotonic() - began, 3)})
                 if step + 1 == config.train.steps or (step + 1) % config.log.save_every == 0:
-                    checkpoint.save(folder, model, exported(tokenizer), trainer.state_dict(), Progress(step + 1, run.offsets()))
+                    state = {**trainer.state_dict(), "data": data}
+                    checkpoint.save(folder, model, exported(tokenizer), state, Progress(step + 1, run.offsets()))
                 work.advance({"loss": row["loss"], "accuracy": row["accuracy"]})
         return end(trainer, material, run, config, screen, began)
 

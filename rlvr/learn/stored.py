@@ -5,6 +5,7 @@ Nothing is sampled, so a run on stored episodes is a function of the files it re
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ class Stored:
     >>> Stored([[right, wrong]], seed=0).take(first=0, count=4)        # doctest: +SKIP
     """
 
-    def __init__(self, groups: Sequence[Group], *, seed: int) -> None:
-        self.all, self.seed = list(groups), seed
+    def __init__(self, groups: Sequence[Group], *, seed: int, digest: str = "") -> None:
+        self.all, self.seed, self.digest = list(groups), seed, digest
+        """`digest` is that of everything the run recorded: a resumed run must find it again."""
 
     def take(self, first: int, count: int) -> list[Group]:
         """The groups from one position on."""
@@ -45,6 +47,29 @@ class Stored:
     def questions(self, mdp: TokenMDP) -> set[str]:
         """Every question among them."""
         return {mdp.environment.task(e.meta["split"], e.meta["index"]).question for group in self.all for e in group[:1]}
+
+
+def digest(groups: Sequence[Group]) -> str:
+    """A fingerprint of what a run recorded: one changed token or reward gives another.
+
+    >>> digest([])[:8]
+    'e3b0c442'
+    """
+    sums = hashlib.sha256()
+    for group in groups:
+        for e in group:
+            sums.update(repr((e.group, e.task_id, e.tokens, e.acted, e.logprobs, e.rewards, e.end.value)).encode())
+    return sums.hexdigest()
+
+
+def unchanged(then: object, now: str, config: RunConfig) -> None:
+    """Refuse to go on with other episodes than a run began with."""
+    if then is not None and then != now:
+        run = config.data and config.data.run
+        raise ConfigError(
+            f"the episodes of {run} are not those that this run began with (fingerprint {str(then)[:12]} then, {now[:12]} now); "
+            "put episodes.jsonl back as it was, or start anew with another --out"
+        )
 
 
 def stored_groups(config: RunConfig, mdp: TokenMDP) -> list[Group]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,10 @@ import torch
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, settings
 
+PREFIX = "rlvr-vllm-"
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where the trainer's tensors are
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -59,7 +61,8 @@ class Colocated:
         self._asleep = False
         self._rounds = 0
         alone()
-        self._home = tempfile.TemporaryDirectory(prefix="rlvr-vllm-")
+        sweep(PREFIX)
+        self._home = own_folder(PREFIX)
         try:
             with self._undisturbed():
                 self._llm = self._start(model)
@@ -76,8 +79,8 @@ class Colocated:
             if self.place.tensor_parallel_size == 1:
                 given: dict[str, Any] = {"weights_iterator": [(name, weight.detach()) for name, weight in model.named_parameters()]}
             else:  # the workers are other processes
-                model.save_pretrained(self._home.name)
-                given = {"weights_path": self._home.name}
+                model.save_pretrained(str(self._home))
+                given = {"weights_path": str(self._home)}
             self._llm.collective_rpc("reload_weights", kwargs=given)
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
@@ -123,10 +126,10 @@ class Colocated:
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
-        self._home.cleanup()
+        shutil.rmtree(self._home, ignore_errors=True)
 
     def _start(self, model: Any) -> Any:
-        folder, place = self._home.name, self.place
+        folder, place = str(self._home), self.place
         if isinstance(model, str):
             folder = model
         else:

@@ -10,26 +10,26 @@ is taken; no wait is without a deadline.
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, settings
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers._vllm_version import check_version
 
 COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out"
 ORDERS = ("/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
+PREFIX = "rlvr-weights-"
 AGAIN = "Mend it, then go on with `rlvr train ... --resume`: nothing that was learned is lost"
 
 
@@ -59,8 +59,12 @@ class Servers:
         self.patience, self.concurrency = patience, concurrency
         self.servers = [Http(url) for url in urls]
         self.where = "the vLLM server at " + " and ".join(server.url for server in self.servers)
-        self._home = Path(folder or tempfile.mkdtemp(prefix="rlvr-weights-"))
-        self._own_home = folder is None
+        try:
+            sweep(PREFIX, folder)
+            self._home = own_folder(PREFIX, folder)
+            self._home.chmod(0o700 if folder is None else 0o755)  # a server that is told of a folder may be another user's
+        except OSError as error:
+            raise ConfigError(f"weights_folder {folder} cannot be written to: {error.strerror}; name a folder that is there") from error
         self._run, self._weights = uuid.uuid4().hex[:12], ""
         try:
             self.max_model_len = min(self._met(server) for server in self.servers)
@@ -125,8 +129,7 @@ class Servers:
     def close(self) -> None:
         """Close the connections and remove the weights that were handed over. The servers go on; they are not ours."""
         self.close_connections()
-        if self._own_home:
-            shutil.rmtree(self._home, ignore_errors=True)
+        shutil.rmtree(self._home, ignore_errors=True)
 
     def _sent(self, model: Any, version: int) -> str:
         """Write the weights where the servers can read them, and have each load them in place and forget its cache; their name."""

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import socket
+import tempfile
 from functools import lru_cache
 from pathlib import Path
+
+NOTE = "owner"
+"""The file in a folder of ours that says whose it is."""
+
+
+def own_folder(prefix: str, within: str | None = None) -> Path:
+    """A new folder with our name in it, in the place for temporary files or in another one."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
+    (folder / NOTE).write_text(owner(os.getpid()), "utf-8")
+    return folder
+
+
+def sweep(prefix: str, within: str | None = None) -> int:
+    """Remove the folders of that kind whose owners are dead. How many there were."""
+    removed = 0
+    for folder in Path(within or tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if dead((folder / NOTE).read_text("utf-8")):
+                shutil.rmtree(folder)
+                removed += 1
+    return removed
 
 
 @lru_cache(maxsize=4)
