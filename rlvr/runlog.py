@@ -36,6 +36,19 @@ Learned = tuple[Sequence[float], Sequence[float] | None]
 """What the learner made of an episode: advantages by token, and log-ratios to the sampler where it looked at it."""
 
 
+class Reports:
+    """Who is told of a run beside its folder: nobody here; see `rlvr.learn.trackers`.
+
+    >>> Reports().metrics({"step": 1, "reward": 0.5})
+    """
+
+    def metrics(self, row: Mapping[str, Any]) -> None:
+        """One step's numbers."""
+
+    def episodes(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One step's episodes, as they are written."""
+
+
 class RunLog:
     """A run folder being written.
 
@@ -43,8 +56,8 @@ class RunLog:
     >>> run.metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})                      # doctest: +SKIP
     """
 
-    def __init__(self, folder: Path, *, writes: bool = True) -> None:
-        self.folder, self.writes = folder, writes
+    def __init__(self, folder: Path, *, writes: bool = True, reports: Reports | None = None) -> None:
+        self.folder, self.writes, self.reports = folder, writes, reports or Reports()
         """Of several processes only the main one writes."""
         self._files: dict[str, TextIO] = {}
 
@@ -78,18 +91,18 @@ class RunLog:
         """Append one step's numbers, those that a repetition would give again apart from those of the clock."""
         self._append("metrics.jsonl", [row])
         self._append("timings.jsonl", [timings])
+        self.reports.metrics({**row, **timings})
 
     def episodes(self, step: int, groups: Sequence[Sequence[Episode]], learned: Sequence[Sequence[Learned]]) -> None:
         """Append one step's episodes, each with what the learner made of it."""
-        self._append(
-            "episodes.jsonl",
-            (
-                episode_row(step, episode, *told)
-                for group, tellings in zip(groups, learned, strict=True)
-                for episode, told in zip(group, tellings, strict=True)
-                if not episode.meta.get("mismatched")  # nobody ever said that
-            ),
-        )
+        rows = [
+            episode_row(step, episode, *told)
+            for group, tellings in zip(groups, learned, strict=True)
+            for episode, told in zip(group, tellings, strict=True)
+            if not episode.meta.get("mismatched")  # nobody ever said that
+        ]
+        self._append("episodes.jsonl", rows)
+        self.reports.episodes(step, rows)
 
     def offsets(self) -> dict[str, int]:
         """How long each log is now; everything up to there is on the disk."""

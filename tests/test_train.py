@@ -258,16 +258,6 @@ def test_what_is_wrong_is_found_before_anything_is_written(tmp_path: Path, chang
     assert not (tmp_path / "x").exists()
 
 
-def test_metrics_reach_a_tracker_that_was_asked_for(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run(tmp_path / "x", log={"save_every": 2, "report_to": ["tensorboard"]})
-    events = EventAccumulator(str(tmp_path / "x" / "rlvr"))
-    events.Reload()
-    logged = {e.step: e.value for e in events.Scalars("reward")}
-    assert logged == pytest.approx({row["step"]: row["reward"] for row in rows_of(tmp_path / "x" / "metrics.jsonl")}, abs=1e-6)
-
-
 def test_the_quickstart_asks_for_what_it_says() -> None:
     config = load("quickstart")
     assert config.warmstart is not None and config.eval.split == "test" and config.rollout.num_generations >= 2

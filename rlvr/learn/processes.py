@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator, DistributedType
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
 from rlvr.config import RunConfig
-from rlvr.errors import ConfigError, RlvrError, suggest
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.learn.trackers import checked_trackers
 
 T = TypeVar("T")
 LAUNCH = Path(__file__).parent.parent / "launch"
@@ -29,18 +29,12 @@ LAUNCH = Path(__file__).parent.parent / "launch"
 
 def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
     """Devices, precision, trackers and the other processes, as `accelerate launch` set them up."""
-    known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
-    for name in config.log.report_to:
-        if name not in known:
-            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known)}")
-        if name not in installed:
-            raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
+    trackers: Any = checked_trackers(config.log.report_to) or None
     if "MASTER_ADDR" in os.environ and "LOCAL_RANK" not in os.environ and os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         raise ConfigError(
             "`accelerate launch --cpu --num_processes N` starts a single process; several on a CPU are started with "
             f"`accelerate launch --config_file {LAUNCH / 'cpu.yaml'} --num_processes N`"
         )
-    trackers: Any = config.log.report_to or None
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=config.train.process_timeout_s))
     accelerator = Accelerator(
         cpu=not torch.accelerator.is_available(), mixed_precision=config.train.mixed_precision, log_with=trackers,

@@ -40,6 +40,7 @@ from rlvr.learn.held_out import accuracy, held_out_seen
 from rlvr.learn.notes import Notes
 from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import accelerator_from, by_main, deadline_told
+from rlvr.learn.trackers import Trackers
 from rlvr.learn.warmstart import warmstart
 from rlvr.model import exported
 from rlvr.progress import Work
@@ -100,11 +101,9 @@ def train(
         look_ahead(crew, stack)
         if fresh:
             by_main(accelerator, lambda: RunLog.create(folder, config).close())
-        run = RunLog(folder, writes=main)
+        run = RunLog(folder, writes=main, reports=Trackers(accelerator, config, folder))
         stack.callback(run.close)
         screen.print(banner(crew, folder))
-        if config.log.report_to:
-            accelerator.init_trackers("rlvr", config={"config": config.dump()})
         done = resumed(crew, run, place) if place else begun(crew, run, screen)
         notes = Notes(config)
         if crew.joined.unpackable:
@@ -112,7 +111,6 @@ def train(
         with Work(screen, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
                 row, times = one_step(crew, run, step)
-                accelerator.log({**row, **times}, step=step + 1)
                 last = step + 1 == config.train.steps
                 if last or (step + 1) % config.log.save_every == 0:
                     save(crew, run, step + 1, {**done.facts, "seconds": seconds_so_far(done, began)})
@@ -134,6 +132,7 @@ def begun(crew: Crew, run: RunLog, console: Console) -> Progress:
     enlist(crew, run.folder, resumed=False)
     crew.hand_over(0)
     before = accuracy(crew)
+    run.reports.metrics({"step": 0, "eval/accuracy": before})
     told = "not judged" if before is None else f"{before:.1%}"
     console.print(f"held-out accuracy before: {told}", highlight=False)
     return save(crew, run, 0, {"accuracy_before": before})
@@ -158,6 +157,7 @@ def save(crew: Crew, run: RunLog, step: int, facts: Mapping[str, Any]) -> Progre
 def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float) -> TrainReport:
     """Accuracy after, the curve, and where everything is."""
     before, after = done.facts.get("accuracy_before"), accuracy(crew)
+    run.reports.metrics({"step": crew.config.train.steps, "eval/accuracy": after})
     rewards = by_main(
         crew.accelerator, lambda: [row["reward"] for row in rows_of(run.folder / "metrics.jsonl") if row["reward"] is not None]
     )
