@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from rlvr.config import ModelConfig
 from rlvr.contracts import Tokenizer as TokenizerContract
@@ -27,6 +28,7 @@ def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, 
     if config.path is not None:
         if not Path(config.path).is_dir():
             raise ConfigError(f"model.path is {config.path!r}, which is no folder; give one that holds a Hugging Face model")
+        logging.disable_progress_bar()  # one bar at a time, and it is ours
         try:
             return AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype)
         except (OSError, ValueError, KeyError) as error:
@@ -48,16 +50,21 @@ def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, 
 
 
 def exported(tokenizer: TokenizerContract) -> Any:
-    """The tokenizer as transformers saves and loads it, so that a checkpoint folder is complete."""
+    """The tokenizer as transformers saves and loads it, so that a checkpoint folder is complete.
+
+    Characters are written as byte-level symbols (a space as Ġ): AutoTokenizer makes a byte-level tokenizer of its own out of any
+    folder whose model is a Qwen2, and would lose what its symbols do not name.
+    """
     if isinstance(tokenizer, HFTokenizer):
         return tokenizer.tokenizer
     if not isinstance(tokenizer, CharTokenizer):
         return None
-    words = [*SPECIALS, *tokenizer.alphabet]
+    symbols = fast.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = [*SPECIALS, *(symbols.pre_tokenize_str(char)[0][0] for char in tokenizer.alphabet)]
     made = fast.Tokenizer(fast.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=SPECIALS[UNKNOWN]))
     made.add_special_tokens(list(SPECIALS))
-    made.pre_tokenizer = fast.pre_tokenizers.Split(fast.Regex("[\\s\\S]"), "isolated")
-    made.decoder = fast.decoders.Fuse()
+    made.pre_tokenizer = fast.pre_tokenizers.Sequence([fast.pre_tokenizers.Split(fast.Regex("[\\s\\S]"), "isolated"), symbols])
+    made.decoder = fast.decoders.ByteLevel()
     exported = PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=SPECIALS[EOS], unk_token=SPECIALS[UNKNOWN], clean_up_tokenization_spaces=False
     )

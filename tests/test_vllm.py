@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -12,13 +13,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from rlvr.cli import run
 from rlvr.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, Sampling
 from rlvr.env import TokenEnv
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.learn.train import train
 from rlvr.mdp import TokenMDP
-from rlvr.model import model_from
+from rlvr.model import exported, model_from
 from rlvr.replay import replay_rows
 from rlvr.rollout import Draw, Rollout, seed_of
 from rlvr.runlog import rows_of
@@ -71,6 +73,21 @@ def test_a_run_trains_on_it_and_repeats_itself(tmp_path: Path) -> None:
     apart = [step["sampling/logp_difference_max"] for step in steps if "sampling/logp_difference_max" in step]
     assert len(steps) == 20 and len(apart) > 15 and max(apart) < 1e-4
     train(config, out=folder, resume=True, verify=True, console=quiet)
+
+
+def test_a_folder_is_evaluated_and_examined_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh().save_pretrained(tmp_path / "model")
+    exported(TOKENIZER).save_pretrained(tmp_path / "model")
+    asked = ["eval", "tests/worlds.py:Sums", "--tasks", "30", "--temperature", "1", "--json", "--policy"]
+    figures = []
+    for engine in ("vllm", "hf"):
+        assert run([*asked, f"{engine}:{tmp_path / 'model'}", "--out", str(tmp_path / engine)]) == 0
+        (env,) = json.loads(capsys.readouterr().out.splitlines()[-1])["envs"].values()
+        figures.append((env["samples"], env["unscored"], {row["tokens"][0] for row in rows_of(tmp_path / engine / "episodes.jsonl")}))
+    assert figures[0] == figures[1] and figures[0][:2] == (30, 0)  # both read the prompts alike
+    assert run(["doctor", "--model", str(tmp_path / "model"), "--sampler", "vllm", "--env", "tests/worlds.py:Sums", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["verdict"].startswith("They agree") and {row["precision"] for row in told["rows"]} == {"float32", "bfloat16"}
 
 
 @pytest.fixture(scope="module")
