@@ -85,10 +85,10 @@ def main() -> None:
     run = work / f"run-{given.steps}"
     if not run.is_dir():
         recorded_run(run, steps=given.steps, groups=4, members=5, longest=200)
-    began = time.monotonic()
+    began = time.process_time()
     made = view(run)
-    wrote = time.monotonic() - began
-    print(f"{made.episodes:,} episodes, {made.bytes / 1e6:.1f} MB, written in {wrote:.1f} s")
+    wrote = time.process_time() - began
+    print(f"{made.episodes:,} episodes, {made.bytes / 1e6:.1f} MB, written in {wrote:.1f} s of a processor")
     openings, asked, complaints = [], [], []
     with Chromium() as chromium:
         for n in range(given.openings):
@@ -106,7 +106,7 @@ def main() -> None:
     found = {name: round(statistics.median(times[name] for times in openings), 3) for name in openings[0]}
     found |= {"slowest_first_paint_s": round(max(times["first_paint_s"] for times in openings), 3)}
     found |= {"slowest_filter_ms": round(max(row["ms"] for row in rows)), "slowest_whole_ms": round(max(row["whole_ms"] for row in rows))}
-    size = {"episodes": made.episodes, "page_mb": round(made.bytes / 1e6, 1), "write_s": round(wrote, 1)}
+    size = {"episodes": made.episodes, "page_mb": round(made.bytes / 1e6, 1), "write_cpu_s": round(wrote, 1)}
     print(json.dumps(size | found | {"complaints": complaints}))
     raise SystemExit(bool(complaints) or found["first_paint_s"] > PAINT_S or found["slowest_filter_ms"] > FILTER_MS)
 

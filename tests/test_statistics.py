@@ -111,6 +111,11 @@ def test_intervals_know_their_edges() -> None:
     assert standard_error([0.5]) == 0.0
 
 
+def test_values_of_many_samples_are_trusted_less() -> None:
+    ends = [wilson([0.9, 1.0, 1.0, 0.8] * 5, k=k) for k in (1, 2, 8)]
+    assert ends[2][0] < ends[1][0] < ends[0][0] and ends[0][1] < ends[1][1] < ends[2][1]
+
+
 def test_the_bootstrap_repeats_itself_and_is_as_wide_as_students_interval() -> None:
     dice = random.Random(5)
     values = [dice.gauss(0.1, 1.0) for _ in range(200)]
