@@ -25,6 +25,8 @@ from rlvr.errors import ConfigError, suggest
 
 WHOLE_LIMIT = 2000
 """The longest single line that `auto` takes for a bare answer."""
+MANY = 1000
+"""Of more declarations than this only the last ones count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class Found:
     reason: str
     several: tuple[str, ...] = ()
     """The different answers that were declared, when there was more than one and `text` is therefore None."""
+
+
+NO_BOX = Found(None, "there is no box")
+NO_TAG = Found(None, "there is no <answer> tag")
 
 
 def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "refuse") -> Found:
@@ -79,7 +85,7 @@ def visible(text: str) -> str | None:
     """
     kept: list[str] = []
     start, thinking = 0, False
-    for mark in _THOUGHT.finditer(text):
+    for mark in _THOUGHT.finditer(text) if "<" in text else ():
         if mark[1]:  # a close; without an open, all before it was thought (the prompt opened it)
             kept = kept if thinking else []
             start, thinking = mark.end(), False
@@ -91,7 +97,7 @@ def visible(text: str) -> str | None:
     return "".join(kept) + text[start:]
 
 
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\(?:boxed|fbox)\s*(?=[^\s{}$\\.,;])[^\s{}$\\]+|\\[^a-zA-Z]|[{}]")
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{(?:([^{}\\]*)\})?|\\(?:boxed|fbox)\s*(?=[^\s{}$\\.,;])[^\s{}$\\]+|\\[^a-zA-Z]|[{}]")
 _DENIED = re.compile(
     r"(?:\b(?:not|never|cannot|neither|nor|anything\s+(?:but|except|other\s+than)|rul(?:e|ed|es|ing)\s+out"
     r"|(?:wrong|incorrect|mistaken|false)ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?)|n't)"
@@ -113,9 +119,13 @@ def _boxed(text: str) -> Found:
     boxes: list[tuple[int, int, str]] = []
     opened: list[tuple[bool, int, int]] = []  # (is a box, where it starts, where its content starts)
     depth = 0
-    for token in _BRACES.finditer(text) if "\\boxed" in text or "\\fbox" in text else ():
+    first = text.find("box")  # the braces before it do not matter
+    for token in _BRACES.finditer(text, text.rfind(" ", 0, first) + 1) if first > 0 else ():
         word = token[0]
-        if word == "}":
+        if token[1] is not None:  # it closes, and holds no brace: most boxes
+            if not depth:
+                boxes.append((token.start(), token.end(), token[1]))
+        elif word == "}":
             if opened:
                 box, start, inside = opened.pop()
                 depth -= box
@@ -129,10 +139,8 @@ def _boxed(text: str) -> Found:
     if depth:
         return Found(None, "the last box never closes")
     if not boxes:
-        return Found(None, "there is no box")
-    asserted = [
-        box for box in boxes if not _denied(text[max(0, box[0] - 40) : box[0]]) and not _DENIED_AFTER.match(text[box[1] : box[1] + 60])
-    ]
+        return NO_BOX
+    asserted = [box for box in boxes[-MANY:] if not _denied(text[max(0, box[0] - 40) : box[0]], text[box[1] : box[1] + 60])]
     if not asserted:
         return Found(None, "the words around the box deny it")
     if len(asserted) > 1:
@@ -145,13 +153,19 @@ def _boxed(text: str) -> Found:
     return _one([_unbox(box[2]) for box in asserted], "the box")
 
 
-def _denied(before: str) -> bool:
+def _denied(before: str, after: str) -> bool:
+    """Whether the words around a box say that it is not the answer."""
     before = before.lower()
-    return any(word in before for word in _DENYING) and _DENIED.search(before) is not None
+    for word in _DENYING:
+        if word in before and _DENIED.search(before):
+            return True
+    return _DENIED_AFTER.match(after) is not None
 
 
 def _unbox(content: str) -> str:
     """A box inside the box or the tag is peeled, when it is all there is."""
+    if "\\" not in content:
+        return content.strip()
     for _ in range(4):
         inner = content.strip().strip("$").strip()
         match = re.match(r"\\(?:boxed|fbox)\s*\{", inner)
@@ -178,7 +192,7 @@ def _tag(text: str) -> Found:
     contents: list[str] = []
     start: int | None = None
     nested = False
-    for mark in _TAG.finditer(text):
+    for mark in _TAG.finditer(text) if "<" in text else ():
         if not mark[1]:
             nested = nested or start is not None  # perhaps only the word "<answer>" in prose, if nothing closes it
             start = mark.end()
@@ -190,7 +204,7 @@ def _tag(text: str) -> Found:
     if start is not None:
         return Found(None, "the last <answer> never closes")
     if not contents:
-        return Found(None, "there is no <answer> tag")
+        return NO_TAG
     return _one([_inside(content) for content in contents], "the tag")
 
 
@@ -227,7 +241,7 @@ def _final_line(text: str) -> Found:
     said: list[str] = []
     marks = list(_ANSWER.finditer(text))
     # "to find the answer: ..." counts only where nobody says "the answer is", "final answer", or starts a line with it
-    firm = [mark for mark in marks if _FIRM.match(mark[0]) or _starts_line(text, mark.start())]
+    firm = [mark for mark in marks[-MANY:] if _FIRM.match(mark[0]) or _starts_line(text, mark.start())]
     marks = (firm or marks)[-100:]
     for mark, after in itertools.zip_longest(marks, marks[1:]):
         end = text.find("\n", mark.end())
@@ -290,9 +304,9 @@ def _auto(text: str) -> Found:
     boxed, tagged = _boxed(text), _tag(text)
     if boxed.text is not None and tagged.text is not None:
         return _one([boxed.text, tagged.text], "the box and the tag")
-    if boxed.reason != "there is no box":
+    if boxed is not NO_BOX:
         return boxed
-    if tagged.reason != "there is no <answer> tag":
+    if tagged is not NO_TAG:
         return tagged
     rows = text.strip().splitlines()
     if rows and re.match(r"\s*####\s*[^#\s]", rows[-1]):
@@ -318,7 +332,7 @@ def _distinct(texts: Sequence[str]) -> list[str]:
 
 
 def _one(texts: Sequence[str], where: str) -> Found:
-    different = _distinct([text.strip() for text in texts])
+    different = _distinct([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]
     if len(different) > 1:
         return Found(None, f"{where} holds {len(different)} different answers", tuple(different))
     return Found(different[0], f"in {where}") if different[0] else Found(None, f"{where} is empty")

@@ -5,7 +5,6 @@ Both are plain frozen records that any layer may hold; neither knows tokens, mod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -89,7 +88,8 @@ class Verdict:
     """Facts for the record that are plain JSON: the parsed forms, test by test results, the policy used."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fault", Fault(self.fault))
+        if not isinstance(self.fault, Fault):
+            object.__setattr__(self, "fault", Fault(self.fault))
         blameless = self.fault in (Fault.TASK, Fault.INFRA)
         if (self.score is None) != blameless:
             raise ValueError(f"score {self.score!r} with fault {self.fault.value!r}: a score is None exactly when the task or infra failed")
@@ -97,7 +97,8 @@ class Verdict:
             object.__setattr__(self, "score", _unit(self.score, "score"))
             if self.fault is Fault.ANSWER and self.score != 0.0:
                 raise ValueError(f"an answer that broke the judging scores 0, not {self.score}")
-        object.__setattr__(self, "parts", {name: _unit(value, f"part {name!r}") for name, value in self.parts.items()})
+        if self.parts:
+            object.__setattr__(self, "parts", {name: _unit(value, f"part {name!r}") for name, value in self.parts.items()})
 
     @property
     def scored(self) -> bool:
@@ -116,7 +117,7 @@ class Verdict:
 
 
 def _unit(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0.0 <= value <= 1.0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:  # which no NaN is
         raise ValueError(f"{name} is {value!r}; it must be a finite number from 0 to 1")
     return float(value)
 

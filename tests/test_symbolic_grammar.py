@@ -6,6 +6,11 @@ import ast
 import re
 from pathlib import Path
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr.verifiers._parse import parse
+
 ROOM = Path(__file__).parent.parent / "verifiers"
 BANNED = {
     "eval",
@@ -52,3 +57,9 @@ def test_no_text_is_ever_run() -> None:
             called -= {"compile"}
         assert not called & BANNED, f"{path.name} calls {called & BANNED}"
         assert not called & {"pickle", "marshal", "shelve"}, f"{path.name} unpickles"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.from_regex(r"-?([0-9]{1,15}|[1-9][0-9]{0,2}(,[0-9]{3}){1,4})(\.[0-9]{1,15})?", fullmatch=True, alphabet="-0123456789,."))
+def test_plain_numbers_take_a_short_cut_to_the_tree_that_the_whole_grammar_gives(number: str) -> None:
+    assert parse(number) == parse(f"${number}$")

@@ -193,6 +193,8 @@ def numeral(text: str) -> Tree:
         over = 10 ** len(fixed) * (10 ** len(cycle) - 1)
         top = int((whole or "0") + fixed + cycle) - int((whole or "0") + fixed)
         return ("num", top, over)
+    if text.isdigit():
+        return ("num", int(text), 1)
     match = re.fullmatch(r"(\d*)(?:\.(\d+))?(?:[eE]([-+]?\d+))?", text)
     if match is None or not (match[1] or match[2]):
         raise Unreadable(f"{text[:30]!r} is no numeral")

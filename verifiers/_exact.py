@@ -129,7 +129,7 @@ def series(tree: Tree) -> Fraction | None:
     low, high = exact(tree[3]), exact(tree[4])
     if low is None or high is None or low.denominator != 1 or high.denominator != 1:
         return None
-    if high - low >= MAX_TERMS or (high - low) * sum(1 for _ in walk(tree[1])) > 10 * MAX_TERMS or has(tree[1], "sum", "prod"):
+    if high - low >= MAX_TERMS or (high - low) * len(walk(tree[1])) > 10 * MAX_TERMS or has(tree[1], "sum", "prod"):
         return None
     total = Fraction(0 if tree[0] == "sum" else 1)
     for k in range(int(low), int(high) + 1):

@@ -12,6 +12,7 @@ from rlvr.verifiers._tree import TooBig, Tree, Unreadable
 from rlvr.verifiers._units import MULTIPLES, is_unit
 
 ONE: Tree = ("num", 1, 1)
+END = Token("eof", "", True)
 _FUNCTIONS = (
     "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch ln log lg exp gcd lcm "
     "max min det tg ctg cotg arctg arcctg cosec asin acos atan asinh acosh atanh arsinh arcosh artanh "
@@ -42,6 +43,8 @@ WORDS = {"pi": "pi", "oo": "oo", "inf": "oo", "infinity": "oo", "infty": "oo", "
 FIELDS = frozenset("RZNQC")
 FRACS = frozenset((r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac"))
 TIMES = frozenset((r"\cdot", r"\times", "*", r"\ast"))
+MARKS = frozenset(("!", "^", "**", "%", r"\%", "$", r"\$", r"\degree", "'", "_"))
+"""What may stand behind an atom and belong to it."""
 OPENERS = {
     "(": ")",
     "[": "]",
@@ -67,7 +70,7 @@ class Reader:
     def peek(self, ahead: int = 0) -> Token:
         """The token at hand, or an end mark."""
         at = self.at + ahead
-        return self.row[at] if at < len(self.row) else Token("eof", "", True)
+        return self.row[at] if at < len(self.row) else END
 
     def take(self) -> Token:
         """The token at hand, and one step on."""
@@ -205,7 +208,7 @@ class Reader:
         if self.depth > 2 * MAX_DEPTH:
             raise TooBig(f"it is nested more than {2 * MAX_DEPTH} deep")
         tree = self.atom()
-        while True:
+        while self.peek().text in MARKS:
             if self.accept("!"):
                 tree = ("fact", tree)
             elif self.accept("^", "**"):

@@ -7,16 +7,17 @@ When no such string occurs, different forms are different values too, because sq
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
 from rlvr.verifiers._exact import NotFinite, exact, power
 from rlvr.verifiers._tree import MAX_BITS, TooBig, Tree
 
-Monomial = tuple[tuple[str, Fraction], ...]
-Form = dict[Monomial, Fraction]
+Rational = Fraction | int
+Monomial = tuple[tuple[str, Rational], ...]
+Form = dict[Monomial, Rational]
 
-ONE = Fraction(1)
 MAX_TERMS = 400
 STEPS = 20_000
 
@@ -42,11 +43,11 @@ class Normaliser:
         if op in ("num", "dec"):
             return _constant(exact(tree) or Fraction(0))
         if op == "sym":
-            return {((tree[1] + ".", ONE),): ONE}
+            return {((tree[1] + ".", 1),): 1}
         if op == "const":
             if tree[1] == "oo":
                 raise NotFinite("it calculates with infinity")
-            return {((tree[1], ONE),): ONE}
+            return {((tree[1], 1),): 1}
         rule: Callable[[Tree], Form] | None = getattr(self, f"_{op}", None)
         return rule(tree) if rule else self.atom(tree)
 
@@ -54,7 +55,7 @@ class Normaliser:
         """A part that is not looked into, named by its operator and the forms of its arguments."""
         self.opaque = True
         parts = [arg if isinstance(arg, str) else text(self.form(arg)) for arg in tree[1:] if not isinstance(arg, int)]
-        return {((f"{tree[0]}({','.join(parts)})", ONE),): ONE}
+        return {((f"{tree[0]}({','.join(parts)})", 1),): 1}
 
     def _add(self, tree: Tree) -> Form:
         total: Form = {}
@@ -66,7 +67,7 @@ class Normaliser:
         return {mono: -value for mono, value in self.form(tree[1]).items()}
 
     def _mul(self, tree: Tree) -> Form:
-        total = _constant(ONE)
+        total = _constant(1)
         for arg in tree[1:]:
             total = self.times(total, self.form(arg))
         return total
@@ -79,17 +80,16 @@ class Normaliser:
 
     def _pow(self, tree: Tree) -> Form:
         exponent = self.form(tree[2])
-        value = exponent.get((), Fraction(0)) if set(exponent) <= {()} else None
-        if value is None:
+        if not set(exponent) <= {()}:
             return self.atom(tree)
-        return self.power(self.form(tree[1]), value, tree)
+        return self.power(self.form(tree[1]), Fraction(exponent.get((), 0)), tree)
 
     def _root(self, tree: Tree) -> Form:
         degree = exact(tree[2])
         if degree is None or degree.denominator != 1 or not 1 <= degree <= 64:
             return self.atom(tree)
         base = self.form(tree[1])
-        if set(base) <= {()} and degree % 2 and base.get((), ONE) < 0:
+        if set(base) <= {()} and degree % 2 and base.get((), 1) < 0:
             return {mono: -value for mono, value in self.power({(): -base[()]}, 1 / degree, tree).items()}
         return self.power(base, 1 / degree, tree)
 
@@ -105,7 +105,7 @@ class Normaliser:
         if value is not None:
             return _constant(value)
         self.opaque = True
-        return {((repr(tree), ONE),): ONE}
+        return {((repr(tree), 1),): 1}
 
     _prod = _integral = _limit = _deriv = _sum
 
@@ -113,7 +113,7 @@ class Normaliser:
         if tree[1] == "abs":
             inner = self.form(tree[2])
             if set(inner) <= {()}:
-                return _constant(abs(inner.get((), Fraction(0))))
+                return _constant(abs(Fraction(inner.get((), 0))))
         return self.atom(tree)
 
     def power(self, base: Form, exponent: Fraction, tree: Tree) -> Form:
@@ -124,13 +124,13 @@ class Normaliser:
                 return self.power(self.inverse(base), Fraction(-n), tree)
             if len(base) == 1:
                 ((mono, value),) = base.items()
-                scaled = power(value, exponent)
-                return _reduced([(atom, e * n) for atom, e in mono], scaled or Fraction(0))
+                scaled = power(Fraction(value), exponent)
+                return _form({atom: e * n for atom, e in mono}, scaled or 0)
             if not base:
-                return {} if n else _constant(ONE)
+                return {} if n else _constant(1)
             if n > 64:
                 raise TooBig("a power of a sum in it is over 64")
-            result = _constant(ONE)
+            result = _constant(1)
             for _ in range(n):
                 result = self.times(result, base)
             return result
@@ -138,10 +138,12 @@ class Normaliser:
             ((mono, value),) = base.items()
             signed = exponent.denominator == 2 and value < 0
             good = (value > 0 or signed) and all(atom in ("pi", "e") or atom[0] == "#" or (e == 1 and atom != "i") for atom, e in mono)
-            primes = _primes(abs(value)) if good and (not signed or not mono or all(a[0] == "#" for a, _ in mono)) else None
+            primes = _primes(abs(Fraction(value))) if good and (not signed or not mono or all(a[0] == "#" for a, _ in mono)) else None
             if primes is not None:
-                powers = [(atom, e * exponent) for atom, e in [*mono, *primes]]
-                return _reduced(powers + ([("i", 2 * exponent)] if signed else []), ONE)
+                powers: dict[str, Rational] = {}
+                for atom, e in (*mono, *primes, *([("i", 2)] if signed else [])):
+                    powers[atom] = powers.get(atom, 0) + e * exponent
+                return _form(powers, 1)
         return self.atom(("pow", tree[1], ("num", exponent.numerator, exponent.denominator))) if base else {}
 
     def plus(self, a: Form, b: Form) -> Form:
@@ -149,11 +151,7 @@ class Normaliser:
         self.spend(len(b))
         total = dict(a)
         for mono, value in b.items():
-            new = total.get(mono, Fraction(0)) + value
-            if new:
-                total[mono] = new
-            else:
-                total.pop(mono, None)
+            _gather(total, mono, value)
         return total
 
     def times(self, a: Form, b: Form) -> Form:
@@ -162,7 +160,7 @@ class Normaliser:
         total: Form = {}
         for mono, value in a.items():
             for other, factor in b.items():
-                total = _plus_one(total, *_product(mono, value, other, factor))
+                _gather(total, *_product(mono, other, value * factor))
         if len(total) > MAX_TERMS:
             raise TooBig(f"it expands into more than {MAX_TERMS} terms")
         return total
@@ -173,18 +171,18 @@ class Normaliser:
             raise NotFinite("it divides by zero")
         if len(base) == 1:
             ((mono, value),) = base.items()
-            return _reduced([(atom, -e) for atom, e in mono], 1 / value)
+            return _form({atom: -e for atom, e in mono}, Fraction(1) / value)
         if len(base) == 2:
             (p, a), (q, b) = base.items()
             if all(atom == "i" or (atom[0] == "#" and 2 * e == 1) for atom, e in p + q):
                 other = {p: a, q: -b}
                 low = self.times(base, other)
                 if low and set(low) <= {()}:
-                    return {mono: value / low[()] for mono, value in other.items()}
+                    return {mono: Fraction(value) / low[()] for mono, value in other.items()}
         self.opaque = True
         lead = base[min(base)]
-        scaled = {mono: value / lead for mono, value in base.items()}
-        return {((f"({text(scaled)})", Fraction(-1)),): 1 / lead}
+        scaled: Form = {mono: Fraction(value) / lead for mono, value in base.items()}
+        return {((f"({text(scaled)})", -1),): Fraction(1) / lead}
 
     def spend(self, steps: int) -> None:
         """Count work; over the budget the answer is refused, not computed."""
@@ -193,49 +191,58 @@ class Normaliser:
             raise TooBig("it takes too many steps to expand")
 
 
-def _constant(value: Fraction) -> Form:
-    return {(): value} if value else {}
+def _constant(value: Rational) -> Form:
+    return {(): _plain(value)} if value else {}
 
 
-def _plus_one(total: Form, mono: Monomial, value: Fraction) -> Form:
-    new = total.get(mono, Fraction(0)) + value
+def _plain(value: Rational) -> Rational:
+    """A whole number as such: whole numbers are what sums and products are quick with."""
+    return value.numerator if value.denominator == 1 else value
+
+
+def _gather(total: Form, mono: Monomial, value: Rational) -> None:
+    new = total.get(mono, 0) + value
     if new:
         total[mono] = new
     else:
         total.pop(mono, None)
-    return total
 
 
-def _product(a: Monomial, value: Fraction, b: Monomial, factor: Fraction) -> tuple[Monomial, Fraction]:
+def _product(a: Monomial, b: Monomial, value: Rational) -> tuple[Monomial, Rational]:
+    """The product of two monomials, and of their factors."""
     if not a or not b:
-        return a or b, value * factor
-    ((mono, result),) = _reduced([*a, *b], value * factor).items() or (((), Fraction(0)),)
-    return mono, result
+        return a or b, value
+    powers = dict(a)
+    for atom, exponent in b:
+        powers[atom] = powers.get(atom, 0) + exponent
+    return _reduced(powers, value)
 
 
-def _reduced(powers: list[tuple[str, Fraction]], value: Fraction) -> Form:
-    """The monomial of these powers: i to the fourth is 1, a prime's exponent lies in [0, 1)."""
-    total: dict[str, Fraction] = {}
-    for atom, exponent in powers:
-        total[atom] = total.get(atom, Fraction(0)) + exponent
-    if "i" in total and total["i"].denominator == 1:
-        turns = int(total.pop("i")) % 4
-        value = -value if turns > 1 else value
-        if turns % 2:
-            total["i"] = ONE
-    for atom in [atom for atom in total if atom[0] == "#"]:
-        whole = total[atom].__floor__()
-        if abs(whole) > MAX_BITS // 16:
-            raise TooBig("a power in it is too large")
-        value *= Fraction(int(atom[1:])) ** whole
-        total[atom] -= whole
-    mono = tuple(sorted((atom, exponent) for atom, exponent in total.items() if exponent))
-    return {mono: value} if value else {}
+def _form(powers: dict[str, Rational], value: Rational) -> Form:
+    mono, factor = _reduced(powers, value)
+    return {mono: _plain(factor)} if factor else {}
 
 
-def _primes(value: Fraction) -> list[tuple[str, Fraction]] | None:
+def _reduced(powers: dict[str, Rational], value: Rational) -> tuple[Monomial, Rational]:
+    """The monomial of these powers, and its factor: i to the fourth is 1, a prime's exponent lies in [0, 1)."""
+    for atom in [atom for atom in powers if atom == "i" or atom[0] == "#"]:
+        exponent = powers[atom]
+        if atom != "i":
+            whole = math.floor(exponent)
+            if abs(whole) > MAX_BITS // 16:
+                raise TooBig("a power in it is too large")
+            if whole:
+                value = _plain(value * Fraction(int(atom[1:])) ** whole)
+                powers[atom] = exponent - whole
+        elif exponent.denominator == 1:
+            value = -value if exponent % 4 > 1 else value
+            powers[atom] = exponent % 2
+    return tuple(sorted((atom, exponent) for atom, exponent in powers.items() if exponent)), value
+
+
+def _primes(value: Fraction) -> list[tuple[str, Rational]] | None:
     """The prime powers of a rational; None when it does not factor quickly."""
-    found: list[tuple[str, Fraction]] = []
+    found: list[tuple[str, Rational]] = []
     for number, sign in ((value.numerator, 1), (value.denominator, -1)):
         rest, prime = number, 2
         if rest.bit_length() > 256:
@@ -246,12 +253,12 @@ def _primes(value: Fraction) -> list[tuple[str, Fraction]] | None:
                 rest //= prime
                 count += 1
             if count:
-                found.append((f"#{prime}", Fraction(sign * count)))
+                found.append((f"#{prime}", sign * count))
             prime += 1 if prime == 2 else 2
         if rest > 1:
             if prime * prime <= rest:
                 return None
-            found.append((f"#{rest}", Fraction(sign)))
+            found.append((f"#{rest}", sign))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rlvr.verifiers._atoms import single
+from rlvr.verifiers._atoms import numeral, single
 from rlvr.verifiers._blocks import RELATIONS, Blocks
 from rlvr.verifiers._grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
 from rlvr.verifiers._notation import standard, stated, without_lead
@@ -20,6 +20,7 @@ from rlvr.verifiers._words import choice, enclosed, lettered, unwrap, words
 
 SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
 INFINITE: Tree = ("const", "oo")
+_NUMBER = re.compile(r"(-?)((?:[0-9]{1,15}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?)")
 _JOINED = {"and": "inter", "und": "inter", "or": "union", "oder": "union"}
 _JOINED |= {r"\land": "inter", r"\wedge": "inter", r"\lor": "union", r"\vee": "union"}
 """What a word between two inequalities about one letter makes of them."""
@@ -39,7 +40,7 @@ class Parser(Blocks):
     def items(self) -> list[Tree]:
         """Clauses with commas, semicolons, `and` or `or` between them."""
         found = [self.clause()]
-        while True:
+        while self.peek().kind != "eof":
             joint = self.peek().text.strip(" ,").lower()
             if self.accept(",", ";", r"\lor", r"\land", r"\vee", r"\wedge"):
                 if self.joins(self.peek()):
@@ -47,13 +48,14 @@ class Parser(Blocks):
             elif self.joins(self.peek()):
                 self.at += 1
             else:
-                return found
+                break
             after = self.clause()
             joined = _JOINED.get(joint)
             if joined and _bounds(found[-1]) and _bounds(after) and symbols(found[-1]) == symbols(after):
                 found[-1] = (joined, found[-1], after)
             else:
                 found.append(after)
+        return found
 
     def over(self, found: list[Tree]) -> list[Tree]:
         r"""The older fractions, whose bar stands between all there is in a group: `{1 \\over 2}`, `{n \\choose k}`."""
@@ -193,8 +195,10 @@ def parse(text: str) -> Tree:
     >>> parse(r"\dfrac12")
     ('div', ('num', 1, 1), ('num', 2, 1))
     """
-    if len(text) < 19 and text.isascii() and text.isdigit():
-        return ("num", int(text), 1)  # most answers of most data sets
+    numbered = _NUMBER.fullmatch(text)
+    if numbered:  # most answers of most data sets: as below, without the search for anything else
+        value = numeral(numbered[2].replace(",", ""))
+        return ("neg", value) if numbered[1] else value
     if not text.isascii() and (said := enclosed(text)) is not None:
         return said
     shown = standard(unwrap(plain(text)))
@@ -218,7 +222,7 @@ def parse(text: str) -> Tree:
         if said is None:
             raise
         return said
-    nodes = sum(1 for _ in walk(tree))
+    nodes = len(walk(tree))
     if nodes > MAX_NODES:
         raise TooBig(f"it has {nodes} parts; at most {MAX_NODES} are judged")
     return tree

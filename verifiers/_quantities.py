@@ -26,6 +26,8 @@ class Quantities(Atoms):
 
     def label(self) -> Tree | None:
         """Words before an equals sign are a name: `Area = 5`."""
+        if self.peek().kind not in ("word", "text"):
+            return None
         at = self.at
         name: list[str] = []
         while self.peek().kind in ("word", "text") and len(name) < 6:
@@ -39,6 +41,8 @@ class Quantities(Atoms):
 
     def clock(self) -> Tree | None:
         """`12:05`, `3:30 PM`: two numerals, the second of two digits, perhaps am or pm."""
+        if self.peek().kind != "num" or self.peek(1).kind == "eof":
+            return None
         a, colon, b, after = (self.peek(k) for k in range(4))
         if a.kind == "num" and a.text.isdigit() and colon.kind in ("word", "text") and 1 <= int(a.text[:3]) <= 12:
             half = colon.text.lower().replace(".", "").strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers._exact import NotFinite, exact
@@ -191,7 +192,7 @@ def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
     if not first or not second or set(first) != set(second):
         return None
     mono = min(first)
-    factor = second[mono] / first[mono]
+    factor = Fraction(second[mono]) / first[mono]
     if any(second[m] != factor * first[m] for m in first):
         return None
     return ("num", factor.numerator, factor.denominator)

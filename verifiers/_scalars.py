@@ -12,7 +12,7 @@ from rlvr.verifiers._forms import wrong_form
 from rlvr.verifiers._normal import compare
 from rlvr.verifiers._points import context, differ, real
 from rlvr.verifiers._policy import Policy
-from rlvr.verifiers._tree import Tree, has, infinite, say, show, substitute, symbols, walk
+from rlvr.verifiers._tree import Tree, has, infinite, say, short, show, substitute, symbols, walk
 from rlvr.verifiers._units import is_angle, is_degree, is_letter_unit, is_unit, measure
 
 PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
@@ -107,6 +107,16 @@ def quantity(tree: Tree) -> tuple[Tree, str]:
         if len(labels) == len(parts) and len(set(labels)) == 1 and op == "add":
             return (op, *(value for value, _ in parts)), labels[0]
     return tree, ""
+
+
+def whole(gold: Tree, answer: Tree) -> Judged:
+    """One integer against one integer, which is what most questions are about.
+
+    >>> whole(("num", 12, 1), ("num", 13, 1)).reason
+    '13 is not 12'
+    """
+    right = gold == answer
+    return Judged(right, f"{short(answer[1])} {'equals' if right else 'is not'} {short(gold[1])}")
 
 
 def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:

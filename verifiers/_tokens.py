@@ -49,6 +49,7 @@ _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
 _RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
 
 
@@ -61,7 +62,7 @@ def plain(text: str) -> str:
     if len(text) > MAX_LENGTH:
         raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are read")
     if text.isascii():
-        if any((ord(c) < 32 and c not in "\n\t\r") or ord(c) == 127 for c in text):
+        if _CONTROL.search(text):
             raise Unreadable("it holds a control character")
         return text
     text = _RAISED_RUN.sub(lambda m: "^{" + m[0].translate(_RAISED) + "}", text)
@@ -74,7 +75,7 @@ def plain(text: str) -> str:
     for char in unicodedata.normalize("NFKC", "".join(_SIGNS.get(c, c) for c in text)):
         sign = _SIGNS.get(char, char)
         deceives = not sign.isascii() and not "À" <= sign <= "ɏ"
-        if deceives or (ord(char) < 32 and char not in "\n\t\r") or ord(char) == 127:
+        if deceives or _CONTROL.match(char):
             raise Unreadable(f"the character U+{ord(char):04X} ({unicodedata.name(char, 'unnamed')}) is not part of an answer")
         out.append(sign)
     return "".join(out)
@@ -83,17 +84,17 @@ def plain(text: str) -> str:
 _TEXT = r"text(?:normal|up|bf|it|rm|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|tt|cal|bb)|operatorname|emph|boldsymbol"
 _SCAN = re.compile(
     r"""
-    (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it
+    (?P<num>(?:(?!0,\d)\d{1,3}(?:(?:,\s*\\!\s*|\s*\{\s*,\s*\}\s*|\\,|\\!,|,\\,)\d{3})+(?!\d)|[1-9]\d{0,2}(?:,\d{3})+(?![,\d])|\d+)
+        (?:\.\d*\\overline\s*\{\d+\}|\.\d+|\.(?=\s*$))?(?:[eE][-+]?\d+(?![\d.]))?
+        |\.\d*\\overline\s*\{\d+\}|\.\d+(?:[eE][-+]?\d+(?![\d.]))?)
+  | (?P<word>[a-zA-ZÀ-ɏ]+)
+  | (?P<op>\*\*|<=|>=|!=|==|<|>|[-+*/^_=(){}\[\]|,;:!%&'".$?\#@])
+  | (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it
         |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|angle|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
   | (?P<text>\\(?:TEXT)\*?\s*\{)
   | (?P<begin>\\begin\s*\{(?P<env>[a-zA-Z]+)\*?\}(?:\{[lcr|\s]*\})?)
   | (?P<end>\\end\s*\{(?P<eenv>[a-zA-Z]+)\*?\})
-  | (?P<num>(?:(?!0,\d)\d{1,3}(?:(?:,\s*\\!\s*|\s*\{\s*,\s*\}\s*|\\,|\\!,|,\\,)\d{3})+(?!\d)|[1-9]\d{0,2}(?:,\d{3})+(?![,\d])|\d+)
-        (?:\.\d*\\overline\s*\{\d+\}|\.\d+|\.(?=\s*$))?(?:[eE][-+]?\d+(?![\d.]))?
-        |\.\d*\\overline\s*\{\d+\}|\.\d+(?:[eE][-+]?\d+(?![\d.]))?)
   | (?P<cmd>\\[a-zA-Z]+|\\.)
-  | (?P<word>[a-zA-ZÀ-ɏ]+)
-  | (?P<op>\*\*|<=|>=|!=|==|<|>|[-+*/^_=(){}\[\]|,;:!%&'".$?\#@])
     """.replace("TEXT", _TEXT),
     re.VERBOSE | re.DOTALL,
 )
@@ -114,7 +115,7 @@ def tokens(text: str) -> list[Token]:
         match = _SCAN.match(text, at)
         if match is None or match.end() == at:
             raise Unreadable(f"{text[at : at + 12]!r} cannot be read")
-        kind, word, at = _kind(match), match[0], match.end()
+        kind, word, at = match.lastgroup or "", match[0], match.end()
         if kind == "space":
             spaced = True
             continue
@@ -136,10 +137,6 @@ def tokens(text: str) -> list[Token]:
         if depth > MAX_DEPTH or len(found) > MAX_TOKENS:
             raise TooBig(f"it is nested more than {MAX_DEPTH} deep or has more than {MAX_TOKENS} tokens")
     return found
-
-
-def _kind(match: re.Match[str]) -> str:
-    return next(kind for kind in ("space", "num", "word", "op", "cmd", "text", "begin", "end") if match[kind] is not None)
 
 
 def _numeral(word: str) -> str:

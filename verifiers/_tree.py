@@ -46,13 +46,15 @@ def children(tree: Tree) -> Iterator[Tree]:
                 yield from children(("", *arg))
 
 
-def walk(tree: Tree) -> Iterator[Tree]:
+def walk(tree: Tree) -> list[Tree]:
     """Every node, without recursion."""
-    rest = [tree]
-    while rest:
-        node = rest.pop()
-        yield node
-        rest.extend(children(node))
+    nodes = [tree]
+    for node in nodes:  # which grow on the way
+        if node[0] not in LEAVES:
+            for arg in node[1:]:
+                if isinstance(arg, tuple) and arg:
+                    nodes.extend((arg,) if isinstance(arg[0], str) else children(("", *arg)))
+    return nodes
 
 
 def symbols(tree: Tree) -> frozenset[str]:
@@ -61,8 +63,13 @@ def symbols(tree: Tree) -> frozenset[str]:
     >>> sorted(symbols(("add", ("sym", "x"), ("num", 1, 1))))
     ['x']
     """
-    bound = {node[2] for node in walk(tree) if node[0] in ("sum", "prod", "integral", "limit") and len(node) > 3}
-    return frozenset(node[1] for node in walk(tree) if node[0] == "sym" and node[1] not in bound)
+    names, bound = set(), set()
+    for node in walk(tree):
+        if node[0] == "sym":
+            names.add(node[1])
+        elif node[0] in ("sum", "prod", "integral", "limit") and len(node) > 3:
+            bound.add(node[2])
+    return frozenset(names - bound)
 
 
 def infinite(tree: Tree) -> int:

@@ -69,6 +69,8 @@ _SHORT = frozenset(
         "monday",
     ]
 )
+_WORDY = re.compile(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]+")
+_RUN = re.compile("[a-zA-ZÀ-ɏ]{2}")
 _BREAK = re.compile(r"\s{0,4}[,;]?\s{0,4}\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
 _ESCAPED = re.compile(r"\\\\[a-zA-Z]{2}")
 _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
@@ -108,10 +110,13 @@ def unwrap(text: str) -> str:
     >>> unwrap(r"$\text{(C)}.$")
     '(C)'
     """
-    if "\\begin" not in text:
-        text = text if _ESCAPED.search(text) else _BREAK.sub(", ", text.strip().removesuffix("\\\\"))
+    text = text.strip()
+    if "\\\\" in text and "\\begin" not in text:
+        text = text if _ESCAPED.search(text) else _BREAK.sub(", ", text.removesuffix("\\\\"))
         text = text.replace("\\\\", "\\")
     for _ in range(6):
+        if text[:1].isalnum() and (text[-1].isalnum() or text[-1] in ")]}%"):
+            break  # there is nothing around it
         before = text
         text = re.sub(r"(?<!\\)\\$", "", text.strip().strip("\u200b"))
         if len(text) > 1 and text[-1] == "," and text[-2] != "\\":
@@ -130,7 +135,7 @@ def unwrap(text: str) -> str:
         text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
         if text == before:
             break
-    return text.replace(" ", "") if _GROUPED.fullmatch(text) else text
+    return text.replace(" ", "") if " " in text and _GROUPED.fullmatch(text) else text
 
 
 def _closes(text: str, at: int) -> bool:
@@ -147,7 +152,7 @@ def choice(text: str) -> str | None:
     """The letter of a multiple-choice answer in capitals, when the text is one: `(C)`, `C.`, `(C) 12`, `option c`."""
     if len(text) > 300:
         return None
-    shown = re.sub(r"\s+", " ", _COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).strip()
+    shown = " ".join((_COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).split())
     match = _CHOICE.fullmatch(shown)
     if match is None:
         return None
@@ -187,8 +192,8 @@ def words(text: str, *, strict: bool) -> Tree | None:
     if len(text) > 200:
         return None
     shown = _COMMAND.sub(" ", text).replace("}", " ") if _COMMAND.search(text) else text
-    shown = re.sub(r"\s+", " ", shown.replace("\\&", "&").replace('"', "").replace("\\ ", " ")).strip(" .,!")
-    if not re.fullmatch(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]*[a-zA-ZÀ-ɏ]{2}[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]*", shown):
+    shown = " ".join(shown.replace("\\&", "&").replace('"', "").replace("\\ ", " ").split()).strip(" .,!")
+    if not _WORDY.fullmatch(shown) or not _RUN.search(shown):
         return None
     if shown.startswith(("-", "/", ":", ")", "&")):
         return None

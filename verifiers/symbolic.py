@@ -12,8 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,7 @@ from rlvr.verifiers._kinds import judge
 from rlvr.verifiers._notation import readings
 from rlvr.verifiers._parse import parse
 from rlvr.verifiers._policy import Policy
-from rlvr.verifiers._scalars import Bench, Judged, finite
+from rlvr.verifiers._scalars import Bench, Judged, finite, whole
 from rlvr.verifiers._tree import TooBig, Tree, Unreadable, has, say
 from rlvr.verifiers._worked import UNWORKED
 from rlvr.verifiers._workers import Lost, Overrun, Pool
@@ -86,8 +85,9 @@ class Symbolic(Verifier):
         self._settings |= {"cpu_s": cpu_s, "memory_mb": memory_mb, "cache": cache}
         self.channel = _channel(channel)
         self.policy = Policy().over(policy)
+        self._changes = self.policy.changes()
         self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
-        self._cache: OrderedDict[tuple[Any, ...], Verdict] = OrderedDict()
+        self._cache: dict[tuple[Any, ...], Any] = {}
         self._size = cache
         self._lock = threading.Lock()
 
@@ -107,54 +107,62 @@ class Symbolic(Verifier):
         gold = _reference(task.reference)
         if gold is None:
             return _broken(repr(task.reference), "a reference is a text (in quotes, if it starts with a bracket) or a finite number")
-        wrong = self._kept(("gold", gold, policy), lambda: self.lint(gold, policy))
-        if not wrong.scored:
-            return wrong
-        found = find(answer, channel, several=policy.several)
-        if found.text is None and not 1 < len(found.several) <= MAX_SEVERAL:
-            return Verdict(0.0, f"no answer: {found.reason}")
-        verdict = self._kept((gold, found.text, found.several, policy), lambda: self._judged(gold, found, policy))
-        changes = policy.changes()
+        try:
+            why = self._kept(self._unfit, gold, policy)
+            if why:
+                return _broken(gold, why)
+            found = find(answer, channel, several=policy.several)
+            if found.text is None and not 1 < len(found.several) <= MAX_SEVERAL:
+                return Verdict(0.0, f"no answer: {found.reason}")
+            verdict: Verdict = self._kept(self._judged, gold, found, policy)
+        except Lost as error:
+            return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
+        changes = self._changes if policy is self.policy else policy.changes()
         return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"policy": changes}) if changes else verdict
 
     def lint(self, gold: str, policy: Policy | None = None) -> Verdict:
         """Whether a gold can be judged at all: read whole, finite, no bare letter, and right against itself."""
-        policy = policy or self.policy
         try:
-            tree = parse(gold)
-            if tree[0] == "sym" and not policy.symbol:
-                return _broken(gold, "it is a bare letter; set the policy symbol=true if that is meant")
-            if tree[0] == "num" and tree[2] and not policy.form:
-                return Verdict(1.0, f"parsed as {say(tree)}")  # what most golds are
-            why = finite(tree)
-            if has(tree, *UNWORKED):
-                self._judge(tree, ("num", 0, 1), policy)  # to see that it can be worked out in time
-            judged = Judged(False, why) if why else self._judge(tree, tree, policy)
-        except (Unreadable, TooBig, NotFinite) as error:
-            return _broken(gold, str(error))
+            why = self._unfit(gold, policy or self.policy)
         except Lost as error:
             return Verdict(None, f"the gold could not be checked: {error}", fault=Fault.INFRA)
-        except Exception as error:
-            return _broken(gold, f"judging it fails: {type(error).__name__}")
-        return Verdict(1.0, f"parsed as {say(tree)}") if judged.right else _broken(gold, f"it does not accept itself: {judged.reason}")
+        return _broken(gold, why) if why else Verdict(1.0, f"parsed as {say(parse(gold))}")
 
     def close(self) -> None:
         """Put the worker processes away."""
         self.pool.close()
 
+    def _unfit(self, gold: str, policy: Policy) -> str:
+        """Why a gold cannot be judged; empty when it can."""
+        try:
+            tree = parse(gold)
+            if tree[0] == "sym" and not policy.symbol:
+                return "it is a bare letter; set the policy symbol=true if that is meant"
+            if tree[0] == "num" and tree[2] == 1 and not policy.form:
+                return ""
+            why = finite(tree)
+            if has(tree, *UNWORKED):
+                self._judge(tree, ("num", 0, 1), policy)  # to see that it can be worked out in time
+            judged = Judged(False, why) if why else self._judge(tree, tree, policy)
+        except (Unreadable, TooBig, NotFinite) as error:
+            return str(error)
+        except Lost:
+            raise
+        except Exception as error:
+            return f"judging it fails: {type(error).__name__}"
+        return "" if judged.right else f"it does not accept itself: {judged.reason}"
+
     def _judged(self, gold: str, found: Found, policy: Policy) -> Verdict:
         if found.text is None:  # several answers: right only if each one is
             verdicts = [self._one(gold, text, policy) for text in found.several]
-            undone = next((verdict for verdict in verdicts if not verdict.scored), None)
-            if undone is not None:
-                return undone
             if all(verdict.passed for verdict in verdicts):
                 return verdicts[-1]
             return Verdict(0.0, f"ambiguous: {found.reason}")
         return self._one(gold, found.text, policy)
 
     def _one(self, gold: str, text: str, policy: Policy) -> Verdict:
-        if not policy.form and "".join(text.split()) == "".join(gold.split()) and _spaceless(text):
+        same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _spaceless(text))
+        if same and not policy.form:
             return Verdict(1.0, "it is the gold, word for word")
         try:
             judged = self._judge(parse(gold), parse(text), policy)
@@ -167,32 +175,31 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"the answer has no finite value: {error}")
         except (TooBig, Overrun) as error:
             return Verdict(0.0, f"the answer was not judged to its end: {error}", fault=Fault.ANSWER)
-        except Lost as error:
-            return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
+        except Lost:
+            raise
         except Exception as error:
             return Verdict(0.0, f"the answer broke the judging: {type(error).__name__}", fault=Fault.ANSWER)
         return Verdict(1.0 if judged.right else 0.0, judged.reason)
 
     def _judge(self, gold: Tree, answer: Tree, policy: Policy) -> Judged:
+        if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not policy.form:
+            return whole(gold, answer)
         budget = self.pool.budget()
         if has(gold, *UNWORKED):
             budget.left *= GOLDS_SHARE
         return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget)))
 
-    def _kept(self, key: tuple[Any, ...], compute: Any) -> Verdict:
-        """The verdict from the cache, or a new one, which is kept unless the machinery failed."""
-        with self._lock:
-            known = self._cache.get(key)
-            if known is not None:
-                self._cache.move_to_end(key)
-                return known
-        verdict: Verdict = compute()
-        if verdict.fault is not Fault.INFRA:
+    def _kept(self, work: Callable[..., Any], *question: Any) -> Any:
+        """What the work finds, or found before: the newest findings are remembered, and no failure of the machinery is one."""
+        key = (work.__name__, *question)
+        known = self._cache.get(key)
+        if known is None:
+            known = work(*question)
             with self._lock:
-                self._cache[key] = verdict
-                while len(self._cache) > self._size:
-                    self._cache.popitem(last=False)
-        return verdict
+                self._cache[key] = known
+                if len(self._cache) > self._size:
+                    del self._cache[next(iter(self._cache))]
+        return known
 
 
 def _reference(reference: Any) -> str | None:
