@@ -25,8 +25,8 @@ STEPS = 20_000
 class Normaliser:
     """Turns trees into forms with a budget of steps, so that no product can run away."""
 
-    def __init__(self) -> None:
-        self.steps = STEPS
+    def __init__(self, steps: int = STEPS) -> None:
+        self.steps = steps
         self._known: dict[Tree, Form] = {}  # a part that is looked at twice at every level costs 2^depth without this
         self.opaque = False
         """Whether some part was not looked into: then different forms prove nothing."""
@@ -271,9 +271,9 @@ def text(form: Form) -> str:
     return joined
 
 
-def compare(a: Tree, b: Tree) -> bool | None:
+def compare(a: Tree, b: Tree, steps: int = STEPS) -> bool | None:
     """Whether two expressions are equal by their normal forms; None when the forms do not decide."""
-    normaliser = Normaliser()
+    normaliser = Normaliser(steps)
     left, right = normaliser.form(a), normaliser.form(b)
     if left == right:
         return True
