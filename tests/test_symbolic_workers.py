@@ -41,6 +41,15 @@ def pool() -> Iterator[Pool]:
     made.close()
 
 
+def wait_for(pool: Pool, count: int) -> set[int]:
+    """The processes of a pool, as soon as there are so many."""
+    deadline = time.monotonic() + 60
+    while len(pool.pids()) < count and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(pool.pids()) == count
+    return set(pool.pids())
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -55,6 +64,28 @@ def test_the_pairs_reach_the_workers() -> None:
         pids = verifier.pool.pids()
         assert len(pids) == 1
     assert not any(alive(pid) for pid in pids)
+
+
+def test_workers_start_when_they_are_needed_or_long_work_begins() -> None:
+    with Symbolic() as verifier:
+        assert ask(verifier, "1/2", "0.5").score == 1.0
+        assert verifier.pool.pids() == []
+        verifier.ready()
+        both = wait_for(verifier.pool, 2)
+        assert scores(verifier) == scores(verifier)
+        assert set(verifier.pool.pids()) == both
+
+
+def test_closing_ends_what_is_asked_and_leaves_no_process() -> None:
+    pool = Pool(1, cpu_s=60)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(pool.equal, SLOW, parse("|x|"), pool.budget()) for _ in range(2)]  # one of them waits
+        pids = wait_for(pool, 1)
+        pool.close()
+        assert all(isinstance(future.exception(30), Lost) for future in asked)
+    assert pool.pids() == [] and not any(map(alive, pids))
+    assert pool.equal(parse("|x-1|"), parse("|1-x|"), pool.budget()) is True
+    pool.close()
 
 
 def test_killing_workers_changes_no_verdict() -> None:

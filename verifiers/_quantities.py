@@ -44,13 +44,13 @@ class Quantities(Atoms):
         if self.peek().kind != "num" or self.peek(1).kind == "eof":
             return None
         a, colon, b, after = (self.peek(k) for k in range(4))
-        if a.kind == "num" and a.text.isdigit() and colon.kind in ("word", "text") and 1 <= int(a.text[:3]) <= 12:
+        if a.text.isdigit() and colon.kind in ("word", "text") and 1 <= int(a.text[:3]) <= 12:
             half = colon.text.lower().replace(".", "").strip()
             dots = [self.peek(k).text for k in range(2, 5)]
             if half in ("am", "pm") or (half in ("a", "p") and dots[0] == "." and dots[1].lower() == "m"):
                 self.at += 2 + (0 if len(half) == 2 else 3 if dots[2] == "." else 2)
                 return ("time", int(a.text), 0, half[0] + "m")
-        if not (a.kind == b.kind == "num" and colon.text == ":" and a.text.isdigit() and b.text.isdigit() and len(b.text) == 2):
+        if not (b.kind == "num" and colon.text == ":" and a.text.isdigit() and b.text.isdigit() and len(b.text) == 2):
             return None
         half, dotted = "", False
         if after.kind in ("word", "text"):

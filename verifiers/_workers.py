@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 from rlvr.verifiers._tree import Tree
 
@@ -33,6 +33,8 @@ WINDOWS = 40
 CRAWL = 0.002
 """The share of a processor below which a worker stands still."""
 START_S = 120.0
+START_TRIES = 3
+WAIT_S = 300.0
 REPLY_LIMIT = 65_536
 
 
@@ -44,27 +46,32 @@ class Lost(Exception):
     """Worker after worker died or never got to run: the machine is to blame."""
 
 
+Home: TypeAlias = "queue.LifoQueue[Worker | Lost]"
+"""Workers that wait for a question, and word of those that did not start."""
+
+
 class Worker:
     """One process and its two pipes."""
 
-    def __init__(self, memory_mb: int) -> None:
+    def __init__(self, memory_mb: int, home: Home) -> None:
+        self.home = home
+        """Where it waits for questions."""
         paths = [str(MAIN.parent.parent), *(p for p in sys.path if p)]
         command = [sys.executable, "-I", "-B", str(MAIN), str(memory_mb), json.dumps(paths)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
         )
         self._buffer = b""
+
+    def greet(self) -> None:
+        """Wait until it has loaded what it needs."""
         try:
-            hello = self._line(time.monotonic() + START_S)
-        except (OSError, EOFError, TimeoutError) as error:
-            self.kill()
+            self._line(time.monotonic() + START_S)
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
             raise Lost(f"a worker does not start: {error}") from error
-        self.pid = int(json.loads(hello)["pid"])
-        self.fresh = True
 
     def ask(self, question: dict[str, Any], wall_s: float) -> dict[str, Any]:
         """One question, one reply; raises when the worker is gone or silent."""
-        self.fresh = False
         stdin = self.process.stdin
         assert stdin is not None
         stdin.write(json.dumps(question).encode() + b"\n")
@@ -132,20 +139,19 @@ class Budget:
 
 
 class Pool:
-    """A few warm workers that any thread may use; started at the first question, gone with `close`."""
+    """A few warm workers that any thread may use: started when they are needed, or by `warm`; gone with `close`."""
 
     def __init__(self, size: int = 1, *, cpu_s: float = 1.0, memory_mb: int = 1024, patience: float = PATIENCE) -> None:
         self.size, self.cpu_s, self.memory_mb, self.patience = size, cpu_s, memory_mb, patience
         self._open()
 
     def _open(self) -> None:
-        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
-        for _ in range(self.size):
-            self._idle.put(None)
+        self._idle: Home = queue.LifoQueue()
+        self._missing = self.size
         self._live: set[Worker] = set()
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        self._finalizer = weakref.finalize(self, _end, self._live, self._owner)
+        self._finalizer = weakref.finalize(self, _end_all, self._live, self._owner)
 
     def budget(self) -> Budget:
         """A new answer's allowance."""
@@ -154,6 +160,17 @@ class Pool:
     def pids(self) -> list[int]:
         """The processes that are alive now."""
         return [worker.process.pid for worker in list(self._live)]
+
+    def warm(self, most: int | None = None) -> None:
+        """Start missing workers in the background; nobody waits who does not need one."""
+        with self._lock:
+            count = self._missing if most is None else min(most, self._missing)
+            self._missing -= count
+        for _ in range(count):
+            try:
+                threading.Thread(target=self._start, args=[self._idle], daemon=True).start()
+            except RuntimeError as error:
+                self._idle.put(Lost(f"a worker does not start: {error}"))
 
     def equal(self, a: Tree, b: Tree, budget: Budget) -> bool | None:
         """Whether two expressions are equal; None when algebra cannot tell."""
@@ -169,6 +186,8 @@ class Pool:
             except (OSError, EOFError, TimeoutError, ValueError) as error:
                 used = (worker.cpu() or start) - start
                 status = self._bury(worker)
+                if worker.home is not self._idle:
+                    raise Lost("the pool was closed") from error
                 trouble = f"{type(error).__name__}, exit status {status}"
                 if used >= 0.9 * budget.left or (attempt and status in (-24, -25)):
                     budget.left = 0.0
@@ -178,7 +197,7 @@ class Pool:
                 self._bury(worker)
                 raise
             budget.left -= float(reply.get("cpu", 0.0))
-            self._idle.put(worker)
+            worker.home.put(worker)
             if reply.get("over"):
                 budget.left = 0.0
                 raise Overrun(str(reply["over"])[:200])
@@ -189,33 +208,55 @@ class Pool:
     def _borrow(self) -> Worker:
         if os.getpid() != self._owner:
             self._open()  # after a fork the workers are the parent's: their pipes must not be shared
-        try:
-            worker = self._idle.get(timeout=300)
-        except queue.Empty as error:
-            raise Lost("no worker came free in five minutes") from error
-        if worker is not None and worker.process.poll() is None:
-            return worker
-        if worker is not None:
-            worker.kill()
-            self._live.discard(worker)
-        for attempt in range(3):
+        home, failed, end = self._idle, 0, time.monotonic() + WAIT_S
+        while True:
+            if home.empty():
+                self.warm(1)
             try:
-                worker = Worker(self.memory_mb)
-                break
-            except Lost:
-                if attempt == 2:
-                    self._idle.put(None)
-                    raise
-        assert worker is not None
-        with self._lock:
-            self._live.add(worker)
-        return worker
+                found = home.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty as error:
+                raise Lost(f"no worker came free in {WAIT_S:g} s") from error
+            if home is not self._idle:
+                home.put(found)  # for the next one who still waits
+                raise Lost("the pool was closed")
+            if isinstance(found, Lost):
+                failed += 1
+                with self._lock:
+                    self._missing += 1
+                if failed == START_TRIES:
+                    raise found
+            elif found.process.poll() is None:
+                return found
+            else:
+                self._bury(found)
+
+    def _start(self, home: Home) -> None:
+        try:
+            worker = Worker(self.memory_mb, home)
+        except OSError as error:
+            home.put(Lost(f"a worker does not start: {error}"))
+            return
+        self._live.add(worker)
+        try:
+            worker.greet()
+            home.put(worker)
+        except Lost as error:
+            self._end(worker)
+            home.put(error)
+        if home is not self._idle:  # closed meanwhile
+            self._end(worker)
 
     def _bury(self, worker: Worker) -> int | None:
-        status = worker.kill()
+        """End a worker; another one is started at once."""
+        status = self._end(worker)
         with self._lock:
-            self._live.discard(worker)
-        self._idle.put(None)
+            self._missing += worker.home is self._idle
+        self.warm(1)
+        return status
+
+    def _end(self, worker: Worker) -> int | None:
+        status = worker.kill()
+        self._live.discard(worker)
         return status
 
     def close(self) -> None:
@@ -223,13 +264,13 @@ class Pool:
         if os.getpid() != self._owner:
             return
         with self._lock:
-            gone = list(self._live)
-            self._live.clear()
-        for worker in gone:
-            worker.kill()
+            closed, self._idle, self._missing = self._idle, queue.LifoQueue(), self.size
+        closed.put(Lost("the pool was closed"))
+        for worker in list(self._live):
+            self._end(worker)
 
 
-def _end(live: set[Worker], owner: int) -> None:
+def _end_all(live: set[Worker], owner: int) -> None:
     if os.getpid() == owner:
         for worker in list(live):
             worker.kill()

@@ -61,7 +61,7 @@ class Symbolic(Verifier):
         *,
         channel: str = "auto",
         policy: Mapping[str, Any] | None = None,
-        workers: int = 1,
+        workers: int = 2,
         cpu_s: float = 0.6,
         memory_mb: int = 1024,
         cache: int = 65_536,
@@ -71,7 +71,8 @@ class Symbolic(Verifier):
         Args:
             channel: where the answer is declared, one of `rlvr.answers`; a task's `meta["channel"]` overrides it.
             policy: fields of the policy that differ from the default; a task's `meta["policy"]` overrides them.
-            workers: how many algebra processes are kept.
+            workers: how many algebra processes there are at most; one starts when the first answer needs it, another one when an
+                answer would have to wait, all of them when `ready` is asked.
             cpu_s: processor seconds that one answer may use for algebra.
             memory_mb: memory of one algebra process.
             cache: how many verdicts are remembered.
@@ -127,6 +128,10 @@ class Symbolic(Verifier):
         except Lost as error:
             return Verdict(None, f"the gold could not be checked: {error}", fault=Fault.INFRA)
         return _broken(gold, why) if why else Verdict(1.0, f"parsed as {say(parse(gold))}")
+
+    def ready(self) -> None:
+        """Long work begins: the algebra workers start in the background, so that no answer waits for them."""
+        self.pool.warm()
 
     def close(self) -> None:
         """Put the worker processes away."""
