@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,16 +31,33 @@ def rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
     return found
 
 
-def download(dataset: str, name: str | None, split: str) -> list[dict[str, Any]]:
-    """The same through `datasets`."""
+def download(dataset: str, name: str | None, split: str, instead: str = "a file of problems") -> list[dict[str, Any]]:
+    """The same through `datasets`; `instead` says what of the user's own does as well."""
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
-        raise MissingExtra("datasets", "train", "set path to a file of problems") from error
+        raise MissingExtra("datasets", "train", f"set path to {instead}") from error
     try:
-        return [dict(row) for row in load_dataset(dataset, name, split=split)]
+        with _quiet_hub():
+            return [dict(row) for row in load_dataset(dataset, name, split=split)]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{dataset} cannot be downloaded ({error}); set path to a file of problems") from error
+        raise ConfigError(
+            f"{dataset} is not on this machine and cannot be fetched from the Hugging Face Hub ({' '.join(str(error).split())}); "
+            f"try again where the Hub can be reached, or set path to {instead} (--set path=..., in a suite --set NAME.path=...)"
+        ) from error
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """The Hub's client says each of its retries aloud; what comes of them is told once, in our words."""
+    from huggingface_hub.utils import logging as hub
+
+    before = hub.get_verbosity()
+    hub.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hub.set_verbosity(before)
 
 
 def parsed(found: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], what: str) -> list[T]:

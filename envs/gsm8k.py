@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Environment, Verifier
-from rlvr.errors import ConfigError, MissingExtra, NotFound
+from rlvr.envs._problems import download
+from rlvr.errors import ConfigError, NotFound
 from rlvr.task import Task, user
 
 CALCULATOR = re.compile(r"<<[^>]*>>")
@@ -88,14 +89,8 @@ def _from_folder(folder: Path, split: str) -> list[tuple[str, str]]:
 
 
 def _from_datasets(split: str) -> list[tuple[str, str]]:
-    try:
-        from datasets import load_dataset
-    except ModuleNotFoundError as error:
-        raise MissingExtra("datasets", "train", "set path to a folder that holds train.jsonl and test.jsonl") from error
-    try:
-        return [_pair(row) for row in load_dataset("openai/gsm8k", "main", split=split)]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"gsm8k cannot be downloaded ({error}); set path to a folder that holds train.jsonl and test.jsonl") from error
+    found = download("openai/gsm8k", "main", split, "a folder that holds train.jsonl and test.jsonl")
+    return [_pair(row) for row in found]
 
 
 def _pair(row: Any) -> tuple[str, str]:

@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for eyes.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin; the value is YAML.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin, such as seed=3; may be given several times.")]
 KINDS = "envs, verifiers, sandboxes, samplers, algorithms, recipes, suites"
 
 
@@ -136,7 +136,7 @@ def eval_(
     settings: Settings = None,
     json: Json = False,
 ) -> int:
-    """Measure a policy on a suite; exit code 1 if too much has no score."""
+    """Measure a policy on a suite; exit code 1 if much is unscored."""
     from rlvr.commands import evaluating
 
     how: dict[str, object] = {
@@ -215,7 +215,7 @@ def doctor(
     env: Annotated[str, typer.Option(help="Whose prompts, with --model.")] = "arithmetic",
     json: Json = False,
 ) -> int:
-    """Look at this machine: packages, accelerator, Docker, plugins; with --model, at a sampler."""
+    """Say what this machine can do; with --model, how good a sampler is."""
     if model is not None:
         from rlvr.commands import agreement
 

@@ -80,6 +80,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.section(f"NOT RUN: no {engine.title}", red=True, bold=True)
             terminalreporter.line(f"{len(engine.not_run)} tests marked {mark} were not run: {engine.lacking()}", red=True)
             terminalreporter.line(f"Set {required(mark)}=1 to make this a failure.", red=True)
+    told = [
+        str(value) for report in terminalreporter.stats.get("passed", []) for key, value in report.user_properties if key == "documented"
+    ]
+    if told:
+        terminalreporter.section("documentation")
+        for line in told:
+            terminalreporter.line(line)
 
 
 @pytest.fixture(scope="session")
