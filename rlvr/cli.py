@@ -26,7 +26,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for eyes.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin, such as seed=3; may be given several times.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin, such as seed=3; the value is YAML.")]
 KINDS = "envs, verifiers, sandboxes, samplers, algorithms, recipes, suites"
 
 
