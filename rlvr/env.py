@@ -149,10 +149,16 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         """The conversation as text."""
         if self.render_mode is None or self.state is None:
             return None
-        prompt = "\n".join(f"{message['role']}: {message['content']}" for message in self.state.task.prompt)
-        open_turn = [] if self.state.end else [self.tokenizer.decode(self.state.tokens[self.state.turn_start :])]
-        turns = "\n".join(f"policy: {text}" for text in [*self.state.said, *open_turn])
-        return f"{prompt}\n{turns}" + (f"\nverdict: {self.verdict.reason}" if self.verdict else "")
+        lines = [f"{message['role']}: {message['content']}" for message in self.state.task.prompt]
+        said = self.state.said
+        for turn, text in enumerate(said, 1):
+            lines.append(f"policy: {text}")
+            answered = turn < len(said) or self.state.end is None
+            if answered and (reply := self.environment.reply(self.state.task, said[:turn])) is not None:
+                lines.append(f"env: {reply}")
+        if self.state.end is None:
+            lines.append(f"policy: {self.tokenizer.decode(self.state.tokens[self.state.turn_start :])}")
+        return "\n".join([*lines, *([f"verdict: {self.verdict.reason}"] if self.verdict else [])])
 
     def close(self) -> None:
         """Put the environment, and the verifier with it, away."""

@@ -211,7 +211,7 @@ def test_render_is_the_conversation() -> None:
     env = TokenEnv(env=Talk(), tokenizer=TOKENS, render_mode="ansi")
     assert env.render() is None
     play(env, [ONE, EOS, ONE])
-    assert env.render() == "user: 7=\npolicy: 1\npolicy: 1"
+    assert env.render() == "user: 7=\npolicy: 1\nenv: 1\npolicy: 1"
     env.step(EOS)
     env.step(EOS)
     assert str(env.render()).splitlines()[-1].startswith("verdict: ")

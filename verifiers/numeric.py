@@ -71,7 +71,8 @@ class Numeric(Verifier):
             return Verdict(0.0, f"{found.text!r:.80} is not one number")
         near = max(self.tolerance, self.relative * abs(expected))
         right = abs(value - expected) <= near
-        return Verdict(float(right), f"{found.text:.80} {'equals' if right else 'is not'} {task.reference!s:.80}")
+        how = "equals" if value == expected else f"is within {float(near):g} of" if right else "is not"
+        return Verdict(float(right), f"{found.text:.80} {how} {task.reference!s:.80}")
 
 
 def parse(value: Any, *, percent: bool = False) -> Fraction | None:

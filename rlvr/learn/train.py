@@ -82,7 +82,8 @@ def train(
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     if verify and not resume:
         raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
-    folder = out or Path("runs") / f"{config.env['name']}-{datetime.now():%Y%m%d-%H%M%S}"
+    env = str(config.env["name"]).rpartition(":")[2]  # of path/to/file.py:Object the object
+    folder = out or Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
     accelerator = accelerator_from(config, folder)
     if resume and accelerator.distributed_type is DistributedType.DEEPSPEED:
         raise ConfigError("--resume under DeepSpeed is not supported: its optimizer state cannot be put together; launch with fsdp2.yaml")
