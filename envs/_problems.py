@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,14 +51,13 @@ def download(dataset: str, name: str | None, split: str, instead: str = "a file 
 @contextmanager
 def _quiet_hub() -> Iterator[None]:
     """The Hub's client says each of its retries aloud; what comes of them is told once, in our words."""
-    from huggingface_hub.utils import logging as hub
-
-    before = hub.get_verbosity()
-    hub.set_verbosity_error()
+    hub = logging.getLogger("huggingface_hub")
+    before = hub.level
+    hub.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        hub.set_verbosity(before)
+        hub.setLevel(before)
 
 
 def parsed(found: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], what: str) -> list[T]:
