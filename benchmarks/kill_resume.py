@@ -1,11 +1,12 @@
 """Does a run that was killed end like one that was not? kill -9 at 25 moments, `rlvr train --resume`, compare. One JSON line.
 
-    python benchmarks/kill_resume.py --kills 25
+    python benchmarks/kill_resume.py --kills 25 [--ahead 1]
 
 Each run is the real command line in a process of its own, forked from one that has torch loaded already. A thread in it
-watches what the main thread is doing and, at a random visit to the moment that is planned, after a random pause, kills the
-process with SIGKILL; so every kind of moment is really hit. Every fourth resume is killed too. The run has dynamic
-sampling, a curriculum, an adaptive KL and several minibatches a step. The control, a run with another seed, must differ.
+watches what the main thread is doing (and the one that samples ahead) and, at a random visit to the moment that is planned,
+after a random pause, kills the process with SIGKILL; so every kind of moment is really hit. Every fourth resume is killed too.
+The run has dynamic sampling, a curriculum, an adaptive KL and several minibatches a step. The control, a run with another
+seed, must differ.
 """
 
 from __future__ import annotations
@@ -61,12 +62,15 @@ OURS = (str(ROOT / "rlvr"),)
 
 
 def stack_of(thread: int) -> list[FrameType]:
-    """What a thread is doing, innermost first; our own code only."""
-    frame, found = sys._current_frames().get(thread), []
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(OURS):
-            found.append(frame)
-        frame = frame.f_back
+    """What a thread and the worker that samples ahead of it are doing, innermost first; our own code only."""
+    workers = [other.ident for other in threading.enumerate() if other.name.startswith("ahead")]
+    frames, found = sys._current_frames(), []
+    for each in (thread, *workers):
+        frame = frames.get(each or 0)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(OURS):
+                found.append(frame)
+            frame = frame.f_back
     return found
 
 
@@ -137,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ahead", type=int, default=0, help="rollout.max_staleness of the runs")
     args = parser.parse_args()
     for heavy in ("rlvr.learn.train", "rlvr.samplers.hf"):  # before the first fork, so that no child pays for it
         importlib.import_module(heavy)
@@ -146,7 +151,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="rlvr-kill-") as scratch:
         home = Path(scratch)
         recipe = home / "recipe.yaml"
-        recipe.write_text(RECIPE)
+        recipe.write_text(RECIPE.replace("prompts_per_step: 4,", f"prompts_per_step: 4, max_staleness: {args.ahead},"))
         for name, more in (("whole", ()), ("control", ("seed=1",))):
             if child(["train", str(recipe), *more, "--out", str(home / name)], home / f"{name}.log", None, dice):
                 raise SystemExit((home / f"{name}.log").read_text())
@@ -155,6 +160,7 @@ def main() -> None:
         for k, moment in enumerate(plan):
             folder, log = home / f"run{k}", home / f"run{k}.log"
             command = ["train", str(recipe), "--out", str(folder)]
+            code = 0
             for _ in range(ATTEMPTS):
                 code = child(command, log, moment, dice)
                 if code:
@@ -176,8 +182,9 @@ def main() -> None:
         json.dumps(
             {
                 "question": "does a run that was killed end like one that was not?",
-                "kills": sum(hit.values()), "planned": len(plan), "same_to_the_bit": same, "moments_hit": dict(hit),
-                "resumes_killed_too": killed_twice, "differing": differing, "files_that_another_seed_changes": control,
+                "max_staleness": args.ahead, "kills": sum(hit.values()), "planned": len(plan), "same_to_the_bit": same,
+                "moments_hit": dict(hit), "resumes_killed_too": killed_twice, "differing": differing,
+                "files_that_another_seed_changes": control,
                 "seconds": round(time.monotonic() - began, 1),
             }
         )
