@@ -49,7 +49,8 @@ class Trackers(Reports):
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """One step's numbers; what could not be measured is left out."""
-        self.accelerator.log({name: value for name, value in row.items() if value is not None}, step=row["step"])
+        numbers = {name: value for name, value in row.items() if value is not None and name != "step"}
+        self.accelerator.log(numbers, step=row["step"])
 
     def episodes(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """One step's episodes, for those who show tables."""
