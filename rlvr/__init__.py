@@ -28,7 +28,7 @@ from rlvr.contracts import (
 from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError
 from rlvr.registry import build as make
-from rlvr.task import Fault, Message, Task, Verdict, user
+from rlvr.task import Earned, Fault, Message, Task, Verdict, user
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,7 @@ _announce()
 __all__ = [
     "Algorithm",
     "Completion",
+    "Earned",
     "End",
     "Environment",
     "Episode",

@@ -6,8 +6,7 @@ Five kinds of plugin exist, each with one or two methods that matter:
     Sandbox       run(Program) -> Outcome              where foreign code runs
     Sampler       sample(prompts, ...) -> Completions  who answers
     Algorithm     credit(groups), losses(inputs)       what is learned from it (in rlvr.algorithm)
-A plugin's constructor takes keyword arguments only; its signature is its configuration schema. `needs` names the other
-plugins it stands on, and the registry fills them in, so that no plugin ever imports another kind.
+A plugin's constructor takes keyword arguments only: its signature is its schema. The registry fills in the plugins that `needs` names.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.task import Message, Task, Verdict
+from rlvr.task import Earned, Message, Task, Verdict
 
 
 @runtime_checkable
@@ -124,12 +123,9 @@ class Environment(Plugin, ABC):
 
     verifier: Verifier
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
-    max_turns: int = 1
-    """How many times the policy may speak."""
-    max_prompt_tokens: int = 96
-    """Room for the prompt where nobody says otherwise; what a character tokenizer needs."""
-    max_new_tokens: int = 32
-    """Room for the policy's tokens, all turns together, where nobody says otherwise."""
+    max_turns: int = 1  # how many times the policy may speak
+    max_prompt_tokens: int = 96  # room for the prompt where nobody says otherwise; what a character tokenizer needs
+    max_new_tokens: int = 32  # room for the policy's tokens, all turns together, where nobody says otherwise
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:
@@ -150,6 +146,10 @@ class Environment(Plugin, ABC):
     def answer(self, task: Task, said: Sequence[str]) -> str:
         """The text to be judged at the end. The default: the policy's last turn."""
         return said[-1] if said else ""
+
+    def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
+        """When the score was earned; the amounts add up to it. The default: as the verifier says, which may be: all at the end."""
+        return verdict.earned
 
     def close(self) -> None:
         """Close the verifier too; an environment that holds more closes that as well."""

@@ -5,13 +5,15 @@
 >>> observation, info = env.reset(seed=7)                             # doctest: +SKIP
 >>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())   # doctest: +SKIP
 
-The reward is 0.0 until the episode ends, then the verifier's score. An episode that could not be judged ends truncated
+The reward is 0.0 until the episode ends, then the verifier's score: a verdict comes at the end, also one that says when each part
+of its score was earned (`Verdict.earned`; the learner pays those where they belong). An episode that could not be judged ends truncated
 with reward 0.0 and `info["scored"]` False: leave it out, it is not a wrong answer.
 No time limit wrapper is ever registered: it would end the episode outside, and the verifier would never run.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -138,6 +140,8 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         """What `step` hands back: the five of Gymnasium."""
         assert self.state is not None
         score = self.verdict.score if self.verdict is not None else None
+        if self.verdict is not None and self.verdict.earned:
+            score = math.fsum(self.mdp.rewards(self.state, self.verdict))  # as an episode adds it up
         end = self.state.end
         failed = self.verdict is not None and score is None
         by_length = end is End.TRUNCATED and self.on_length == "terminate"

@@ -13,8 +13,9 @@ A stop id on the very last allowed token is a stop.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlvr.contracts import Environment, Tokenizer, Verifier
 from rlvr.episode import End, Episode
@@ -145,22 +146,48 @@ class TokenMDP:
 
     def judge(self, state: State) -> Verdict:
         """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
-        return judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, state.said))
+        verdict = judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, state.said))
+        if not verdict.scored:
+            return verdict
+        try:
+            if earned := self.environment.earned(state.task, state.said, verdict):
+                verdict = replace(verdict, earned=tuple(earned))
+                self.rewards(state, verdict)
+        except Exception as error:
+            return Verdict(None, f"{type(self.environment).__name__}.earned: {type(error).__name__}: {error}", fault=Fault.INFRA)
+        return verdict
+
+    def rewards(self, state: State, verdict: Verdict) -> list[float]:
+        """What each token is paid: the whole score on the policy's last one, or each part of it on the token that completed it."""
+        rewards = [0.0] * len(state.tokens)
+        if not verdict.earned:
+            if verdict.score is not None:
+                rewards[last_acted(state.acted)] = verdict.score
+            return rewards
+        turns = turns_of(state, self._stops)
+        for part in verdict.earned:
+            if not -len(turns) <= part.turn < len(turns):
+                raise ValueError(f"something was earned in turn {part.turn}, and there were {len(turns)}")
+            places = turns[part.turn]
+            said = [state.tokens[place] for place in places]
+            if part.characters is None:
+                at = len(said)
+            else:
+                at = bisect_left(range(1, len(said) + 1), part.characters, key=lambda n: len(self.tokenizer.decode(said[:n]))) + 1
+            rewards[places[min(at, len(said)) - 1]] += part.amount
+        return rewards
 
     def episode(self, state: State, verdict: Verdict, *, group: str, logprobs: list[float] | None = None, version: int = 0) -> Episode:
         """The record of a conversation that is over."""
         if state.end is None:
             raise EnvError(f"task {state.task.id!r} is not over yet")
-        rewards = [0.0] * len(state.tokens)
-        if verdict.score is not None:
-            rewards[last_acted(state.acted)] = verdict.score
         return Episode(
             task_id=state.task.id,
             group=group,
             tokens=state.tokens,
             acted=state.acted,
             logprobs=[0.0] * len(state.tokens) if logprobs is None else logprobs,
-            rewards=rewards,
+            rewards=self.rewards(state, verdict),
             end=state.end if verdict.scored else End.FAILED,
             policy_version=version,
             verdict=verdict,
@@ -168,6 +195,20 @@ class TokenMDP:
             turns=len(state.said),
             error="" if verdict.scored else verdict.reason,
         )
+
+
+def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
+    """Where the tokens of each of the policy's turns stand.
+
+    >>> turns_of(State(Task("t", user("2+2=")), [1, 9, 0, 2, 8], [False, True, True, False, True]), frozenset({0}))  # doctest: +SKIP
+    [[1, 2], [4]]
+    """
+    turns: list[list[int]] = [[]]
+    for place in (place for place, own in enumerate(state.acted) if own):
+        if turns[-1] and state.tokens[turns[-1][-1]] in stops:
+            turns.append([])
+        turns[-1].append(place)
+    return turns
 
 
 def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:

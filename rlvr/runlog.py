@@ -153,6 +153,8 @@ def episode_row(step: int, episode: Episode, advantages: Sequence[float], log_ra
     told: dict[str, Sequence[float]] = {} if log_ratio is None else {"log_ratio": log_ratio}
     if len({value for value, own in zip(advantages, episode.acted, strict=False) if own}) > 1:
         told["advantages"] = advantages
+    if any(episode.acted) and any(episode.rewards[: last_acted(episode.acted)]):  # not all of it at the end
+        told["rewards"] = episode.rewards
     return {
         "step": step,
         **episode.meta,

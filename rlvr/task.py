@@ -5,8 +5,9 @@ Both are plain frozen records that any layer may hold; neither knows tokens, mod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, TypedDict
@@ -70,6 +71,29 @@ class Fault(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Earned:
+    """A part of a score, and when it was earned: at the end of a turn, or once so many characters of it had been said.
+
+    >>> Earned(0.25, turn=0), Earned(0.75, characters=12).turn
+    (Earned(amount=0.25, turn=0, characters=None), -1)
+    """
+
+    amount: float
+    """May be below 0: a step that loses what another one won."""
+    turn: int = -1
+    """Which of the policy's turns, counted as Python counts; -1 is the last one."""
+    characters: int | None = None
+    """How much of that turn's text must have been said. None: all of it."""
+
+    def __post_init__(self) -> None:
+        whole = (self.turn, 0 if self.characters is None else self.characters)
+        if isinstance(self.amount, bool) or not isinstance(self.amount, int | float) or not math.isfinite(self.amount):
+            raise ValueError(f"{self.amount!r} was earned; it must be a finite number")
+        if any(isinstance(n, bool) or not isinstance(n, int) for n in whole) or whole[1] < 0:
+            raise ValueError(f"turn {self.turn!r} and characters {self.characters!r} of {self!r} must be whole numbers, characters from 0")
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The judgement of one answer. `score` None means *not judged*, and is never turned into 0.
 
@@ -86,6 +110,8 @@ class Verdict:
     fault: Fault = Fault.NONE
     detail: Mapping[str, Any] = field(default_factory=dict)
     """Facts for the record that are plain JSON: the parsed forms, test by test results, the policy used."""
+    earned: Sequence[Earned] = ()
+    """When the score was earned, where not all of it was at the end. The amounts add up to the score."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.fault, Fault):
@@ -99,6 +125,11 @@ class Verdict:
                 raise ValueError(f"an answer that broke the judging scores 0, not {self.score}")
         if self.parts:
             object.__setattr__(self, "parts", {name: _unit(value, f"part {name!r}") for name, value in self.parts.items()})
+        if self.earned:
+            object.__setattr__(self, "earned", tuple(e if isinstance(e, Earned) else Earned(**e) for e in self.earned))
+            total = math.fsum(e.amount for e in self.earned)
+            if self.score is None or abs(total - self.score) > 1e-6:
+                raise ValueError(f"the amounts earned add up to {total:g}, and the score is {self.score}; they must be the same")
 
     @property
     def scored(self) -> bool:
@@ -113,7 +144,8 @@ class Verdict:
     def record(self) -> dict[str, Any]:
         """The verdict as plain JSON, for logs and the command line."""
         row: dict[str, Any] = {"score": self.score, "reason": self.reason, "fault": self.fault.value}
-        return row | ({"parts": dict(self.parts)} if self.parts else {}) | ({"detail": dict(self.detail)} if self.detail else {})
+        row |= ({"parts": dict(self.parts)} if self.parts else {}) | ({"detail": dict(self.detail)} if self.detail else {})
+        return row | ({"earned": [asdict(e) for e in self.earned]} if self.earned else {})
 
 
 def _unit(value: Any, name: str) -> float:

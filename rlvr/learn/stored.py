@@ -23,7 +23,7 @@ PROMPTS_COMPARED = 20
 
 OF_THE_EPISODE = (
     "step", "task_id", "group", "text", "reward", "advantage", "end", "turns", "policy_version", "verdict", "error", "tokens", "acted",
-    "logprobs",
+    "logprobs", "rewards",
 )  # fmt: skip
 """What a recorded line says of the episode itself; the rest is what was noted beside it."""
 
@@ -105,7 +105,9 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
     """A line of episodes.jsonl as the episode it was."""
     acted = [bool(flag) for flag in row["acted"]]
     rewards = [0.0] * len(acted)
-    if row["reward"]:
+    if "rewards" in row:
+        rewards = [float(value) for value in row["rewards"]]
+    elif row["reward"]:
         rewards[last_acted(acted)] = float(row["reward"])
     verdict = row["verdict"]
     return Episode(
