@@ -275,6 +275,9 @@ def test_a_tie_is_a_tie_up_to_the_tolerance() -> None:
     assert preferences.pair([]) is None and preferences.pair([1.0]) is None and preferences.pair([1.0, 0.0]) == (0, 1)
 
 
+ON_FRESH = [name for name, preset in PRESETS.items() if preset.settings.baseline not in ("pair", "kto", "best")]
+
+
 def test_what_can_be_learned_from_stored_groups() -> None:
     groups = [[said(1.0), said(0.0), said(0.5), said(0.5)], [said(0.0), said(0.0)]]
     assert [[e.reward for e in g] for g in factory("dpo")().learnable(groups)] == [[1.0, 0.0]]
@@ -283,7 +286,7 @@ def test_what_can_be_learned_from_stored_groups() -> None:
     assert [[e.reward for e in g] for g in factory("sft")().learnable(groups)] == [[1.0]]
     for name, given, reason in (
         ("dpo", groups[1:], "no pair"), ("kto", groups[1:], "are undesirable"), ("kto", [[said(0.5)]], "are desirable"),
-        ("sft", groups[1:], "above 0"), ("grpo", groups, "fresh answers"),
+        ("sft", groups[1:], "above 0"), *((fresh, groups, "fresh answers") for fresh in ON_FRESH),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=reason):
             factory(name)().learnable(given)

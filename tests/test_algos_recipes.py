@@ -28,6 +28,24 @@ def test_every_named_preset_is_there_and_builds() -> None:
         assert set(preset.parts) == {"advantage", "ratio", "kl", "aggregation", "value"}
 
 
+PARTS = {
+    "grpo": ("outcome, baseline group / group deviation", "token, clip", "none", "seq-mean-token-mean", "none"),
+    "dr_grpo": ("outcome, baseline group", "token, clip", "none", "seq-mean-token-sum-norm", "none"),
+    "sapo": ("outcome, baseline group / group deviation", "token, sapo", "none", "seq-mean-token-mean", "none"),
+    "rloo": ("outcome, baseline leave_one_out", "completion, clip", "k1 in the reward, beta 0.05", "seq-mean-token-mean", "none"),
+    "reinforce_pp_baseline": ("outcome, baseline group, whitened over tokens", "token, clip", "k2 in the loss, beta 0.01", "token-mean",
+                              "none"),
+    "reinforce_pp": ("to_go, baseline none, whitened over tokens", "token, clip", "k1 in the reward, beta 0.01", "token-mean", "none"),
+    "ppo": ("outcome, baseline value, whitened over tokens", "token, clip", "k1 in the reward, beta 0.05", "token-mean",
+            "critic, gamma 1, lambda 0.95"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_five_parts_read_as_the_papers_have_them(name: str) -> None:
+    assert tuple(PRESETS[name].parts.values()) == PARTS[name]
+
+
 def test_each_recipe_sets_every_half() -> None:
     dr, dapo, gspo = (PRESETS[n].settings for n in ("dr_grpo", "dapo", "gspo"))
     assert (dr.scale_rewards, dr.loss_aggregation) == ("none", "seq-mean-token-sum-norm")
