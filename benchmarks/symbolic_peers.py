@@ -3,8 +3,8 @@
     python benchmarks/symbolic_peers.py [--data FOLDER] [--take N] [--every N] [--venv FOLDER]
 
 math-verify goes into a virtual environment of its own in a temporary folder. Both judge the same pairs one after the other, in
-one process each, in the same run; ours without its cache. With --data, GSM8K and MATH-500 answers are timed too: the golds with
-right and wrong candidates made from them.
+one process each, a family in turn, so that what else the machine does hits both alike; ours without its cache. With --data, GSM8K
+and MATH-500 answers are timed too: the golds with right and wrong candidates made from them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import sys
 import tempfile
 import time
 import venv
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +31,57 @@ HERE = Path(__file__).parent
 CORPUS = HERE.parent / "tests" / "corpora" / "math"
 Row = dict[str, Any]
 Result = tuple[bool | None, float]
+Judge = Callable[[list[Row]], list[Result]]
 
 
-def peer(rows: list[Row], folder: Path) -> list[Result]:
+@contextmanager
+def peer(folder: Path) -> Iterator[Judge]:
     """math-verify's verdicts and times."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "math-verify[antlr4_13_2]==0.9.0"], check=True)
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    done = subprocess.run([python, HERE / "symbolic_peer_main.py"], input=text, capture_output=True, text=True, check=True)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == len(rows)
-    return [(row["right"], row["s"]) for row in found]
+    command = [python, HERE / "symbolic_peer_main.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        asks, says = process.stdin, process.stdout
+        assert asks is not None and says is not None
+
+        def judge(rows: list[Row]) -> list[Result]:
+            found: list[Result] = []
+            for at in range(0, len(rows), 50):  # what two pipes hold
+                asks.write("".join(json.dumps(row) + "\n" for row in rows[at : at + 50]))
+                asks.flush()
+                replies = [json.loads(says.readline()) for _ in rows[at : at + 50]]
+                found += [(reply["right"], reply["s"]) for reply in replies]
+            return found
+
+        yield judge
 
 
-def ours(rows: list[Row]) -> list[Result]:
+@contextmanager
+def ours() -> Iterator[Judge]:
     """Our verdicts and times; nothing is remembered from one pair to the next."""
-    results = []
     with Symbolic(cache=1) as verifier:
         verifier.verify(Task("warm", user("?"), reference="|x-1|"), "|1-x|")
-        for row in rows:
-            task = Task("t", user("?"), reference=row["reference"], meta=row.get("meta", {}))
-            parse.cache_clear()
-            start = time.perf_counter()
-            verdict = verifier.verify(task, row["answer"])
-            results.append((None if verdict.score is None else verdict.passed, time.perf_counter() - start))
-    return results
+
+        def judge(rows: list[Row]) -> list[Result]:
+            results = []
+            for row in rows:
+                task = Task("t", user("?"), reference=row["reference"], meta=row.get("meta", {}))
+                parse.cache_clear()
+                start = time.perf_counter()
+                verdict = verifier.verify(task, row["answer"])
+                results.append((None if verdict.score is None else verdict.passed, time.perf_counter() - start))
+            return results
+
+        yield judge
+
+
+def both(families: dict[str, list[Row]], folder: Path | None) -> Iterator[tuple[str, list[Row], list[Result], list[Result]]]:
+    """Every family, judged by us and then by them."""
+    with tempfile.TemporaryDirectory() as spare, ours() as we, peer(folder or Path(spare) / "venv") as they:
+        for family, rows in families.items():
+            yield family, rows, we(rows), they(rows)
 
 
 def from_data(folder: Path, take: int) -> dict[str, list[Row]]:
@@ -90,26 +116,23 @@ def main() -> None:
         for file in sorted(CORPUS.glob("*.jsonl"))
     }
     timed = from_data(given.data, given.take) if given.data else {}
-    rows = [row for family in (*corpus.values(), *timed.values()) for row in family]
-    with tempfile.TemporaryDirectory() as folder:
-        theirs = peer(rows, given.venv or Path(folder) / "venv")
-    mine = ours(rows)
-    at, totals = 0, {"ours": [0, 0], "math-verify": [0, 0]}
+    totals = {"ours": [0, 0], "math-verify": [0, 0]}
     worse: list[str] = []
+    mine: list[Result] = []
+    theirs: list[Result] = []
     print(f"{'family':12} {'pairs':>6} | ours FP FN  median ms | math-verify FP FN  median ms | times faster: median, total")
     ratios = {}
-    for family, group in (corpus | timed).items():
-        place = slice(at, at + len(group))
-        at += len(group)
+    for family, group, one, other in both(corpus | timed, given.venv):
+        mine, theirs = mine + one, theirs + other
         cells, errors = [], []
-        for name, results in (("ours", mine[place]), ("math-verify", theirs[place])):
+        for name, results in (("ours", one), ("math-verify", other)):
             wrong = [sum(bool(right) and row.get("right") is False for row, (right, _) in zip(group, results, strict=True))]
             wrong.append(sum(not right and row.get("right") is True for row, (right, _) in zip(group, results, strict=True)))
             totals[name] = [a + b for a, b in zip(totals[name], wrong, strict=True)]
             errors.append(wrong)
             cells.append(f"{wrong[0]:7} {wrong[1]:3} {1000 * statistics.median(s for _, s in results):10.3f}")
-        medians = [statistics.median(s for _, s in results[place]) for results in (mine, theirs)]
-        sums = [sum(s for _, s in results[place]) for results in (mine, theirs)]
+        medians = [statistics.median(s for _, s in results) for results in (one, other)]
+        sums = [sum(s for _, s in results) for results in (one, other)]
         ratios[family] = (round(medians[1] / medians[0], 1), round(sums[1] / sums[0], 1))
         if any(a > b for a, b in zip(*errors, strict=True)):
             worse.append(family)
