@@ -106,6 +106,8 @@ def equal(a: Tree, b: Tree) -> bool | None:
         return None
     if gap == 0:
         return True
+    if _zero_on_both_sides(gap):
+        return True
     for step in (sp.expand, sp.radsimp, sp.trigsimp, sp.simplify):
         gap = step(gap)
         if gap == 0:
@@ -113,6 +115,15 @@ def equal(a: Tree, b: Tree) -> bool | None:
         if gap.is_number and gap.is_zero is False and step is sp.simplify:
             return False
     return None
+
+
+def _zero_on_both_sides(gap: Any) -> bool:
+    """Whether an expression in |x| is zero for positive x and for negative x, by expanding alone: logarithms of x^2 and |x| are."""
+    (letter,) = gap.free_symbols if len(gap.free_symbols) == 1 else (None,)
+    if letter is None or not gap.has(sp.Abs):
+        return False
+    positive = sp.Symbol("positive", positive=True)
+    return all(sp.expand_log(sp.expand(gap.subs(letter, side))) == 0 for side in (positive, -positive))
 
 
 def warm() -> None:

@@ -228,13 +228,16 @@ def _region_or_words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return _ordered(gold[1:3], answer[1:3], bench)
     if answer[0] == "rel" and answer[2] == "in":
         return _judge(gold, answer[3], bench)
-    if gold[0] == answer[0] == "union":
-        return _matched(_flat(gold), _flat(answer), bench)
+    if gold[0] == answer[0] and gold[0] in ("union", "inter"):
+        golds, answers = _flat(gold, gold[0]), _flat(answer, gold[0])
+        if len(golds) != len(answers):
+            return Judged(False, f"{say(answer)} has {len(answers)} parts; the gold has {len(golds)}")
+        return _matched(golds, answers, bench)
     return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")
 
 
-def _flat(tree: Tree) -> list[Tree]:
-    return [part for arg in tree[1:] for part in _flat(arg)] if tree[0] == "union" else [tree]
+def _flat(tree: Tree, op: str) -> list[Tree]:
+    return [part for arg in tree[1:] for part in _flat(arg, op)] if tree[0] == op else [tree]
 
 
 def _rel(gold: Tree, answer: Tree, bench: Bench) -> Judged:

@@ -70,6 +70,7 @@ def _system(match: re.Match[str]) -> str:
     return rf"\begin{{cases}}{body}\end{{cases}}" if name == "array" else rf"\begin{{{name}}}{body}\end{{{name}}}"
 
 
+_MONEY = {"US": r"\$", "USD": r"\$", "EUR": r"\text{euro}", "GBP": r"\text{pound}", "INR": r"\text{rupee}", "JPY": r"\text{yen}"}
 _RULES: tuple[_Rule, ...] = (
     (re.compile(r"[\s,]*\\text\s*\{[\s,]*((?:where|with|for|any|integers?)[\s}].{0,60})$"), _whole),
     (re.compile(r"\^\s*\{?\s*(?:\\top|\\(?:math(?:sf|rm|bf|tt)|text)\s*\{?\s*T\s*\}?|\\intercal)\s*\}?"), "^T"),
@@ -123,6 +124,9 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(_ALL + r"(?:\s*\\in\s*" + _REALS + r")?\s*\}?[\s$.]*$"), ""),
     (re.compile(r"\s*,\s*([a-zA-Z])\s*\\in\s*" + _REALS + r"[\s$.]*$"), _over_reals),
     (re.compile(r"^\\text\s*\{\s*[Aa]ll(?:\s+real)?(?:\s+numbers)?\s*\}\s*(?=[a-zA-Z]\s*(?:\\[gl]e|[<>]))"), ""),
+    (re.compile(r"^\s*\\(?:therefore|because|implies|(?:Long)?[rR]ightarrow)(?![a-zA-Z])\s*"), ""),
+    (re.compile(r"(?:\\text\s*\{\s*)?\b(USD|EUR|GBP|INR|JPY|US(?=\\?\$))\s*\}?\s*\\?\$?\s*(?=\d)"), lambda m: _MONEY[m[1]]),
+    (re.compile(r"\bper\s+cent\b"), "percent"),
     (re.compile(r"(?:\\text\s*\{\s*)?\bRs\.?\s*\}?\s*(?=\d)"), r"\\text{rupee}"),
     (re.compile(r"^\s*(\d{1,6})\s*\^?\{?(?:\\(?:text|mathrm)\s*\{)?\s*(?:st|nd|rd|th)\s*\}?\}?\s*$"), r"\1"),
     (re.compile(r"(?<=\d)\{:\}(?=\d)"), ":"),
@@ -132,7 +136,7 @@ _RULES: tuple[_Rule, ...] = (
 _UNUSUAL = re.compile(
     r"integer|\^\s*\{?\s*\\(?:top|math|text|inter)|\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
     r"|checkmark|blacksquare|square|Box|bm|pmb|boldsymbol|math(?:bf|it|rm)\s*\{[^{}]{0,200}\\|f?box(?:ed)?\s*\{|\\\s*\[|q?quad[a-zA-Z]"
-    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s*(?:\\text\s*\{\s*to|\sto\s)|\\mapsto|(?:and|or)\s*\}\s*\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|[Aa]ll\s+real|[Aa]ll\s*\}|for\s+(?:all|any|every|some|each)|\\in\s*\\(?:mathbb\s*\{?\s*)?R|Rs|(?:st|nd|rd|th)\b|\d\s*C\s*\d|\\left\s*\\(?:\{|lbrace)\s*\\begin|circ\s*\}?\s*\d|[RNZ}]\s*[\^_]\s*\{?\s*[+>*]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
+    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s*(?:\\text\s*\{\s*to|\sto\s)|\\mapsto|(?:and|or)\s*\}\s*\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|[Aa]ll\s+real|[Aa]ll\s*\}|for\s+(?:all|any|every|some|each)|\\in\s*\\(?:mathbb\s*\{?\s*)?R|therefore|because|implies|ightarrow|US[D$\\]|EUR|GBP|INR|JPY|per\s+cent\b|Rs|(?:st|nd|rd|th)\b|\d\s*C\s*\d|\\left\s*\\(?:\{|lbrace)\s*\\begin|circ\s*\}?\s*\d|[RNZ}]\s*[\^_]\s*\{?\s*[+>*]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
 )
 
 

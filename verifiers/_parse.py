@@ -51,7 +51,8 @@ class Parser(Blocks):
                 break
             after = self.clause()
             joined = _JOINED.get(joint)
-            if joined and _bounds(found[-1]) and _bounds(after) and symbols(found[-1]) == symbols(after):
+            claims = joint.startswith("\\") and _claim(found[-1]) and _claim(after)
+            if joined and (claims or (_bounds(found[-1]) and _bounds(after) and symbols(found[-1]) == symbols(after))):
                 found[-1] = (joined, found[-1], after)
             else:
                 found.append(after)
@@ -171,6 +172,11 @@ class Parser(Blocks):
 def _bounds(tree: Tree) -> bool:
     """Whether a tree is an inequality about one letter, or several joined."""
     return (tree[0] in ("inter", "union") or (tree[0] == "rel" and all(sign[0] in "<>" for sign in tree[2::2]))) and len(symbols(tree)) == 1
+
+
+def _claim(tree: Tree) -> bool:
+    r"""Whether a tree may be a formula of logic: letters with signs between them, as in `p \\land q`."""
+    return tree[0] == "sym" or (tree[0] in ("inter", "union") and all(map(_claim, tree[1:])))
 
 
 def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:

@@ -62,7 +62,9 @@ _NOT_THINGS = (
     "tens hundredths thousandths millionths at most least let suppose assume"
 )
 NOT_THINGS = frozenset(_NOT_THINGS.split())
-TURNING = frozenset(["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice"])
+TURNING = frozenset(
+    ["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice", "neg", "lnot", "nexists"]
+)
 """Words that make another value of the one they stand beside."""
 _VERDICT = re.compile(r".+[^e]ed|negative|opposite|reciprocal|inverse|(?:possib|probab|exact|near|rough|hard|bare|suppos\w*|on|real)ly")
 """What a counted thing's last word is not: `42 rejected`, `42 possibly`."""
