@@ -20,7 +20,7 @@ from rlvr.errors import ConfigError
 from rlvr.learn.policy import Policy
 from rlvr.mdp import TokenMDP
 from rlvr.model import model_from
-from rlvr.registry import build
+from rlvr.registry import build, load, parameters
 from rlvr.rollout import seed_of
 from rlvr.tokenizers import tokenizer_from
 
@@ -64,13 +64,15 @@ def measured(
 ) -> Iterator[Gap]:
     """Sample, score again, compare: one row for each precision, temperature and depth, as they are found."""
     tokenizer = tokenizer_from(folder)
+    # whoever stops a run whose sampler is off must let it be measured
+    unheld = {"probe_tolerance": math.inf} if "probe_tolerance" in parameters(load("sampler", sampler)) else {}
     with build("env", env) as environment:
         mdp = TokenMDP(environment, tokenizer)
         states = [mdp.start(environment.task("train", i // 4)) for i in range(answers)]
         requests = [Request(list(state.tokens), mdp.budget(state), seed_of("agreement", i)) for i, state in enumerate(states)]
         for precision in precisions:
             model = model_from(ModelConfig.model_validate({"path": folder, "dtype": precision})).eval()
-            with build("sampler", sampler) as asked:
+            with build("sampler", sampler, **unheld) as asked:
                 asked.bind(environment, tokenizer)
                 asked.load(model, 0)
                 for temperature in temperatures:

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +78,8 @@ class Colocated:
             self._llm.wake_up(tags=["weights"])
         with self._undisturbed():
             if self.place.tensor_parallel_size == 1:
-                given: dict[str, Any] = {"weights_iterator": [(name, weight.detach()) for name, weight in model.named_parameters()]}
+                weights = [*model.named_parameters(), *self._own_head(model)]
+                given: dict[str, Any] = {"weights_iterator": [(name, weight.detach()) for name, weight in weights]}
             else:  # the workers are other processes
                 model.save_pretrained(str(self._home))
                 given = {"weights_path": str(self._home)}
@@ -133,7 +135,10 @@ class Colocated:
         if isinstance(model, str):
             folder = model
         else:
-            model.config.save_pretrained(folder)
+            config = deepcopy(model.config)
+            if self._own_head(model):
+                config.tie_word_embeddings = False
+            config.save_pretrained(folder)
         memory: dict[str, Any] = {"gpu_memory_utilization": place.memory_fraction, "enable_sleep_mode": self.on_gpu and place.sleep}
         if place.kv_cache_gb or not self.on_gpu:
             memory["kv_cache_memory_bytes"] = int((place.kv_cache_gb or 1.0) * 2**30)
@@ -157,6 +162,13 @@ class Colocated:
             said = " ".join(str(error).split())[:400]
             hint = "" if self.on_gpu else "; on a CPU the size of an attention head must be a multiple of 32"
             raise ConfigError(f"vLLM cannot run this model: {type(error).__name__}: {said}{hint}") from error
+
+    def _own_head(self, model: Any) -> list[tuple[str, Any]]:
+        """On a CPU vLLM keeps a packed copy of the output head, which new weights reach only if the head is not tied to the embeddings."""
+        head = model.get_output_embeddings()
+        if self.on_gpu or self.place.tensor_parallel_size > 1 or head.weight is not model.get_input_embeddings().weight:
+            return []
+        return [(f"{next(name for name, module in model.named_modules() if module is head)}.weight", head.weight)]
 
     def _params(self, request: Request, sampling: Sampling) -> Any:
         final = _vllm().sampling_params.RequestOutputKind.FINAL_ONLY
