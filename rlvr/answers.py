@@ -111,7 +111,9 @@ _DENIED_AFTER = re.compile(
     r"|not\s+(?:the|correct|right|true|possible|valid|my)\b)|isn't\s+(?:the|correct|right|true))",
     re.IGNORECASE,
 )
-_JOINT = re.compile(r"(?:[\s$,;]|\\[,;: ]|\\q?quad|\\\(|\\\)|\\text\{\s*(?:and|or)\s*\}|\b(?:and|or|[a-zA-Z]\s*=))*")
+_LETTER = r"[a-zA-Z](?:_\{?\w{1,3}\}?)?"
+_JOINT = re.compile(rf"(?:[\s$,;]|\\[,;: ]|\\q?quad|\\\(|\\\)|\\text\{{\s*(?:and|or)\s*\}}|\b(?:and|or|{_LETTER}\s*=))*")
+_NAMED = re.compile(rf"(?<![a-zA-Z\\])({_LETTER})\s*=[\s$]*$")
 _JOINT_WORD = re.compile(r"[,;]|and|or")
 
 
@@ -147,6 +149,9 @@ def _boxed(text: str) -> Found:
         between = [text[a[1] : b[0]] for a, b in itertools.pairwise(asserted)]
         if len(asserted) <= 12 and all(len(gap) < 40 and _JOINT.fullmatch(gap) and _JOINT_WORD.search(gap) for gap in between):
             parts = _distinct([_unbox(box[2]) for box in asserted])
+            names = [match and match[1] for match in (_NAMED.search(text[max(0, box[0] - 16) : box[0]]) for box in asserted)]
+            if len(set(names)) == len(parts) == len(asserted):  # x = 1 and y = 2, but not twice x
+                parts = [f"{name}={part}" if name and "=" not in part else part for name, part in zip(names, parts, strict=True)]
             if any(part.count("(") + part.count("[") != part.count(")") + part.count("]") for part in parts):
                 return Found(None, "a bracket opens in one box and closes in another")
             return Found(", ".join(parts), "in boxes side by side") if len(parts) > 1 else Found(parts[0], "in the box")
@@ -177,12 +182,8 @@ def _unbox(content: str) -> str:
 
 def _unbalanced(text: str) -> bool:
     """Whether a brace closes in a text that it does not open in: then the last brace is not the first one's."""
-    depth = 0
-    for mark in re.finditer(r"\\.|[{}]", text, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(mark[0], 0)
-        if depth < 0:
-            return True
-    return False
+    steps = ({"{": 1, "}": -1}.get(mark[0], 0) for mark in re.finditer(r"\\.|[{}]", text, re.DOTALL))
+    return any(depth < 0 for depth in itertools.accumulate(steps))
 
 
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
@@ -210,10 +211,8 @@ def _tag(text: str) -> Found:
 
 def _inside(content: str) -> str:
     """What a tag or a line declares: the box in it if there is one, else all of it."""
-    if "\\boxed" in content or "\\fbox" in content:
-        boxed = _boxed(content)
-        if boxed.text is not None:
-            return boxed.text
+    if ("\\boxed" in content or "\\fbox" in content) and (boxed := _boxed(content).text) is not None:
+        return boxed
     return content.strip()
 
 

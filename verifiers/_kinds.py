@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr.verifiers._exact import exact
+from rlvr.verifiers._labels import quantity
+from rlvr.verifiers._pieces import formula, otherwise
 from rlvr.verifiers._plusminus import spread
 from rlvr.verifiers._regions import judge_region, region
 from rlvr.verifiers._relations import judge_relation, name_of, named, settled
-from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar, quantity
-from rlvr.verifiers._shapes import column, combinations, grouped, options, otherwise, shaped
+from rlvr.verifiers._scalars import Bench, Judged, exact_or_none, finite, judge_scalar
+from rlvr.verifiers._shapes import column, combinations, grouped, options, shaped
 from rlvr.verifiers._tree import TooBig, Tree, has, say, show, symbols
 from rlvr.verifiers._words import same_words
 from rlvr.verifiers._worked import unworked, worked
@@ -50,6 +52,8 @@ def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         value = ("div", value[1], value[2])
     if value[0] == "list" and _repeats(value) and all(_judge(gold, arg, bench).right for arg in value[1:]):
         return Judged(True, f"{say(value)} says {show(gold)} in several forms")
+    if value[0] == "cases" and symbols(gold) and formula(value, gold, bench):
+        return Judged(True, f"{say(value)} has the values of {show(gold)}")
     if value[0] in NOT_VALUES:
         return Judged(False, f"parsed as {say(value)}; the gold {show(gold)} is one value")
     return judge_scalar(gold, combinations(value) if has(value, "tuple") else value, bench)
@@ -60,27 +64,8 @@ def _repeats(tree: Tree) -> bool:
     return len(set(tree[1:])) == len(tree) - 1 < 4 and len({named(arg)[0] for arg in tree[1:]} - {""}) < 2
 
 
-NOT_VALUES = frozenset(
-    [
-        "list",
-        "tuple",
-        "set",
-        "interval",
-        "union",
-        "inter",
-        "minus",
-        "rel",
-        "matrix",
-        "text",
-        "choice",
-        "base",
-        "mod",
-        "ratio",
-        "time",
-        "cases",
-        "builder",
-    ]
-)
+_NOT_VALUES = "list tuple set interval union inter minus rel matrix text choice base mod ratio time cases builder"
+NOT_VALUES = frozenset(_NOT_VALUES.split())
 
 
 def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
@@ -114,6 +99,8 @@ def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     indexed = len({name.partition("_")[0] for name in letters | mine}) == 1 == min(len(letters), len(mine))  # x_1 and x_2, or x twice
     if len(letters) > 1 and "" not in letters | mine and letters != mine and not indexed:
         return Judged(False, f"it names {', '.join(sorted(mine))}; the gold names {', '.join(sorted(letters))}"[:200])
+    if len(letters) > 1 and "" not in letters and mine == {""}:  # values without letters come in the letters' order, but roots in any
+        ordered = ordered or len({name.partition("_")[0] for name in letters}) > 1 or min(letters)[0] in "abST"
     whole = any(arg[0] == "rel" and not named(arg)[0] for tree in (gold, value) for arg in tree[1:])  # 3x + y = 0 beside y = -3x
     golds, answers = ([named(arg)[1] for arg in tree[1:]] if indexed else _values(tree, whole) for tree in (gold, value))
     if gold[0] == "set" and value[0] == "set":
@@ -259,7 +246,8 @@ def _words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _choice(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    letter = answer[1] if answer[0] == "choice" else answer[1].upper() if answer[0] in ("sym", "const") and len(answer[1]) == 1 else None
+    lone = answer[0] == "sym" or (answer[0] == "const" and answer[1] in "ei")
+    letter = answer[1] if answer[0] == "choice" else answer[1].upper() if lone and len(answer[1]) == 1 else None
     if letter is None:
         return Judged(False, f"parsed as {say(answer)}; the gold is the choice {gold[1]}")
     return Judged(letter == gold[1], f"the choice {letter} {'is' if letter == gold[1] else 'is not'} {gold[1]}")
@@ -321,6 +309,9 @@ def _time(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 def _cases(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     value, why = settled(gold, answer, bench)
+    if value is not None and value[0] not in NOT_VALUES:
+        right = formula(gold, value, bench)
+        return Judged(right, f"{say(value)} {'has' if right else 'has not'} the values of {say(gold)}")
     if value is None or value[0] != "cases" or len(value) != len(gold):
         return Judged(False, why or f"parsed as {say(answer)}; the gold is {say(gold)}")
     gold, value = otherwise(gold, value), otherwise(value, gold)

@@ -109,6 +109,10 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"\\text\s*\{\s*([a-zA-Z ]{1,30}?)\s+(and|or)\s*\}(?=\s*\d)"), r"\\text{\1}\\text{ \2 }"),
     (re.compile(r"\\(?:hat|vec|mathbf|boldsymbol|bm)\s*\{\s*\\?(?:hat\{|mathbf\{)?\s*([ijk])(?:math)?\s*\}?\s*\}"), r" \\ell_{v\1}"),
     (re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)"), r"(0,\\infty)"),
+    (re.compile(r"\\(?:hat|vec|mathbf|bm)\s*([ijk])(?![a-zA-Z])"), r" \\ell_{v\1}"),
+    (re.compile(r"(?<![\d},.])(\d{1,9})\{,\}(\d{1,2}|\d{4,9})(?![\d.]|\{,\})"), r"\1.\2"),  # a comma that is set as a decimal point
+    (re.compile(r"\\mathbb\s*\{?\s*C\s*\}?"), r"\\C "),
+    (re.compile(r"^\s*(.{1,60}?)\s*(?:\\text\s*\{\s*(?:R|remainder)\s*\}|(?<=\d)\s+R|remainder)\s*(-?\d{1,9})\s*$"), r"\1 + \2 R_{est}"),
     (re.compile(r"\b(sq|cu)\."), r"\1"),
     (re.compile(r"(?<=[\dA-F])\s*(?:\\text\s*\{\s*)?\(\s*(?:in\s+)?base[\s-]+(\d{1,2})\s*\)\s*\}?"), r"_{\1}"),
     (re.compile(r"\\(?:text|mathrm)\s*\{([0-9A-F]{1,12})\}(?=_\{?1[1-6])"), r"\1"),
@@ -133,11 +137,21 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"(?:\\[ ,;:]|\\q?quad|\s){0,8}\(\s*([a-zA-Z])\s*\\in\s*([^()]{1,30})\)(?=[\s.$]*$)"), r", \1 \\in \2"),
     (re.compile(r"\\text\s*\{\s{0,4},?\s{0,4}(?:where|with|for(?: any| all| some| every)?)\s*\}\s*(?=[a-zA-Z]\s*\\in)"), ", "),
 )
-_UNUSUAL = re.compile(
-    r"integer|\^\s*\{?\s*\\(?:top|math|text|inter)|\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge|bfseries|itshape|[hv]space|under|ensure|strut"
-    r"|checkmark|blacksquare|square|Box|bm|pmb|boldsymbol|math(?:bf|it|rm)\s*\{[^{}]{0,200}\\|f?box(?:ed)?\s*\{|\\\s*\[|q?quad[a-zA-Z]"
-    r"|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])|\d\.\d*\(|\.\.\.|\d\s*\\[lc]?dots|[CP]\s*[_{]|\d\s*[xX]\s*10|\d\s*(?:\\text\s*\{\s*to|\sto\s)|\\mapsto|(?:and|or)\s*\}\s*\d|frac\s*\{\s*\\(?:text|mathrm)|^\s*\{\s*[a-zA-Z]|[Aa]ll\s+real|[Aa]ll\s*\}|for\s+(?:all|any|every|some|each)|\\in\s*\\(?:mathbb\s*\{?\s*)?R|therefore|because|implies|ightarrow|US[D$\\]|EUR|GBP|INR|JPY|per\s+cent\b|Rs|(?:st|nd|rd|th)\b|\d\s*C\s*\d|\\left\s*\\(?:\{|lbrace)\s*\\begin|circ\s*\}?\s*\d|[RNZ}]\s*[\^_]\s*\{?\s*[+>*]|\b(?:sq|cu)\.|\(\s*(?:in\s+)?base|\}_\{?1|\{:\}|(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])"
-)
+_SIGNS = (
+    r"integer", r"mathbb\s*\{?\s*C", r"[{ ]R\s*\}?\s*\d", r"remainder", r"\\(?:hat|vec|mathbf|bm)\s*[ijk](?![a-zA-Z])",
+    r"\d\{,\}\d", r"\^\s*\{?\s*\\(?:top|math|text|inter)",
+    r"\\(?:(?:text)?color|tiny|script|footnote|small|normalsize|[lL]arge|LARGE|[hH]uge"
+    r"|bfseries|itshape|[hv]space|under|ensure|strut|checkmark|blacksquare|square|Box|bm|pmb|boldsymbol"
+    r"|math(?:bf|it|rm)\s*\{[^{}]{0,200}\\|f?box(?:ed)?\s*\{|\\\s*\[|q?quad[a-zA-Z]|bar|dot|(?:hat|vec|mathbf)\s*\{[^{}]{0,9}[ijk])",
+    r"\d\.\d*\(", r"\.\.\.", r"\d\s*\\[lc]?dots", r"[CP]\s*[_{]", r"\d\s*[xX]\s*10", r"\d\s*(?:\\text\s*\{\s*to|\sto\s)",
+    r"\\mapsto", r"(?:and|or)\s*\}\s*\d", r"frac\s*\{\s*\\(?:text|mathrm)", r"^\s*\{\s*[a-zA-Z]", r"[Aa]ll\s+real",
+    r"[Aa]ll\s*\}", r"for\s+(?:all|any|every|some|each)", r"\\in\s*\\(?:mathbb\s*\{?\s*)?R", r"Rs", r"(?:st|nd|rd|th)\b",
+    r"\d\s*C\s*\d", r"\\left\s*\\(?:\{|lbrace)\s*\\begin", r"circ\s*\}?\s*\d", r"[RNZ}]\s*[\^_]\s*\{?\s*[+>*]",
+    r"therefore|because|implies|ightarrow", r"US[D$\\]|EUR|GBP|INR|JPY", r"per\s+cent\b",
+    r"\b(?:sq|cu)\.", r"\(\s*(?:in\s+)?base", r"\}_\{?1", r"\{:\}", r"(?:\(|\}\s*)[a-zA-Z]\s*\\in(?![a-zA-Z])",
+)  # fmt: skip
+_UNUSUAL = re.compile("|".join(_SIGNS))
+"""One of these stands in whatever a rule changes; looking for them first is cheaper."""
 
 
 def standard(text: str) -> str:

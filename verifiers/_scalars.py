@@ -9,11 +9,12 @@ from typing import Any
 
 from rlvr.verifiers._exact import NotFinite, exact
 from rlvr.verifiers._forms import wrong_form
+from rlvr.verifiers._labels import ANY, lettered, quantity, spelled_out
 from rlvr.verifiers._normal import compare
 from rlvr.verifiers._points import context, differ, real
 from rlvr.verifiers._policy import Policy
 from rlvr.verifiers._tree import TooBig, Tree, has, infinite, say, short, show, substitute, symbols, walk
-from rlvr.verifiers._units import is_angle, is_degree, is_letter_unit, is_unit, measure
+from rlvr.verifiers._units import is_angle, is_degree, is_unit, measure
 
 SHORT = 2_000
 """Steps of expanding that are taken before anything else is tried."""
@@ -106,24 +107,6 @@ def exact_or_none(tree: Tree) -> Fraction | None:
         return None
 
 
-def quantity(tree: Tree) -> tuple[Tree, str]:
-    """A value and its unit's label: the unit may stand under a sign or inside a product or a quotient."""
-    op = tree[0]
-    if op == "unit":
-        return tree[1], tree[2]
-    if op == "neg":
-        value, label = quantity(tree[1])
-        return ("neg", value), label
-    if op in ("mul", "div", "add"):
-        parts = [quantity(arg) for arg in tree[1:]]
-        labels = [label for _, label in parts if label]
-        if len(labels) == 1 and op != "add":
-            return (op, *(value for value, _ in parts)), labels[0]
-        if len(labels) == len(parts) and len(set(labels)) == 1 and op == "add":
-            return (op, *(value for value, _ in parts)), labels[0]
-    return tree, ""
-
-
 def whole(gold: Tree, answer: Tree) -> Judged:
     """One integer against one integer, which is what most questions are about.
 
@@ -142,12 +125,17 @@ def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     gold_value, gold_unit = quantity(gold)
     value, unit = quantity(answer)
     if not symbols(gold) and not unit:
-        value, unit = _lettered(answer)
+        value, unit = lettered(answer)
         answer = ("unit", value, unit) if unit else answer
     elif unit and not gold_unit and not symbols(answer):
-        gold_value, gold_unit = _lettered(gold)
+        gold_value, gold_unit = lettered(gold)
     if not gold_unit and not unit:
         return number(gold, answer, bench)
+    if symbols(answer) | symbols(gold):  # in a formula, ml^2 is m times l^2
+        known = symbols(answer) | symbols(gold)
+        spelled = spelled_out(gold, ANY if gold[0] != "unit" else known), spelled_out(answer, ANY if answer[0] != "unit" else known)
+        if spelled != (gold, answer):
+            return judge_scalar(*spelled, bench)
     if gold_unit and unit:
         return _units(gold_value, gold_unit, value, unit, bench)
     if gold_unit:
@@ -163,15 +151,6 @@ def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if is_degree(unit) and has(gold, "const", "fun"):
         return number(gold, ("div", ("mul", value, ("const", "pi")), ("num", 180, 1)), bench)
     return number(gold, value, bench)
-
-
-def _lettered(tree: Tree) -> tuple[Tree, str]:
-    """A number times one letter that may be a unit: `5m`, `12m^2`."""
-    if tree[0] == "mul" and len(tree) == 3 and not symbols(tree[1]):
-        letter, power = (tree[2][1], tree[2][2]) if tree[2][0] == "pow" else (tree[2], ("num", 1, 1))
-        if letter[0] == "sym" and is_letter_unit(letter[1]) and power in (("num", 1, 1), ("num", 2, 1), ("num", 3, 1)):
-            return tree[1], letter[1] + ("" if power[1] == 1 else f"^{power[1]}")
-    return tree, ""
 
 
 def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> Judged:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlvr.verifiers._exact import exact
-from rlvr.verifiers._regions import Spans, complement, region
 from rlvr.verifiers._relations import named
 from rlvr.verifiers._tree import Tree, has, substitute, symbols, walk
 
 FIELDS = (("const", "Z"), ("const", "N"))
-ELSE = ("text", "otherwise")
 OPTIONS = frozenset("ABCDEFGHIJ")
+PARAMETERS = ("k", "l", "m", "n")
 AXES = ("ell_vi", "ell_vj", "ell_vk")
 """The unit vectors, as `_notation` names them."""
 
@@ -121,6 +120,10 @@ def families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """Two families of values over the whole numbers, as their values in one letter; the letter is as good as any other."""
     golds, letter, field = _family(gold)
     answers, mine, my_field = _family(answer)
+    if not letter and not mine and has(gold, "const"):  # pi/4 + pi n, where nothing says what n is: a trigonometric family all the same
+        (wanted, own) = ("".join(symbols(tree)) for tree in (gold, answer))
+        if wanted != own and wanted in PARAMETERS and own in PARAMETERS and ("const", "pi") in walk(gold):
+            return gold, renamed(answer, own, wanted)
     if not (letter or mine) or (letter and mine and field != my_field) or (not mine and letter not in symbols(answer)):
         return gold, answer
     if mine and mine not in symbols(golds):
@@ -219,17 +222,3 @@ def _each(grid: Tree, change: Callable[[Tree], Tree]) -> Tree:
     if grid[0] == "tuple":
         return ("tuple", *(change(cell) for cell in grid[1:]))
     return ("matrix", tuple(tuple(change(cell) for cell in row) for row in grid[1]))
-
-
-def otherwise(cases: Tree, other: Tree) -> Tree:
-    """A case distinction whose `otherwise` is written as the condition that the other one has for the rest of the line."""
-    spelled = [region(arg[2]) for arg in cases[1:] if len(arg) == 3 and arg[2] != ELSE]
-    if len(spelled) != len(cases) - 2 or None in spelled or any(len(arg) != 3 for arg in (*cases[1:], *other[1:])):
-        return cases
-    rest = complement([span for spans in spelled for span in spans or []])
-    names = [arg[2] for arg in other[1:] if arg[2] != ELSE and region(arg[2]) == rest and _closed(region(arg[2])) == _closed(rest)]
-    return (cases[0], *(("tuple", arg[1], names[0]) if names and arg[2] == ELSE else arg for arg in cases[1:]))
-
-
-def _closed(spans: Spans | None) -> list[tuple[bool, bool]]:
-    return [(lo.closed, hi.closed) for lo, hi in spans or []]
