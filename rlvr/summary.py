@@ -137,15 +137,15 @@ def _figures(groups: Mapping[int, Sequence[Sample]], n: int, votes: Votes | None
     right = [(sum(s.right for s in group), len(group)) for group in judged.values()]
     questions, ks = _questions(groups), budgets(n)
     found = {
-        "pass_at": {k: estimate([pass_at(c, m, k) for c, m in right], questions, k=k) for k in ks},
-        "pass_all": {k: estimate([pass_all(c, m, k) for c, m in right], questions, k=k) for k in ks},
+        "pass_at": {k: estimate([pass_at(c, m, k) for c, m in right], questions) for k in ks},
+        "pass_all": {k: estimate([pass_all(c, m, k) for c, m in right], questions) for k in ks},
     }
     if votes is not None:
         cast = [_cast(groups[index], votes[index]) for index in groups]
-        found["maj_at"] = {k: estimate([majority_at(classes, scores, k) for classes, scores in cast], questions, k=k) for k in ks}
+        found["maj_at"] = {k: estimate([majority_at(classes, scores, k) for classes, scores in cast], questions) for k in ks}
     if select:
         ranked = [[score for s in sorted(group, key=SELECTORS[select]) for score in _scores([s])] for group in judged.values()]
-        found["best_at"] = {k: estimate([best_at(scores, k) for scores in ranked], questions, k=k) for k in ks}
+        found["best_at"] = {k: estimate([best_at(scores, k) for scores in ranked], questions) for k in ks}
     return found
 
 
