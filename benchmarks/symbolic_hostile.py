@@ -2,7 +2,7 @@ r"""What do hostile answers cost, what do they cost the others, and does killing
 
     python benchmarks/symbolic_hostile.py [--strings 200000] [--batch 5000]
 
-1. 60 hostile answers among 1,000 easy ones, from 8 threads and from asyncio: the slowest hostile one, the easy ones' p99 with and
+1. Hostile answers among 1,000 easy ones, from 8 threads and from asyncio: the slowest hostile one, the easy ones' p99 with and
    without them, resident memory, and a canary file that no answer may make.
 2. Random and mutated strings: exceptions that escape, and verdicts that are no score.
 3. A batch with workers killed by SIGKILL all along: verdicts that differ from the undisturbed run.
@@ -30,6 +30,8 @@ from rlvr.verifiers.symbolic import Symbolic
 
 CORPUS = Path(__file__).parent.parent / "tests" / "corpora" / "math"
 CANARY = "CANARY"
+ROUNDS = 5
+"""How often the mixture is judged: a hundredth of a thousand waits is too few to tell."""
 SLOW = r"|(\sin x+\cos x+\tan x+\cot x+\sec x+1)^{12}+\sqrt{1+\sin^2 x}|"
 
 HOSTILE = [
@@ -144,15 +146,12 @@ def mixed(way: str) -> dict[str, Any]:
     bombs += [("x^2+1", "x^2+1" + GAP + text, True) for text in LONG]
     both = calm + bombs
     random.Random(6).shuffle(both)
-    found: dict[str, Any] = {"way": way, "hostile": len(bombs), "easy": len(calm)}
-    for name, work in (("without", calm), ("with", both)):
-        with Symbolic(workers=2, cache=1) as verifier:
-            ask(verifier, "|x-1|", "|1-x|")
-            if way == "threads":
-                with ThreadPoolExecutor(8) as pool:
-                    results = list(pool.map(lambda item, v=verifier: timed(v, item), work))
-            else:
-                results = asyncio.run(gathered(verifier, work))
+    found: dict[str, Any] = {"way": way, "hostile": len(bombs), "easy": len(calm), "rounds": ROUNDS}
+    timings: dict[str, list[tuple[bool, float, float | None]]] = {"without": [], "with": []}
+    for _ in range(ROUNDS):
+        for name, work in (("without", calm), ("with", both)):
+            timings[name] += judged(way, work)
+    for name, results in timings.items():
         waits = sorted(s for hostile, s, _ in results if not hostile)
         found[f"easy_p99_ms_{name}"] = round(1000 * waits[int(0.99 * len(waits))], 2)
         if name == "with":
@@ -161,6 +160,18 @@ def mixed(way: str) -> dict[str, Any]:
             found["hostile_without_score"] = sum(score is None for hostile, _, score in results if hostile)
     found["easy_p99_ratio"] = round(found["easy_p99_ms_with"] / found["easy_p99_ms_without"], 2)
     return found | {"peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "canary": Path(CANARY).exists()}
+
+
+def judged(way: str, work: list[tuple[str, str, bool]]) -> list[tuple[bool, float, float | None]]:
+    """All of it, by a verifier that is ready for long work."""
+    with Symbolic(workers=2, cache=1) as verifier:
+        verifier.ready()
+        ask(verifier, "|x-1|", "|1-x|")
+        time.sleep(1)  # the second worker
+        if way != "threads":
+            return asyncio.run(gathered(verifier, work))
+        with ThreadPoolExecutor(8) as pool:
+            return list(pool.map(lambda item: timed(verifier, item), work))
 
 
 async def gathered(verifier: Symbolic, work: list[tuple[str, str, bool]]) -> list[tuple[bool, float, float | None]]:
