@@ -44,3 +44,8 @@ def test_a_puzzle_is_explained_once(changes: dict[str, Any], told: str) -> None:
 def test_a_truncated_distribution_is_named_as_the_cause() -> None:
     notes = Notes(tiny_run(rollout={"top_p": 0.8}))
     assert "top_p and top_k change the sampler" in notes.about(QUIET | {"mismatch_kl": 0.1})[0]
+
+
+def test_where_answers_are_older_the_note_says_so() -> None:
+    [said] = Notes(tiny_run(rollout={"max_staleness": 2})).about(QUIET | {"mismatch_kl": 0.5})
+    assert "answers are of weights up to rollout.max_staleness steps older" in said

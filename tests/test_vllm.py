@@ -296,3 +296,9 @@ def test_what_cannot_be_is_refused_in_words(vllm: VLLMSampler) -> None:
     with pytest.raises(ConfigError, match=r"vLLM on this machine is 0.31.2; this sampler works with >=0.32,<0.33"):
         check_version("0.31.2")
     check_version("0.32.9+cpu")
+
+
+def test_an_engine_in_this_process_is_not_asked_while_the_trainer_trains(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"max_staleness is 1, but the sampler 'vllm' cannot.* takes turns with it; start a server"):
+        train(tiny_run(rollout={"sampler": {"name": "vllm"}, "max_staleness": 1}), out=tmp_path / "x", console=Console(quiet=True))
+    assert not (tmp_path / "x").exists()
