@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -50,7 +51,9 @@ class Side:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return dict(json.loads(line))
-        raise SystemExit(f"{self.log.name} ended:\n{self.log.read_text()[-3000:]}")
+        status = self.process.wait()
+        why = " (killed: was there enough memory?)" if status == -signal.SIGKILL else ""
+        raise SystemExit(f"{self.log.name} ended with status {status}{why}:\n{self.log.read_text()[-3000:]}")
 
     def tell(self, what: str) -> dict[str, Any]:
         """Say something and hear the answer."""

@@ -5,6 +5,9 @@
 Every batch of weights is sent under a name of its own, and each completion says under which name its tokens were sampled. So a
 server that was restarted, or that somebody else feeds, is found at its first answer. While answers are awaited the server's pulse
 is taken; no wait is without a deadline.
+
+The engine's CPU build has no `vllm` command (write `python -m vllm.entrypoints.openai.api_server --model DIR`), and packs an output head
+that is tied to the embeddings once and for all: such a model it can serve, but not take new weights for; the probe says so.
 """
 
 from __future__ import annotations
