@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.statistics import Z95, bootstrap, mean, standard_error, wilson
+from rlvr.statistics import Z95, bootstrap, mean, standard_error
 
 POWER = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
 """Standard errors that a difference must measure to be found in 4 of 5 comparisons, at 5 % false alarms."""
@@ -63,10 +63,10 @@ def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0)
 
 
 def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
-    """By resampling tasks. Where all differ by the same there is nothing to resample, and the score interval knows more."""
+    """By resampling tasks. Where all differ by the same there is nothing to resample: so many others may be left that none was met."""
     if standard_error(differences) == 0:
-        low, high = wilson([(d + 1) / 2 for d in differences])
-        return 2 * low - 1, 2 * high - 1
+        same, unmet = differences[0], 1 - 0.05 ** (1 / len(differences))
+        return same - unmet * (same + 1), same + unmet * (1 - same)
     low, high = bootstrap(differences, seed=seed)
     return max(low, -1.0), min(high, 1.0)
 

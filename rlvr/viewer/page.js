@@ -102,8 +102,8 @@ function commonPrefix([first = "", ...others]) {
 // ---- the list -----------------------------------------------------------------------------------------------------------------
 
 function drawRows() {
-  const view = $("window"), first = Math.max(0, Math.floor(view.scrollTop / ROW) - 8);
-  const last = Math.min(state.shown.length, first + Math.ceil(view.clientHeight / ROW) + 16);
+  const view = $("window"), first = Math.max(0, Math.floor(view.scrollTop / ROW) - 4);
+  const last = Math.min(state.shown.length, first + Math.ceil(view.clientHeight / ROW) + 8);
   $("rows").style.transform = `translateY(${first * ROW}px)`;
   $("rows").replaceChildren(...state.shown.slice(first, last).map((episode, n) => rowOf(episode, first + n)));
 }
