@@ -1,11 +1,11 @@
 """What does a training run cost with ten times the prompts? One JSON line: CPU-seconds, peak memory and the run folder.
 
-    python benchmarks/ten_times.py [--prompts 16] [--steps 8] [--times 10]
+    python benchmarks/ten_times.py [--prompts 8] [--steps 8] [--times 10]
 
-Three runs of the quickstart's model, each in a process of its own: a small one, one with ten times the prompts in every step, and one
-with ten times the steps. `cpu` and `log` say how many times as much the larger run took: ten is linear. What a run costs whatever its
-length (a run of one prompt) is measured in the same process and taken off. Memory has to stay where it was with more steps; with more
-prompts in a step it may grow by what their episodes hold. Checkpoints are as large whatever the number of prompts.
+Runs of the quickstart's model, each in a process of its own: a small one, and ones with five and ten times the prompts in every step,
+and with five and ten times the steps. What a run costs whatever its length drops out of `bend`: what a prompt of the last half
+costs, over what one of the first half does; 1 is linear. Memory has to stay where it was with more steps; with more prompts in a
+step it may grow by what their episodes hold. Checkpoints are as large whatever the number of prompts.
 """
 
 from __future__ import annotations
@@ -36,16 +36,13 @@ def measured(place: Path, prompts: int, steps: int) -> dict[str, float]:
 
 
 def one(place: Path, prompts: int, steps: int) -> None:
-    """The process of one run: first runs of a single prompt, to import what there is and to know what any run costs; then the run."""
+    """The process of one run: first a run of a single prompt, to import what there is; then the run."""
     train_one(place / "first", 1, 1)
-    least = train_one(place / "least", 1, 1)
     before = reset_peak()
     spent = train_one(place / "run", prompts, steps)
     checkpoints = size_of(place / "run" / "checkpoints")
-    say(
-        cpu_seconds=spent - least, peak_mb=resident("VmHWM") - before, checkpoints_mb=checkpoints,
-        log_mb=size_of(place / "run") - size_of(place / "least") - checkpoints + size_of(place / "least" / "checkpoints"),
-    )  # fmt: skip
+    log = size_of(place / "run") - checkpoints
+    say(cpu_seconds=spent, peak_mb=resident("VmHWM") - before, log_mb=log, checkpoints_mb=checkpoints)
 
 
 def train_one(place: Path, prompts: int, steps: int) -> float:
@@ -66,37 +63,32 @@ def size_of(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) / 2**20
 
 
+def axis(runs: list[dict[str, float]], sizes: list[int]) -> dict[str, Any]:
+    """The runs of one axis, and how straight the line through them is."""
+    row: dict[str, Any] = {key: [round(run[key], 2) for run in runs] for key in runs[0]}
+    for key in ("cpu_seconds", "log_mb"):
+        first, last = ((runs[i + 1][key] - runs[i][key]) / (sizes[i + 1] - sizes[i]) for i in (0, 1))
+        row[f"bend_{key}"] = round(last / first, 2)
+    return row
+
+
 def main() -> None:
     """The runs one after another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=16, help="in a step of the small run")
+    parser.add_argument("--prompts", type=int, default=8, help="in a step of the small run")
     parser.add_argument("--steps", type=int, default=8, help="of the small run")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    prompts, steps, times = options.prompts, options.steps, options.times
+    prompts, steps = options.prompts, options.steps
     if options.one:
         return one(options.one, prompts, steps)
+    sizes = [1, max(2, options.times // 2), options.times]
     with tempfile.TemporaryDirectory() as home:
         small = measured(Path(home) / "small", prompts, steps)
-        larger = {
-            "prompts_per_step": measured(Path(home) / "wide", prompts * times, steps),
-            "steps": measured(Path(home) / "long", prompts, steps * times),
-        }
-    row: dict[str, Any] = {"benchmark": "ten_times", "times": times, "small": rounded(small)}
-    for axis, found in larger.items():
-        cpu, log = found["cpu_seconds"] / small["cpu_seconds"], found["log_mb"] / small["log_mb"]
-        row[axis] = rounded(found) | {
-            "cpu": round(cpu, 1),
-            "log": round(log, 1),
-            "more_peak_mb": round(found["peak_mb"] - small["peak_mb"]),
-        }
-    print(json.dumps(row))
-
-
-def rounded(found: dict[str, float]) -> dict[str, float]:
-    """Figures as they are told."""
-    return {key: round(value, 2) for key, value in found.items()}
+        wide = [small, *(measured(Path(home) / f"wide-{k}", prompts * k, steps) for k in sizes[1:])]
+        long = [small, *(measured(Path(home) / f"long-{k}", prompts, steps * k) for k in sizes[1:])]
+    print(json.dumps({"benchmark": "ten_times", "times": sizes, "prompts_per_step": axis(wide, sizes), "steps": axis(long, sizes)}))
 
 
 if __name__ == "__main__":
