@@ -24,8 +24,12 @@ from typing import Any
 
 ENOUGH = 0.9
 STEPS = {"bandit": 60, "copy": 300, "quickstart": 400}
-SETTINGS: dict[str, dict[str, Any]] = {}
-"""Settings of a preset that differ from its recipe, each with its reason. None does."""
+SETTINGS: dict[tuple[str, str], dict[str, Any]] = {("copy", "kto"): {"desirable_from": 1.0, "desirable_weight": 32.0}}
+"""Settings of a preset in a world that differ from its recipe, each with its reason.
+
+Copying pays halves, and KTO knows two kinds of answers: where half right is called desirable, it has nothing more to want. What
+is desirable there is wholly right, which is rare at first; the paper's weights make up for that.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def crew_of(seed: int, stack: ExitStack, *, preset: str = "grpo", warm: Path | N
     from rlvr.learn.crew import assemble
     from rlvr.learn.processes import accelerator_from
 
-    data = load("quickstart", [f"seed={seed}"]).model_dump() | {"algorithm": {"name": preset} | SETTINGS.get(preset, {})}
+    data = load("quickstart", [f"seed={seed}"]).model_dump() | {"algorithm": {"name": preset} | SETTINGS.get(("quickstart", preset), {})}
     if warm is not None:
         data |= {"model": {"path": str(warm)}, "warmstart": None}
     config = check(data, "quickstart")
@@ -94,6 +98,7 @@ def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
         enlist(crew, run.folder, resumed=False)
         crew.hand_over(0)
         rewards: list[float] = []
+        smooth = 0.0
         while len(rewards) < STEPS["quickstart"]:
             row, _ = one_step(crew, run, len(rewards))
             rewards.append(row["reward"] or 0.0)
@@ -114,7 +119,7 @@ def result(cell: Cell, warm: Path) -> dict[str, Any]:
     if cell.world == "quickstart":
         reward, steps = quickstart(cell, warm)
     else:
-        settings = SETTINGS.get(cell.preset, {})
+        settings = SETTINGS.get((cell.world, cell.preset), {})
         reward = learn(
             cell.preset, cell.world, seed=cell.seed, steps=steps if cell.sign > 0 else 40, sign=cell.sign, stop_above=ENOUGH, **settings
         )
@@ -155,7 +160,7 @@ def main() -> None:
         if not (folder / "config.json").exists():
             warm_up(seed, folder)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(result, cell, warm.get(cell.seed, options.out)) for cell in cells]):
+        for future in as_completed([pool.submit(result, cell, warm.get(cell.seed) or Path()) for cell in cells]):
             row = future.result()
             done.append(row)
             with options.out.open("a") as file:

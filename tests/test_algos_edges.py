@@ -171,6 +171,15 @@ def test_a_critic_gives_an_unscored_answer_nothing() -> None:
     assert algorithm.value_targets([[said(1.0), failed]], penalties=None, values=values) == [[[0.0, 1.0, 1.0], [0.0, 0.25, 0.5]]]
 
 
+@pytest.mark.parametrize(("baseline", "rewards"), [("group", (1.0, 1.0)), ("leave_one_out", (1.0, 1.0)), ("greedy", (1.0, 0.0))])
+def test_a_group_with_nothing_to_compare_is_silent_at_every_token(baseline: str, rewards: tuple[float, float]) -> None:
+    """Discounted returns differ from the whole reward, so taking the baseline off would not make them 0."""
+    algorithm = factory("reinforce_pp")(baseline=baseline, whiten="none", beta=0.0, gamma=0.5)
+    silent, taught = [said(r) for r in rewards], [said(1.0), said(0.0), said(0.5, greedy=True)]
+    rows, others = algorithm.credit([silent, taught])
+    assert rows == [[0.0] * 3] * 2 and others[0][1:] != [0.0, 0.0]
+
+
 def test_a_preset_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         PRESETS["grpo"].paper = "another"  # type: ignore[misc]
