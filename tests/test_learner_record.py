@@ -1,4 +1,4 @@
-"""How far the trainer is from the sampler, token by token, for the record of a run."""
+"""What the learner found of each token, for the record of a run: how far it is from the sampler, and what advantage it has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlvr.runlog import episode_row
 from tests.learning import episode
 from tests.test_learner import group, learner
 
@@ -26,3 +27,10 @@ def test_log_ratios_say_how_far_the_trainer_is_from_the_sampler(name: str, setti
         assert there[:2] == here[:2] == [0.0, 0.0] and [a - b for a, b in zip(there[2:], here[2:], strict=True)] == pytest.approx(
             [0.5, 0.5]
         )
+
+
+def test_a_record_has_each_tokens_advantage_only_where_they_differ() -> None:
+    said = episode([1, 2], [3, 4], [-2.0] * 2, 1.0, "g")
+    alike, apart = episode_row(1, said, [0.0, 0.0, 0.5, 0.5]), episode_row(1, said, [0.0, 0.0, 0.5, 0.25], [0.0, 0.0, 0.125, -0.5])
+    assert alike["advantage"] == 0.5 and not {"advantages", "log_ratio"} & alike.keys()
+    assert apart["advantage"] == 0.25 and apart["advantages"] == [0.0, 0.0, 0.5, 0.25] and apart["log_ratio"] == [0.0, 0.0, 0.125, -0.5]
