@@ -1,0 +1,114 @@
+"""Every block of the READMEs and of docs/ does what the page says, in the hands of somebody who reads it in order.
+
+What a page marks as not run is listed here, so that the list cannot grow in silence, and is told at the end of a test run.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
+
+MAKE = f"make -s -C {ROOT} -o setup VENV={sys.prefix}"
+INSTEAD = {
+    # what these do in full is set up a machine for minutes, and run these very tests
+    "make train": f'{MAKE} train ARGS="warmstart.steps=2 train.steps=2 eval.tasks=10 --out $PWD/made"',
+    "make test": f"{MAKE} test ARGS=tests/test_task.py",
+}
+NOT_RUN = {
+    "docs/coming_from.md: from trl import GRPOConfig, GRPOTrainer: it is TRL's interface, shown to compare",
+    "docs/coming_from.md: import verifiers.v1 as vf: it is the interface of verifiers, shown to compare",
+    "docs/coming_from.md: from skyrl_gym.envs.base_text_env import BaseTextEnv: it is the interface of skyrl-gym, shown to compare",
+    "docs/evaluate.md: rlvr eval math: needs an endpoint",
+    "docs/scale.md: accelerate launch: needs eight GPUs",
+    "docs/scale.md: export VLLM_SERVER_DEV_MODE=1: needs two GPUs",
+    "docs/scale.md: rlvr train recipe.yaml rollout.max_staleness=1: needs two GPUs",
+}
+"""Page: how the block begins: why."""
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
+    found = {}
+    for page in PAGES:
+        name = page.relative_to(ROOT).as_posix()
+        found[name] = Reader(tmp_path_factory.mktemp(page.parent.name), [block for block in BLOCKS if block.page == name], INSTEAD)
+    return found
+
+
+def _marks(block: Block) -> list[pytest.MarkDecorator]:
+    return [getattr(pytest.mark, block.needs)] if block.needs else []
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=f"{block.where} {block.title:.40}", marks=_marks(block)) for block in BLOCKS if not block.not_run]
+)
+def test_block(block: Block, readers: dict[str, Reader]) -> None:
+    readers[block.page].read(block)
+
+
+def test_what_is_not_run_is_known(record_property: Callable[[str, object], None]) -> None:
+    left_out = [block for block in BLOCKS if block.not_run]
+    record_property("documented", f"{len(BLOCKS) - len(left_out)} blocks of {len(PAGES)} pages are run, and {len(left_out)} are not:")
+    for block in left_out:
+        record_property("documented", f"{block.where}: {block.title:.60}: {block.not_run}")
+    known = [tuple(line.split(": ")) for line in sorted(NOT_RUN)]
+    found = sorted((block.page, block.title, block.not_run) for block in left_out)
+    assert [(page, why) for page, _, why in known] == [(page, why) for page, _, why in found]
+    assert all(title.startswith(begins) for (_, begins, _), (_, title, _) in zip(known, found, strict=True))
+
+
+def test_python_that_is_not_run_is_python() -> None:
+    for block in BLOCKS:
+        if block.not_run and block.language == "python":
+            compile(block.text, block.where, "exec")
+
+
+def test_no_block_is_of_an_unknown_kind() -> None:
+    assert [block.where for block in BLOCKS if block.language not in (*RUN, "yaml", "json", "text")] == []
+    assert [block.where for block in BLOCKS if block.needs not in ("", "docker", "vllm")] == []
+    stand_ins = [line for line in INSTEAD if not any(re.search(rf"^{line}\b", block.text, re.M) for block in BLOCKS)]
+    assert stand_ins == [], "no page says this any more"
+
+
+def test_links_lead_somewhere() -> None:
+    lost = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
+            if not target.startswith("https://") and not (page.parent / target).exists():
+                lost.append(f"{page.name}: {target}")
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_a_page_is_read_in_five_minutes(page: Path) -> None:
+    assert len(page.read_text("utf-8").split()) <= 1300
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    return Reader(tmp_path, [])
+
+
+@pytest.mark.parametrize("text", ["rlvr lst envs", "rlvr list envs --jsn", "rlvr show env arithmetik", "false | true"])
+def test_a_wrong_command_is_found(reader: Reader, text: str) -> None:
+    with pytest.raises(AssertionError, match="ended with"):
+        reader.run(Block("page.md", 1, "bash", text))
+
+
+def test_a_wrong_output_is_found(reader: Reader) -> None:
+    reader.run(Block("page.md", 1, "bash", "echo took 3.2 s for 7 tasks", shown="took 1 s for 7 tasks\n"))
+    with pytest.raises(AssertionError, match="but this was printed"):
+        reader.run(Block("page.md", 1, "bash", "echo took 3.2 s for 7 tasks", shown="took 1 s for 8 tasks\n"))
+
+
+def test_only_dots_and_times_may_differ() -> None:
+    shown = pattern_of("a  b\n...\n| 1.5 | (x) in 2.5 s\n")
+    assert shown.search("zero\na b\nmore\nmore\n| 1.5 |  (x) in 1,200 s")
+    assert not shown.search("a b\n| 1.6 | (x) in 1 s") and not shown.search("a c\n| 1.5 | (x) in 1 s")
