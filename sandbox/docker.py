@@ -40,6 +40,17 @@ class DockerSandbox(Sandbox):
         runtime: str | None = None,
         queue_s: float = 900.0,
     ) -> None:
+        """Say how much of the machine it may have.
+
+        Args:
+            image: what the containers are made of; built at first use if it is ours.
+            containers: how many programs run at once; 0: one for each processor.
+            memory_mb: memory of one container.
+            disk_mb: room for the files that a program writes; they lie in memory.
+            pids: processes of one container.
+            runtime: the engine's runtime, such as runsc for gVisor; None: the engine's own.
+            queue_s: how long a program waits for its turn at the most.
+        """
         for name, value, least in (
             ("containers", containers, 0),
             ("memory_mb", memory_mb, 32),

@@ -113,6 +113,15 @@ class ProcessSandbox(Sandbox):
     def __init__(
         self, *, trusted: bool = False, processes: int = 0, memory_mb: int = 4096, disk_mb: int = 64, queue_s: float = 900.0
     ) -> None:
+        """Ask for it, and say how much of the machine it may have.
+
+        Args:
+            trusted: must be true: this sandbox does not keep foreign code from this machine's files.
+            processes: how many programs run at once; 0: one for each processor.
+            memory_mb: memory of one program.
+            disk_mb: room for the files that a program writes.
+            queue_s: how long a program waits for its turn at the most.
+        """
         if trusted is not True:
             raise ConfigError(
                 "the process sandbox does not keep foreign code from this machine's files; use the docker sandbox, or, for code that "

@@ -19,7 +19,7 @@ import rlvr
 from rlvr.cli import app, run
 from rlvr.commands.settings import settings_from
 from rlvr.commands.verifying import AHEAD, in_order
-from rlvr.registry import PACKAGE
+from rlvr.registry import PACKAGE, entries
 from rlvr.task import Verdict
 
 Said = pytest.CaptureFixture[str]
@@ -246,3 +246,16 @@ def test_the_version_is_one() -> None:
 
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["version"] == rlvr.__version__
+
+
+@pytest.mark.parametrize("kind", ["env", "verifier", "sandbox", "sampler", "algorithm"])
+def test_every_setting_is_explained(kind: str, capsys: Said) -> None:
+    for entry in entries(kind):
+        row = parsed(["show", kind, entry.name], capsys)
+        assert [f"{entry.name}.{setting['name']}" for setting in row["settings"] if not setting["about"]] == []
+
+
+def test_an_algorithm_shows_what_counts_in_it(capsys: Said) -> None:
+    said = obey(["show", "algorithm", "grpo"], capsys)
+    table, _, idle = said.partition("Of no effect in this mix")
+    assert "How far the ratio may fall below 1" in table and "desirable_from" not in table and "desirable_from" in idle

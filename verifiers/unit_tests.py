@@ -62,6 +62,14 @@ class UnitTests(Verifier):
     )
 
     def __init__(self, *, sandbox: Sandbox, score: str = "all", channel: str = "fence", limits: Mapping[str, float] | None = None) -> None:
+        """Say how tests become a score.
+
+        Args:
+            sandbox: where the code runs.
+            score: all: 1 if every test passes, else 0; fraction: the weight of those that pass.
+            channel: where the code is declared, one of `rlvr.answers`.
+            limits: what one run may use, such as {wall_s: 2, memory_mb: 128}; a task's own limits override them.
+        """
         if score not in ("all", "fraction"):
             raise ConfigError(f"score is {score!r}; {suggest(str(score), ['all', 'fraction'])}")
         self.sandbox, self.score, self.channel = sandbox, score, channel

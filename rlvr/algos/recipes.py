@@ -214,6 +214,8 @@ def factory(name: str) -> Callable[..., PolicyGradient]:
     parts = "\n".join(f"{part:12} {what}" for part, what in preset.parts.items())
     make.__doc__ = f"{preset.summary}\n\n{preset.formula}\n\n{parts}\npaper        {preset.paper}"
     make.__name__ = name
+    make.settings = Settings  # type: ignore[attr-defined]
+    make.idle = [key for key, live in active(preset.settings).items() if not live]  # type: ignore[attr-defined]
     make.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=getattr(preset.settings, f.name), annotation=f.type)

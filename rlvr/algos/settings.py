@@ -43,10 +43,15 @@ class Settings:
 
     # credit
     returns: str = "outcome"
+    """outcome: every token gets the reward of its answer; to_go: what is still to come from it on."""
     baseline: str = "group"
+    """What a reward is compared with: the mean of its group, of the other answers in it, a running mean, the greedy answer, a critic."""
     scale_rewards: str = "group"
+    """Divide by the deviation of the rewards: of the group, of the batch, or not at all."""
     whiten: str = "none"
+    """Shift and scale the finished advantages over the batch: over tokens, over samples, or not."""
     advantage_epsilon: float = 1e-4
+    """Added to the deviation that is divided by."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """GDPO: which of the verdict's parts count, and how much. Empty: the one reward there is."""
     normalize_then_sum: bool = False
@@ -54,6 +59,7 @@ class Settings:
     preference_loss: str = "dpo"
     """With baseline=pair: which loss on the pair of the group's best and worst answer."""
     label_smoothing: float = 0.0
+    """With baseline=pair: how often the verifier may have the pair the wrong way round."""
     pairs_per_group: int = 1
     """With baseline=pair: the best with the worst, then the second best with the second worst, and so on."""
     length_normalised: bool = False
@@ -61,56 +67,78 @@ class Settings:
     desirable_from: float = 0.5
     """With baseline=kto: an answer that scores so much is desirable."""
     desirable_weight: float = 1.0
+    """With baseline=kto: how much a desirable answer counts."""
     undesirable_weight: float = 1.0
+    """With baseline=kto: how much an undesirable answer counts."""
     at_least: float = 0.0
     """With baseline=best: the best answer of a group is learned from if its score is above this."""
     # ratio, clip or gate
     importance_sampling_level: str = "token"
+    """One ratio for each token, or one for the answer: the tokens' geometric mean (sequence) or their product (completion)."""
     loss_type: str = "clip"
+    """What ratio and advantage become: clip (PPO), cispo, sapo, reinforce (the ratio as a weight), likelihood (no ratio at all)."""
     epsilon: float = 0.2
+    """How far the ratio may fall below 1 before it is clipped."""
     epsilon_high: float | None = None
-    """None: as `epsilon`."""
+    """How far it may rise above 1. None: as `epsilon`."""
     delta: float | None = None
     """The dual clip: bounds the ratio where the advantage is negative."""
     ratio_max: float = 5.0
     """CISPO and REINFORCE: the largest weight; an absolute ratio, not a distance from 1."""
     sapo_temperature_pos: float = 1.0
+    """SAPO: how fast the gate closes where the advantage is positive."""
     sapo_temperature_neg: float = 1.05
+    """SAPO: how fast the gate closes where the advantage is negative."""
     # aggregation
     loss_aggregation: str = "seq-mean-token-mean"
+    """How tokens become one loss: mean over answers of the mean over tokens, one mean over all tokens, and so on."""
     max_completion_length: int = 0
     """The cap on an answer, for `seq-mean-token-sum-norm` and `overlong_buffer`. 0: the run's own."""
     mask_truncated_completions: bool = False
+    """Leave answers that ran into the cap out of the loss."""
     overlong_buffer: int = 0
     """DAPO's soft punishment: within so many tokens of the cap the reward falls linearly, by 1 at the cap. 0 switches it off."""
     dynamic_sampling_rounds: int = 1
     """DAPO: groups whose rewards are all equal are not trained on; others are sampled in their place, in up to so many rounds a step."""
     # KL and entropy
     beta: float = 0.0
+    """The weight of the KL to the reference, or of the reference in a preference's loss. 0: no reference is held."""
     kl_estimator: str = "k3"
+    """How the KL of a token is estimated."""
     kl_in: str = "loss"
+    """Whether the KL is a term of the loss or is taken off the reward."""
     kl_target: float | None = None
     """With it, beta adapts toward this KL."""
     kl_horizon: int = 10_000
+    """Over how many episodes it adapts."""
     ref_model_sync_steps: int = 0
     """After every so many steps the reference moves toward the policy. 0: never."""
     ref_model_mixup_alpha: float = 0.6
     """How far: 1 makes it the policy."""
     entropy_coef: float = 0.0
+    """How much entropy is paid for."""
     # value
     gamma: float = 1.0
+    """The discount per token."""
     lam: float = 0.95
+    """The lambda of GAE."""
     vf_coef: float = 0.1
+    """The weight of the critic's loss."""
     epsilon_value: float | None = 0.2
+    """How far a value may move from the old one before its loss is clipped. None: as far as it likes."""
     value_pretraining_steps: int = 0
     """So many first steps train the critic alone, on its full loss, before it advises anybody."""
     # reuse and mismatch
     num_iterations: int = 1
+    """How many times a batch is learned from."""
     old_from_sampler: bool = False
     """Take the sampler's log-probabilities as the old ones (bypass): no extra pass, the clip corrects the mismatch."""
     importance_sampling_correction: str = "none"
+    """Weigh tokens by the trainer's probability over the sampler's, cut or masked at the cap; `none` trusts that they agree."""
     importance_sampling_cap: float = 2.0
+    """The largest such weight."""
     importance_sampling_floor: float = 0.5
+    """For the masks: the smallest."""
 
     def __post_init__(self) -> None:
         if self.loss_type in TRL_LOSS_TYPES:

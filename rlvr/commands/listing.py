@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,8 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     kind = kind_of(word)
     factory = load(kind.name, name)
     document = inspect.getdoc(factory) or ""
-    notes = _notes(getattr(factory, "__init__", factory))
+    notes = _notes(getattr(factory, "__init__", factory)) | _field_notes(getattr(factory, "settings", None))
+    idle = [key for key in parameters(factory) if key in getattr(factory, "idle", ())]
     needs = dict(getattr(factory, "needs", {}))
     settings = [
         {
@@ -66,12 +69,18 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     console.print(Text.assemble((f"{kind.name} {name}", "bold"), f"   version {version}" if kind.name == "verifier" else ""))
     console.print(Text(document))
     console.print()
-    lines = [(str(s["name"]), str(s["type"]), "required" if s["required"] else repr(s["default"]), str(s["about"])) for s in settings]
+    lines = [
+        (str(s["name"]), str(s["type"]), "required" if s["required"] else repr(s["default"]), str(s["about"]))
+        for s in settings
+        if s["name"] not in idle
+    ]
     columns: tuple[str, ...] = ("setting", "type", "default", "about")
     cells: list[tuple[str, ...]] = list(lines)
     if not any(line[3] for line in lines):  # nothing is said about any: no column for it
         columns, cells = columns[:3], [line[:3] for line in lines]
     console.print(screen.table(columns, cells) if cells else "It has no settings.")
+    if idle:
+        console.print(Text(f"\nOf no effect in this mix, but in others: {', '.join(idle)}", style="dim"))
 
 
 def _show_yaml(plural: str, name: str, *, json: bool) -> None:
@@ -135,4 +144,17 @@ def _notes(function: Any) -> dict[str, str]:
             found[name] = rest.strip()
         elif name and line.strip():
             found[name] += " " + line.strip()
+    return found
+
+
+def _field_notes(settings: type | None) -> dict[str, str]:
+    """What stands below each field of a record of settings."""
+    if settings is None:
+        return {}
+    found: dict[str, str] = {}
+    for record in ast.parse(inspect.getsource(settings)).body:
+        for field, note in pairwise(record.body if isinstance(record, ast.ClassDef) else []):
+            told = isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) and note.value.value
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(told, str):
+                found[field.target.id] = " ".join(told.split())
     return found

@@ -45,6 +45,12 @@ class HFSampler(Sampler):
         return {"model": rest}
 
     def __init__(self, *, batch_size: int = 512, model: str | None = None) -> None:
+        """Say who is sampled from.
+
+        Args:
+            batch_size: how many answers are under way at once.
+            model: a folder that holds a model; None: the trainer hands its own over.
+        """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; at least 1 answer must be sampled at a time")
         self.batch_size, self.tokenizer = batch_size, model

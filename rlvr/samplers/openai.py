@@ -64,6 +64,18 @@ class OpenAISampler(Sampler):
         attempt_s: float = 120.0,
         deadline_s: float = 600.0,
     ) -> None:
+        """Say whom to ask, and how patiently.
+
+        Args:
+            url: the endpoint, up to and with /v1.
+            model: what it calls the model.
+            tokenizer: a folder: ask with token ids and get log-probabilities; None: ask with text.
+            key_variable: the variable of the environment that holds the key.
+            concurrency: how many requests are under way at once.
+            retries: how often a request is repeated that was refused for a while.
+            attempt_s: how long one request may take.
+            deadline_s: how long an answer may take, all attempts together.
+        """
         for name, value in {"concurrency": concurrency, "attempt_s": attempt_s, "deadline_s": deadline_s, "retries": retries + 1}.items():
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0")

@@ -35,6 +35,12 @@ class Scripted(Sampler):
         return {"answer": rest}
 
     def __init__(self, *, answer: str = "gold", answers: list[str] | None = None) -> None:
+        """Say what it says.
+
+        Args:
+            answer: gold (the environment's solution), noop (nothing) or random (tokens).
+            answers: these texts instead, turn by turn.
+        """
         if answers is None and answer not in SCRIPTS:
             raise ConfigError(f"the script {answer!r} is not known; {suggest(answer, SCRIPTS)}; or give answers: [text, ...]")
         if answers is not None and not answers:

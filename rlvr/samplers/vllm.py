@@ -64,6 +64,8 @@ class VLLMSampler(Sampler):
 
     policy_form = "vllm:DIR"
     company = 1024
+    _engine: Engine | None = None
+    _probe: Probe | None = None
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
@@ -91,17 +93,35 @@ class VLLMSampler(Sampler):
         deadline_s: float = 600.0,
         probe_tolerance: float | None = None,
     ) -> None:
+        """Say where the engine stands, and what it may have.
+
+        Args:
+            placement: colocated: in this process; server: found by `urls`.
+            model: a folder that holds a model; None: the trainer hands its own over.
+            dtype: the engine's precision; auto: the trainer's.
+            max_model_len: the longest prompt and answer together; None: the model's own.
+            max_num_seqs: how many answers are under way at once.
+            memory_fraction: the engine's share of a GPU's memory, weights and cache together.
+            kv_cache_gb: room for keys and values; None: what is left of its share.
+            tensor_parallel_size: over how many GPUs the engine cuts the model.
+            enforce_eager: no captured graphs: slower, and up sooner.
+            sleep: leave the GPU's memory to the trainer between rollouts.
+            urls: the servers, as in http://localhost:8000.
+            weights_folder: where weights are left for servers; they and the trainer must see it.
+            concurrency: how many requests are under way at once, over all servers.
+            start_s: how long a server may take to come up.
+            heartbeat_s: after so long without an answer a server is asked for a sign of life.
+            deadline_s: how long one answer may take, or new weights.
+            probe_tolerance: how far the probe's log-probabilities may be off; None: by precision.
+        """
         if placement not in PLACEMENTS:
             raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
         if (placement == "server") != bool(urls):
             raise ConfigError(
                 f"placement is {placement!r} and urls is {urls!r}; a server has a URL (urls: [...]), an engine in this process none"
             )
-        counts = {"max_num_seqs": max_num_seqs, "tensor_parallel_size": tensor_parallel_size, "concurrency": concurrency}
-        waits = {"start_s": start_s, "heartbeat_s": heartbeat_s, "deadline_s": deadline_s}
-        for name, value in (counts | waits).items():
-            if not value > 0:
-                raise ConfigError(f"{name} is {value}; it must be above 0")
+        above_zero(max_num_seqs=max_num_seqs, tensor_parallel_size=tensor_parallel_size, concurrency=concurrency)
+        above_zero(start_s=start_s, heartbeat_s=heartbeat_s, deadline_s=deadline_s)
         if not 0 < memory_fraction <= 1:
             raise ConfigError(f"memory_fraction is {memory_fraction}; it is the engine's share of a GPU's memory, above 0 and at most 1")
         if placement == "colocated":
@@ -112,8 +132,6 @@ class VLLMSampler(Sampler):
         self.patience = Patience(deadline_s, heartbeat_s, start_s)
         self.place = Place(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, tensor_parallel_size, enforce_eager, sleep)
         self._model = model
-        self._engine: Engine | None = None
-        self._probe: Probe | None = None
 
     def load(self, model: Any, version: int) -> None:
         """The trainer's weights, loaded in place and proven by the probe."""
@@ -164,6 +182,16 @@ class VLLMSampler(Sampler):
         if not isinstance(model, str):
             return str(model.dtype).removeprefix("torch.")
         return str(AutoConfig.from_pretrained(model).dtype or "bfloat16").removeprefix("torch.")
+
+
+def above_zero(**values: float) -> None:
+    """Refuse counts and waits that are none.
+
+    >>> above_zero(concurrency=1)
+    """
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{name} is {value}; it must be above 0")
 
 
 make = VLLMSampler
