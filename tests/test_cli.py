@@ -91,7 +91,7 @@ def test_verify_one(capsys: Said) -> None:
     assert (none["score"], none["fault"]) == (None, "task")
     near = ["verify", "numeric", "--reference", "4", "--answer", "4.05", "--set", "tolerance=0.1"]
     assert parsed(near, capsys)["score"] == 1.0
-    assert obey(near, capsys).startswith("1  4.05 equals 4")
+    assert obey(near, capsys).startswith("1  4.05 is within 0.1 of 4")
     listed = ["verify", "exact", "--reference", '["4", "four"]', "--answer", "four"]
     assert parsed(listed, capsys)["score"] == 1.0
     assert parsed(["verify", "exact", "--reference", "{x", "--answer", "{x"], capsys)["score"] == 1.0
