@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+import time
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.verifiers._parse import parse
+from rlvr.verifiers._tree import TooBig, Unreadable
 
 ROOM = Path(__file__).parent.parent / "verifiers"
 BANNED = {
@@ -63,3 +67,20 @@ def test_no_text_is_ever_run() -> None:
 @given(st.from_regex(r"-?([0-9]{1,15}|[1-9][0-9]{0,2}(,[0-9]{3}){1,4})(\.[0-9]{1,15})?", fullmatch=True, alphabet="-0123456789,."))
 def test_plain_numbers_take_a_short_cut_to_the_tree_that_the_whole_grammar_gives(number: str) -> None:
     assert parse(number) == parse(f"${number}$")
+
+
+ENDLESS = ["½", "∞", "ab ", "x^", "1+", "1,", "{", "(1,", "not ", "$x$ ", r"\int ", r"\sqrt{2}", r"\frac12", r"\text{a}", r"\ln ", r"\le "]
+
+
+@pytest.mark.parametrize("piece", ENDLESS)
+def test_a_text_is_read_or_refused_in_proportion_to_its_length(piece: str) -> None:
+    def cost(length: int) -> float:
+        spent = []
+        for _ in range(5):
+            start = time.thread_time()
+            with contextlib.suppress(TooBig, Unreadable):
+                parse.__wrapped__(piece * (length // len(piece)))
+            spent.append(time.thread_time() - start)
+        return min(spent)
+
+    assert cost(5_600) < 24 * cost(700)

@@ -7,7 +7,7 @@ import re
 from rlvr.verifiers._calculus import BIG, Calculus
 from rlvr.verifiers._grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, WORDS, splits
 from rlvr.verifiers._tokens import Token
-from rlvr.verifiers._tree import TooBig, Tree, Unreadable, has
+from rlvr.verifiers._tree import MAX_NODES, TooBig, Tree, Unreadable, has
 
 MAX_EXPONENT = 5_000
 
@@ -17,6 +17,9 @@ class Atoms(Calculus):
 
     def atom(self) -> Tree:
         """One numeral, letter, function, command or bracket."""
+        self.atoms += 1
+        if self.atoms > MAX_NODES:  # the tree will have as many parts: the rest need not be read
+            raise TooBig(f"it has more than {MAX_NODES} parts")
         token = self.take()
         if token.kind == "num":
             return numeral(token.text)

@@ -9,11 +9,12 @@ import re
 
 from rlvr.verifiers._grammar import GREEK, Reader
 from rlvr.verifiers._tokens import Token
-from rlvr.verifiers._tree import Tree, Unreadable
+from rlvr.verifiers._tree import TooBig, Tree, Unreadable
 
 BIG = {r"\sum": "sum", r"\prod": "prod", r"\int": "integral", r"\lim": "limit"}
 ARROWS = (r"\to", r"\rightarrow", r"\longrightarrow")
 ONE: Tree = ("num", 1, 1)
+MAX_INTEGRALS = 8
 
 
 class Calculus(Reader):
@@ -92,6 +93,8 @@ class Calculus(Reader):
                 return None
             if token.text == r"\int" and not depth:
                 open_integrals += 1
+                if open_integrals > MAX_INTEGRALS:
+                    raise TooBig(f"more than {MAX_INTEGRALS} integrals stand inside one another")
             after = self.row[at + 1].text.lstrip("\\") if at + 1 < len(self.row) else ""
             bare = token.text == "d" and (re.fullmatch("[a-z]", after) or after in GREEK)
             if token.kind == "word" and not depth and (bare or re.fullmatch("[a-z]?d[a-z]", token.text)):

@@ -66,6 +66,7 @@ class Reader:
         self.at = 0
         self.depth = 0
         self.bars = 0
+        self.atoms = 0
 
     def peek(self, ahead: int = 0) -> Token:
         """The token at hand, or an end mark."""

@@ -60,9 +60,7 @@ def plain(text: str) -> str:
     >>> plain("½×2²")
     '\\frac{1}{2}\\times 2^{2}'
     """
-    if len(text) > MAX_LENGTH:
-        raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are read")
-    if text.isascii():
+    if within(text).isascii():
         if _CONTROL.search(text):
             raise Unreadable("it holds a control character")
         return text
@@ -79,7 +77,14 @@ def plain(text: str) -> str:
         if deceives or _CONTROL.match(char):
             raise Unreadable(f"the character U+{ord(char):04X} ({unicodedata.name(char, 'unnamed')}) is not part of an answer")
         out.append(sign)
-    return "".join(out)
+    return within("".join(out))
+
+
+def within(text: str) -> str:
+    """The text, unless it is too long to be read."""
+    if len(text) > MAX_LENGTH:
+        raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are read")
+    return text
 
 
 _TEXT = r"text(?:normal|up|bf|it|rm|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|tt|cal|bb)|operatorname|emph|boldsymbol"

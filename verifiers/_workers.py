@@ -153,6 +153,11 @@ class Pool:
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _end_all, self._live, self._owner)
 
+    def _adopt(self) -> None:
+        """After a fork the workers are the parent's: their pipes must not be shared."""
+        if os.getpid() != self._owner:
+            self._open()
+
     def budget(self) -> Budget:
         """A new answer's allowance."""
         return Budget(self.cpu_s)
@@ -163,6 +168,7 @@ class Pool:
 
     def warm(self, most: int | None = None) -> None:
         """Start missing workers in the background; nobody waits who does not need one."""
+        self._adopt()
         with self._lock:
             count = self._missing if most is None else min(most, self._missing)
             self._missing -= count
@@ -206,8 +212,7 @@ class Pool:
         raise Lost(f"{RETRIES} workers in a row gave no answer ({trouble})")
 
     def _borrow(self) -> Worker:
-        if os.getpid() != self._owner:
-            self._open()  # after a fork the workers are the parent's: their pipes must not be shared
+        self._adopt()
         home, failed, end = self._idle, 0, time.monotonic() + WAIT_S
         while True:
             if home.empty():
