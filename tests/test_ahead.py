@@ -32,7 +32,7 @@ from rlvr.rollout import Timing
 from rlvr.runlog import RunLog, rows_of
 from rlvr.samplers._probe import trainer_scores
 from rlvr.samplers.hf import HFSampler
-from rlvr.task import Fault, Verdict
+from rlvr.task import Earned, Fault, Verdict
 from tests.test_algos_credit import said
 from tests.tiny import tiny_run
 
@@ -187,7 +187,8 @@ def test_verify_goes_on_until_it_has_sampled_anew(whole: tuple[int, Path]) -> No
 
 
 def test_a_batch_is_written_and_read_to_the_last_digit() -> None:
-    verdict = Verdict(0.1 + 0.2, "nearly", parts={"place": 1 / 3}, detail={"forms": ["x", 1]})
+    earned = (Earned(0.1, turn=0), Earned(0.2, characters=3))
+    verdict = Verdict(0.1 + 0.2, "nearly", parts={"place": 1 / 3}, detail={"forms": ["x", 1]}, earned=earned)
     failed = Verdict(None, "down", fault=Fault.INFRA)
     group = [said(0.1 + 0.2), said(None)]
     for episode, judged in zip(group, (verdict, failed), strict=True):
