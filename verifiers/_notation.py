@@ -72,7 +72,7 @@ def _system(match: re.Match[str]) -> str:
 
 _MONEY = {"US": r"\$", "USD": r"\$", "EUR": r"\text{euro}", "GBP": r"\text{pound}", "INR": r"\text{rupee}", "JPY": r"\text{yen}"}
 _RULES: tuple[_Rule, ...] = (
-    (re.compile(r"[\s,]*\\text\s*\{[\s,]*((?:where|with|for|any|integers?)[\s}].{0,60})$"), _whole),
+    (re.compile(r"[\s,]{0,9}\\text\s*\{[\s,]{0,9}((?:where|with|for|any|integers?)[\s}].{0,60})$"), _whole),
     (re.compile(r"\^\s*\{?\s*(?:\\top|\\(?:math(?:sf|rm|bf|tt)|text)\s*\{?\s*T\s*\}?|\\intercal)\s*\}?"), "^T"),
     (
         re.compile(
@@ -127,7 +127,7 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"^\s*(\d{1,6})\s*C\s*(\d{1,6})\s*$"), r"\\binom{\1}{\2}"),
     (re.compile(_ALL + r"(?:\s*\\in\s*" + _REALS + r")?\s*\}?[\s$.]*$"), ""),
     (re.compile(r"\s*,\s*([a-zA-Z])\s*\\in\s*" + _REALS + r"[\s$.]*$"), _over_reals),
-    (re.compile(r"^\\text\s*\{\s*[Aa]ll(?:\s+real)?(?:\s+numbers)?\s*\}\s*(?=[a-zA-Z]\s*(?:\\[gl]e|[<>]))"), ""),
+    (re.compile(r"^\\text\s*\{\s*[Aa]ll(?:\s+real)?(?:\s+numbers)?\s*\}\s*(?=[a-zA-Z]\s*(?:\\(?:[gl]e|ne)|[<>]))"), ""),
     (re.compile(r"^\s*\\(?:therefore|because|implies|(?:Long)?[rR]ightarrow)(?![a-zA-Z])\s*"), ""),
     (re.compile(r"(?:\\text\s*\{\s*)?\b(USD|EUR|GBP|INR|JPY|US(?=\\?\$))\s*\}?\s*\\?\$?\s*(?=\d)"), lambda m: _MONEY[m[1]]),
     (re.compile(r"\bper\s+cent\b"), "percent"),
@@ -160,6 +160,8 @@ def standard(text: str) -> str:
     >>> standard(r"\color{blue}{0.\dot{3}}"), standard("]0, 1]")
     ('{0.\\overline{3}}', '(0, 1]')
     """
+    if "  " in text or "\n" in text or "\t" in text:
+        text = " ".join(text.split())  # long runs of spaces are what makes a regular expression slow
     if _UNUSUAL.search(text):
         for pattern, usual in _RULES:
             text = pattern.sub(usual, text)

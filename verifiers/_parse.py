@@ -75,8 +75,10 @@ class Parser(Blocks):
                 return False
             if len(name) == 1:
                 return not self.is_letter_unit_here(token)
-            if len(name) == 2 and is_unit(name) and self.peek(1).kind == "cmd" and self.peek(1).text.lstrip("\\") in FUNCTIONS | GREEK:
-                return True  # the weight of 2mg sin x
+            before, after = self.row[self.at - 1], self.peek(1)
+            formula = (before.kind == "cmd" and before.text[1:] in GREEK) or (after.kind == "cmd" and after.text[1:] in FUNCTIONS | GREEK)
+            if len(name) == 2 and is_unit(name) and formula:
+                return True  # the weight in 2mg sin x, and in F - mu mg
             if name.lower() in JOINS or name.lower() in ("mod", "base", "in", "per", "am", "pm", "sq", "cu") or is_unit(name):
                 return False
             return name in FUNCTIONS or name in ("sqrt", "pi", "cbrt", "oo") or (len(name) <= 3 and not self.ends_clause(self.peek(1)))
