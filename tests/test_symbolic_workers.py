@@ -141,6 +141,17 @@ def test_a_worker_that_is_stopped_is_replaced_and_nobody_is_blamed(pool: Pool) -
     assert pool.pids() != [stopped]
 
 
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(pool: Pool) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(pool.equal, parse("|x-1|"), parse("|1-x|"), pool.budget())
+        for _ in range(5):
+            (starting,) = wait_for(pool, 1)
+            os.kill(starting, signal.SIGKILL)
+            while starting in pool.pids():
+                time.sleep(0.01)
+        assert asked.result(60) is True
+
+
 def test_a_dead_pool_gives_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit(3)\n", "utf-8")

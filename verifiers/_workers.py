@@ -14,6 +14,7 @@ import json
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -236,20 +237,27 @@ class Pool:
                 self._bury(found)
 
     def _start(self, home: Home) -> None:
-        try:
-            worker = Worker(self.memory_mb, home)
-        except OSError as error:
-            home.put(Lost(f"a worker does not start: {error}"))
-            return
-        self._live.add(worker)
-        try:
-            worker.greet()
-            home.put(worker)
-        except Lost as error:
-            self._end(worker)
-            home.put(error)
-        if home is not self._idle:  # closed meanwhile
-            self._end(worker)
+        """Put a new worker, or word of why there is none, where workers wait; that one was killed meanwhile says nothing."""
+        found: Worker | Lost = Lost("no worker survives its start")
+        for _ in range(RETRIES):
+            try:
+                worker = Worker(self.memory_mb, home)
+            except OSError as error:
+                found = Lost(f"a worker does not start: {error}")
+                break
+            self._live.add(worker)
+            try:
+                worker.greet()
+            except Lost as error:
+                if self._end(worker) == -signal.SIGKILL and home is self._idle:
+                    continue
+                found = error
+            else:
+                found = worker
+            break
+        home.put(found)
+        if isinstance(found, Worker) and home is not self._idle:  # closed meanwhile
+            self._end(found)
 
     def _bury(self, worker: Worker) -> int | None:
         """End a worker; another one is started at once."""
