@@ -301,6 +301,12 @@ def test_what_can_be_learned_from_stored_groups() -> None:
             factory(name)().learnable(given)
 
 
+def test_one_pair_of_a_group_is_taken_where_nobody_says_how_many() -> None:
+    pulls = preferences.of_pairs([[1.0, 0.0, 0.8, 0.2]], [[0.0] * 4], 0.5)
+    assert pulls.figures["preference/pairs"] == 1.0
+    assert pulls.advantages == [[0.5 * 0.5 * 4, -0.5 * 0.5 * 4, 0.0, 0.0]]  # beta sigmoid(0), over the one pair of four answers
+
+
 def test_several_pairs_of_a_group_pull_as_one_mean() -> None:
     group = [said(1.0), said(0.0), said(0.8), said(0.2), said(0.5)]
     shifts = [[0.2, -0.1, 0.0, 0.3, 9.0]]
