@@ -22,6 +22,8 @@ MAX_MEMBERS = 60
 
 def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """Whether the answer is the gold, under the bench's policy."""
+    if _bare(gold) and _bare(answer):
+        return _judge(gold, answer, bench)
     answer = worked(answer)
     if bench.policy.evaluated and unworked(answer) and not unworked(gold):
         return Judged(False, f"it was not worked out: {unworked(answer)} is left in it")
@@ -30,6 +32,11 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, wrong)
     gold, answer = shaped(gold, answer)
     return _judge(spread(gold), spread(answer), bench)
+
+
+def _bare(tree: Tree) -> bool:
+    """Whether a tree is one numeral, with or without a unit: there is nothing in it to bring into shape."""
+    return tree[0] in ("num", "dec") or (tree[0] == "unit" and tree[1][0] in ("num", "dec"))
 
 
 def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
