@@ -76,6 +76,7 @@ class Attempt:
             environments[item.name].ready()
         total = sum(map(len, wanted.values()))
         with spec.build() as sampler, Work(self.console, "samples", total, len(self.had), patience_s=TICK_S) as work:
+            sampler.ready()
             for item in todo:
                 self._ask(item, environments[item.name], sampler, wanted[item.name], work)
         self._tick(last=True)

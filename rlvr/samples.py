@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,7 +29,7 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.runlog import differing, rows_of, versions
 from rlvr.suite import Item
 
-PLAN, ROWS, TIMES, REPORT = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json"
+PLAN, ROWS, TIMES, REPORT, VERSIONS = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json", "versions.json"
 Key = tuple[str, int, int]
 """Which environment of the suite, which task of it, which of its samples."""
 
@@ -141,6 +142,8 @@ class SampleFile:
         self.torn = 0
         """Bytes of an unfinished last line that were cut off."""
         self._file: TextIO | None = None
+        self._new: tuple[Path, ...] = ()
+        """What it has made, until there is a sample: files, then the folder."""
 
     @classmethod
     def open(cls, folder: Path | None, plan: Plan) -> SampleFile:
@@ -149,12 +152,14 @@ class SampleFile:
         if folder is None:
             return file
         try:
+            made = () if folder.exists() else (folder,)
             folder.mkdir(parents=True, exist_ok=True)
             if any(not path.name.startswith(".") for path in folder.iterdir()):
                 _same(folder, plan)
             else:
+                file._new = (folder / PLAN, folder / VERSIONS, folder / ROWS, *made)
                 write_whole(folder / PLAN, plan.dump())
-                write_whole(folder / "versions.json", json.dumps(versions(), indent=2) + "\n")
+                write_whole(folder / VERSIONS, json.dumps(versions(), indent=2) + "\n")
             file._file = _alone((folder / ROWS).open("a", encoding="utf-8"), folder)
             file.torn = _mend(folder / ROWS)
         except OSError as error:
@@ -169,12 +174,16 @@ class SampleFile:
             self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
             self._file.flush()
         self.samples[sample.key] = sample
+        self._new = ()
         return sample
 
     def __enter__(self) -> SampleFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        for made in self._new:  # the policy never came up: the next attempt, with another one, shall find the place free
+            with suppress(OSError):
+                made.rmdir() if made.is_dir() else made.unlink()
         if self._file is not None:
             self._file.close()
 

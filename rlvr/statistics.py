@@ -187,7 +187,7 @@ def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple
     z2 = Z95**2 / worth
     middle = (centre + z2 / 2) / (1 + z2)
     half = Z95 / (1 + z2) * math.sqrt(centre * (1 - centre) / worth + z2 / (4 * worth))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    return (max(middle - half, 0.0) if centre else 0.0), (min(middle + half, 1.0) if centre < 1 else 1.0)
 
 
 def _worth(sizes: Sequence[int]) -> float:

@@ -17,7 +17,7 @@ import pytest
 from rlvr.attempt import Attempt
 from rlvr.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
-from rlvr.errors import ConfigError, NotFound
+from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
 from rlvr.evaluate import Report, evaluate
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
@@ -27,6 +27,7 @@ from rlvr.samples import rows_in
 from rlvr.summary import EnvSummary
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.tokenizers import CharTokenizer
+from tests.endpoint import closed_port
 from tests.tiny import MODEL
 from tests.worlds import DIGITS
 
@@ -301,3 +302,20 @@ def test_other_bad_requests(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             evaluate(suite, policy, **kwargs)
+
+
+def test_a_policy_that_never_comes_up_leaves_the_place_free(tmp_path: Path) -> None:
+    for place in (tmp_path / "new", tmp_path):
+        with pytest.raises(RlvrError, match="the script 'nobody' is not known"):
+            evaluate(SUMS, "scripted:nobody", tasks=3, out=place)
+        assert not list(tmp_path.iterdir())
+    kept = evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path / "new")
+    with pytest.raises(ConfigError, match="was begun with another plan"):
+        evaluate(SUMS, "scripted:nobody", tasks=3, out=tmp_path / "new")
+    assert evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path / "new").envs == kept.envs
+
+
+def test_an_endpoint_that_is_not_there_is_told_once_and_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SamplerError, match=r"nothing listens at http://127\.0\.0\.1:"):
+        evaluate(SUMS, f"openai:{closed_port()}/v1#tiny", tasks=1000, out=tmp_path / "e")
+    assert not (tmp_path / "e").exists()

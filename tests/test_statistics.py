@@ -171,3 +171,8 @@ def test_a_paired_difference() -> None:
     noise = paired([0.25, -0.25] * 20, seed=1)
     assert noise == paired([0.25, -0.25] * 20, seed=1) and noise.p > 0.9 and noise.low < 0 < noise.high
     assert noise.test == "sign flips" and 0.05 < noise.detectable < 0.15
+
+
+def test_nothing_right_and_everything_right_reach_the_very_ends() -> None:
+    for n in range(1, 200):
+        assert wilson([0.0] * n)[0] == 0.0 < wilson([0.0] * n)[1] and wilson([1.0] * n)[0] < 1.0 == wilson([1.0] * n)[1]

@@ -89,6 +89,16 @@ class Http:
             self._returned(connection)
             return reply
 
+    def reach(self, *, until: float) -> None:
+        """Connect, or NoReply; the connection is kept for the first exchange."""
+        connection, _ = self._taken()
+        try:
+            self._connect(connection, until)
+        except (OSError, http.client.HTTPException) as error:
+            self._dropped(connection)
+            raise NoReply(self._told(error, until)) from None
+        self._returned(connection)
+
     def abort(self) -> None:
         """Break every exchange that is going on: the threads that wait for them go on at once, with NoReply."""
         with self._lock:
@@ -112,12 +122,7 @@ class Http:
         return f"{self.url} answered {reply.status}: {self._without_key(' '.join(str(said).split()))[:SHOWN] or 'nothing'}"
 
     def _exchange(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, until: float) -> Reply:
-        held: Any = connection  # its socket is one of ours
-        held.timeout = _left(until)
-        if held.sock is None:
-            held.connect()
-            held.sock = _Timed(held.sock)
-        held.sock.until = until
+        self._connect(connection, until)
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := self._key():
             headers["Authorization"] = f"Bearer {key}"
@@ -129,6 +134,14 @@ class Http:
         if not answer.isclosed():
             answer.close()
         return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
+
+    def _connect(self, connection: http.client.HTTPConnection, until: float) -> None:
+        held: Any = connection  # its socket is one of ours
+        held.timeout = _left(until)
+        if held.sock is None:
+            held.connect()
+            held.sock = _Timed(held.sock)
+        held.sock.until = until
 
     def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:

@@ -32,6 +32,8 @@ STOPPED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
 CUT = ("length", "max_tokens", "model_length")
 """How endpoints say that an answer came to its end, and that it was cut."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+REACHED_S = 30.0
+"""How long the first connection may take."""
 
 
 class OpenAISampler(Sampler):
@@ -86,6 +88,10 @@ class OpenAISampler(Sampler):
         self._words: Tokenizer | None = None
         self._limit = "max_tokens"
         self._closed = threading.Event()
+
+    def ready(self) -> None:
+        """Somebody listens there: a wrong port is found at once, and not once a sample."""
+        self.http.reach(until=time.monotonic() + min(self.attempt_s, REACHED_S))
 
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
         """How text is written as tokens, where the endpoint gives text."""
