@@ -28,6 +28,8 @@ from rlvr.viewparts import CHUNK, parts_of, tokenizer_of
 PAGE = Path(__file__).with_name("viewer")
 SCRIPTS = ("run.js", "curves.js", "episode.js", "page.js")
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
+MARK = b'content="rlvr view"'
+"""By this a page is known as one of ours."""
 PAUSE_S = 5.0
 """How often a run that is watched is looked at; less often where writing its page takes long."""
 
@@ -51,6 +53,8 @@ def view(run: Path, out: Path | None = None, *, against: Path | None = None, rel
     With `against` every curve and every episode has the other run's beside it. With `reload_s` the page reads itself again
     after so many seconds.
     """
+    if out and not _ours(out):
+        raise ConfigError(f"{out} is there already and no page of rlvr's, and nothing of yours is ever overwritten; choose another --out")
     out = out or run / "view.html"
     heads: list[dict[str, Any]] = []
     parts: dict[str, str] = {}
@@ -93,6 +97,14 @@ def watch(
                 pause = max(pause_s, 4 * (time.monotonic() - began))
             time.sleep(pause)
     return view(run, out, against=against)
+
+
+def _ours(path: Path) -> bool:
+    """Whether a page may be written there: nothing stands there, or an earlier page."""
+    if not path.is_file():
+        return True
+    with path.open("rb") as file:
+        return MARK in file.read(200)
 
 
 def _size(run: Path) -> int:

@@ -207,3 +207,13 @@ def test_the_command_says_where_the_page_is(tmp_path: Path, capsys: pytest.Captu
 def test_the_page_is_kept_readable() -> None:
     assert {path.name for path in PAGE.iterdir()} == {"page.html", "page.css", *SCRIPTS}
     assert all(path.read_text("utf-8").count("\n") <= 350 for path in PAGE.iterdir())
+
+
+def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
+    evaluate(SUMS, "scripted:gold", tasks=2, out=tmp_path / "e")
+    page, notes = tmp_path / "page.html", tmp_path / "notes.html"
+    assert view(tmp_path / "e", page).bytes == view(tmp_path / "e", page).bytes
+    notes.write_text("precious")
+    with pytest.raises(ConfigError, match="nothing of yours is ever overwritten"):
+        view(tmp_path / "e", notes)
+    assert notes.read_text() == "precious"

@@ -91,7 +91,10 @@ class OpenAISampler(Sampler):
 
     def ready(self) -> None:
         """Somebody listens there: a wrong port is found at once, and not once a sample."""
-        self.http.reach(until=time.monotonic() + min(self.attempt_s, REACHED_S))
+        try:
+            self.http.reach(until=time.monotonic() + min(self.attempt_s, REACHED_S))
+        except NoReply as error:
+            raise NoReply(f"{error}; start the server, or mend the address") from None
 
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
         """How text is written as tokens, where the endpoint gives text."""
