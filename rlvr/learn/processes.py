@@ -40,10 +40,15 @@ def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
         cpu=not torch.accelerator.is_available(), mixed_precision=config.train.mixed_precision, log_with=trackers,
         project_dir=str(folder), kwargs_handlers=[timeout],
     )  # fmt: skip
-    if accelerator.distributed_type is DistributedType.DEEPSPEED:  # it clips and counts for itself
-        told: Any = accelerator.state.deepspeed_plugin
-        told.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": config.train.max_grad_norm}
+    if accelerator.distributed_type is DistributedType.DEEPSPEED:
+        tell_deepspeed(accelerator, config)
     return accelerator
+
+
+def tell_deepspeed(accelerator: Accelerator, config: RunConfig) -> None:
+    """What it must know, since it clips and counts for itself."""
+    told: Any = accelerator.state.deepspeed_plugin
+    told.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": config.train.max_grad_norm}
 
 
 def share(accelerator: Accelerator, everything: Sequence[T]) -> list[T]:
