@@ -62,10 +62,12 @@ def test_the_trainer_s_process_is_left_as_it_was() -> None:
     assert not torch.distributed.is_initialized() and torch.is_grad_enabled()
 
 
-def test_a_run_trains_on_it_and_repeats_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["all weights", "an adapter"])
+def test_a_run_trains_on_it_and_repeats_itself(tmp_path: Path, lora: dict[str, Any] | None) -> None:
     """The trainer agrees with the sampler at each of twenty steps, and a step done again from its checkpoint is the same to the bit."""
     rollout = {"sampler": {"name": "vllm", "kv_cache_gb": 0.25}, "prompts_per_step": 4, "num_generations": 4}
-    config = tiny_run(model={"config": MODEL}, rollout=rollout, train={"steps": 20, "learning_rate": 1e-3}, log={"save_every": 19})
+    train_ = {"steps": 20, "learning_rate": 1e-3}
+    config = tiny_run(model={"config": MODEL, "lora": lora}, rollout=rollout, train=train_, log={"save_every": 19})
     folder = tmp_path / "run"
     quiet = Console(quiet=True)
     train(config, out=folder, console=quiet)
