@@ -1,10 +1,12 @@
 """Is one update cheaper than TRL's on the same batch? One JSON line: loss and gradient distance first, then memory and speed.
 
-    python benchmarks/update_vs_trl.py [--peer PYTHON] [--vocabulary 32000]
+    python benchmarks/update_vs_trl.py [--peer PYTHON] [--vocabulary 32000]                  on a CPU, in float32
+    python benchmarks/update_vs_trl.py --size 0.5b --device cuda --precision bf16            on one GPU; also 1.5b
 
-The batch: 4 prompts of 32 tokens, 8 answers each, lengths spread 1:8; a Qwen2 of two layers; GRPO, beta 0, float32.
-Each side runs in a process of its own, in turns, and does loss, backward, clip and AdamW; ours also does the credit.
-Memory is the peak of the process during updates, less what it held before them.
+The batch: some prompts, 8 answers each, lengths spread 1:8; a Qwen2 with random weights; GRPO, beta 0.
+Each side runs in a process of its own, in turns, and does loss, backward, clip and AdamW; ours also does the credit. TRL gets
+micro-batches of 8 rows where a size says so, ours as many tokens. Memory is the peak during updates, less what was held before them.
+`share_of_peak` is 6 operations a weight and token of the rows, as a share of what a large matrix product reaches on the same device.
 """
 
 from __future__ import annotations
@@ -13,48 +15,24 @@ import argparse
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import peer_trl
+from update_work import GENERATIONS, SIZES, Job
 
-VOCABULARIES = (1_000, 32_000, 150_000)
-PROMPTS, GENERATIONS, PROMPT, SHORTEST, LONGEST = 4, 8, 32, 16, 128
 ROUNDS, REPEATS = 3, 3
+CLOSE = {"fp32": 1e-4, "bf16": 5e-2}
+"""How far apart two gradients may be that are the same but for rounding."""
 
 
-def batch(vocabulary: int) -> list[dict[str, Any]]:
-    """The fixed batch as plain lists; rewards differ inside each group, so every row has a gradient."""
-    dice, rows = random.Random(0), []
-    for _ in range(PROMPTS):
-        prompt = [dice.randrange(4, vocabulary) for _ in range(PROMPT)]
-        for k in range(GENERATIONS):
-            length = round(SHORTEST * (LONGEST / SHORTEST) ** (k / (GENERATIONS - 1)))
-            rows.append({"prompt": prompt, "said": [dice.randrange(4, vocabulary) for _ in range(length)], "reward": dice.random()})
-    return rows
-
-
-def model_of(vocabulary: int) -> Any:
-    """The same weights on both sides."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=4, max_position_embeddings=256, tie_word_embeddings=True,
-        )
-    )  # fmt: skip
-
-
-def ours(model: Any, rows: list[dict[str, Any]]) -> Any:
+def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
     """A function that does one update and gives its loss."""
     from accelerate import Accelerator
 
@@ -63,20 +41,20 @@ def ours(model: Any, rows: list[dict[str, Any]]) -> Any:
     from rlvr.registry import build
 
     groups = []
-    for g in range(PROMPTS):
+    for g in range(len(rows) // GENERATIONS):
         members = []
         for row in rows[g * GENERATIONS : (g + 1) * GENERATIONS]:
             n, t = len(row["prompt"]), len(row["said"])
             acted, paid = [False] * n + [True] * t, [0.0] * (n + t - 1) + [row["reward"]]
             members.append(Episode(f"t{g}", f"g{g}", row["prompt"] + row["said"], acted, [0.0] * (n + t), paid, End.TERMINATED))
         groups.append(members)
-    learner = Learner(
-        model, build("algorithm", "grpo"), Optimization(learning_rate=1e-4), accelerator=Accelerator(cpu=True), total_steps=100
-    )
+    accelerator = Accelerator(cpu=job.device == "cpu", mixed_precision="bf16" if job.precision == "bf16" else "no")
+    optimization = Optimization(learning_rate=1e-4, max_tokens_per_microbatch=SIZES[job.size].tokens_at_once)
+    learner = Learner(model, build("algorithm", "grpo"), optimization, accelerator=accelerator, total_steps=100)
     return lambda: learner.update(groups)["loss"]
 
 
-def trl(model: Any, rows: list[dict[str, Any]]) -> Any:
+def trl(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
     """The same with TRL's own loss."""
     import torch
     from datasets import Dataset
@@ -84,81 +62,133 @@ def trl(model: Any, rows: list[dict[str, Any]]) -> Any:
     from transformers import PreTrainedTokenizerFast
     from trl import GRPOConfig, GRPOTrainer
 
+    size = SIZES[job.size]
     words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1, "<unk>": 2, "a": 3}, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(), use_cpu=True, report_to="none", beta=0.0, loss_type="grpo", bf16=False, gradient_checkpointing=False,
-        per_device_train_batch_size=len(rows), num_generations=GENERATIONS, max_completion_length=LONGEST, learning_rate=1e-4,
+        output_dir=tempfile.mkdtemp(), use_cpu=job.device == "cpu", report_to="none", beta=0.0, loss_type="grpo",
+        bf16=job.precision == "bf16", gradient_checkpointing=False, per_device_train_batch_size=size.rows_at_once,
+        num_generations=GENERATIONS, max_completion_length=size.longest, learning_rate=1e-4,
     )  # fmt: skip
     data = Dataset.from_dict({"prompt": ["a"] * len(rows)})
     trainer = GRPOTrainer(
         model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=config, train_dataset=data, processing_class=tokenizer
     )
     model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    ids = torch.zeros(len(rows), LONGEST, dtype=torch.long)
+    parts = range(0, len(rows), size.rows_at_once)
+    trainer.current_gradient_accumulation_steps = len(parts)
+    ids = torch.zeros(len(rows), size.longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for i, row in enumerate(rows):
         ids[i, : len(row["said"])], mask[i, : len(row["said"])] = torch.tensor(row["said"]), 1
     rewards = torch.tensor([row["reward"] for row in rows]).view(-1, GENERATIONS)
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
     prompts = torch.tensor([row["prompt"] for row in rows])
-    inputs = {
-        "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts), "completion_ids": ids, "completion_mask": mask,
-        "advantages": advantages, "num_items_in_batch": mask.sum(),
-    }  # fmt: skip
+    whole = {"prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts), "completion_ids": ids, "completion_mask": mask}
+    whole = {name: column.to(job.device) for name, column in (whole | {"advantages": advantages}).items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0)
 
     def update() -> float:
-        loss = trainer._compute_loss(model, inputs)
-        loss.backward()
+        added = 0.0
+        for start in parts:
+            inputs = {name: column[start : start + size.rows_at_once] for name, column in whole.items()}
+            with trainer.accelerator.autocast():
+                loss = trainer._compute_loss(model, inputs | {"num_items_in_batch": whole["completion_mask"].sum()})
+            loss.backward()
+            added += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return float(loss.detach())
+        return added
 
     return update
 
 
-def resident(field: str) -> float:
-    """MiB of this process: VmRSS now, VmHWM at its highest since the last reset."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field + ":"))
-    return int(line.split()[1]) / 1024
+class Memory:
+    """MiB that updates need beyond what was held before them: of the process on a CPU, of the allocator on a GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        if device == "cpu":
+            Path("/proc/self/clear_refs").write_text("5")
+            self.before = self._resident("VmRSS")
+        else:
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated() / 2**20
+
+    def peak(self) -> float:
+        """At the highest, since this was made."""
+        if self.device == "cpu":
+            return self._resident("VmHWM") - self.before
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20 - self.before
+
+    @staticmethod
+    def _resident(field: str) -> float:
+        line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field + ":"))
+        return int(line.split()[1]) / 1024
 
 
-def child(side: str, vocabulary: int, out: str) -> None:
+def settled(job: Job) -> float:
+    """The time, once the device has done all it was told to."""
+    if job.device != "cpu":
+        import torch
+
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def fastest(job: Job) -> float:
+    """Operations a second of a large matrix product in this precision, here and now."""
+    import torch
+
+    n = 1536 if job.device == "cpu" else 8192
+    a = torch.ones(n, n, device=job.device, dtype=torch.bfloat16 if job.precision == "bf16" else torch.float32)
+    times = []
+    for _ in range(8):
+        began = settled(job)
+        a @ a
+        times.append(settled(job) - began)
+    return 2 * n**3 / min(times)
+
+
+def child(side: str, job: Job, out: str) -> None:
     """One side: its first gradient to a file, its figures to standard output."""
     import torch
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
-    model, rows = model_of(vocabulary), batch(vocabulary)
-    update = {"ours": ours, "trl": trl}[side](model, rows)
+    model, rows = job.model(), job.batch()
+    update = {"ours": ours, "trl": trl}[side](job, model, rows)
     kept: list[Any] = []
     clip = torch.nn.utils.clip_grad_norm_
 
     def note(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = list(parameters)
         if not kept:
-            kept.append(torch.cat([p.grad.flatten().clone() for p in parameters if p.grad is not None]))
+            kept.append(torch.cat([p.grad.float().flatten().cpu() for p in parameters if p.grad is not None]))
         return clip(parameters, *args, **kwargs)
 
     torch.nn.utils.clip_grad_norm_ = note
     loss = update()
     torch.save(kept.pop(), out)
     kept.append(None)
-    Path("/proc/self/clear_refs").write_text("5")
-    before, seconds, cpu = resident("VmRSS"), [], []
+    memory, seconds, cpu = Memory(job.device), [], []
     for _ in range(REPEATS):
-        began, spent = time.perf_counter(), time.process_time()
+        began, spent = settled(job), time.process_time()
         update()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(settled(job) - began)
         cpu.append(time.process_time() - spent)
-    print(json.dumps({"loss": loss, "seconds": seconds, "cpu": cpu, "peak_mb": resident("VmHWM") - before}))
+    told = {"loss": loss, "seconds": seconds, "cpu": cpu, "peak_mb": memory.peak(), "operations_per_s": fastest(job)}
+    print(json.dumps(told | {"weights": sum(p.numel() for p in model.parameters())}))
 
 
-def run_side(side: str, python: str, vocabulary: int, folder: Path) -> dict[str, Any]:
+def run_side(side: str, python: str, job: Job, folder: Path) -> dict[str, Any]:
     """One side in a process of its own."""
-    command = [python, __file__, "--child", side, "--vocabulary", str(vocabulary), "--out", str(folder / f"{side}.pt")]
+    command = [python, __file__, "--child", side, "--out", str(folder / f"{side}.pt")]
+    command += [word for name, value in asdict(job).items() for word in (f"--{name}", str(value))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise SystemExit(f"{side} failed:\n{done.stderr[-2000:]}")
@@ -178,29 +208,33 @@ def distance(mine: dict[str, Any], theirs: dict[str, Any], folder: Path) -> dict
 
 def agreement(peer: str, vocabulary: int, folder: Path) -> dict[str, float]:
     """Loss and gradient of both on the fixed batch."""
-    mine, theirs = run_side("ours", sys.executable, vocabulary, folder), run_side("trl", peer, vocabulary, folder)
-    return distance(mine, theirs, folder)
+    job = Job("tiny", vocabulary)
+    return distance(run_side("ours", sys.executable, job, folder), run_side("trl", peer, job, folder), folder)
 
 
-def compare(peer: str, vocabulary: int, folder: Path) -> dict[str, float]:
+def compare(peer: str, job: Job, folder: Path) -> dict[str, Any]:
     """Both sides in turns; ratios above 1 speak for us."""
     found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(ROUNDS):
         for side, python in (("ours", sys.executable), ("trl", peer)):
-            found[side].append(run_side(side, python, vocabulary, folder))
+            found[side].append(run_side(side, python, job, folder))
     best = {
         side: {key: statistics.median(x for run in runs for x in run[key]) for key in ("seconds", "cpu")} for side, runs in found.items()
     }
     peak = {side: max(run["peak_mb"] for run in runs) for side, runs in found.items()}
+    rows = job.batch()
+    work = 6 * found["ours"][0]["weights"] * sum(len(row["prompt"]) + len(row["said"]) for row in rows)
+    reach = max(run["operations_per_s"] for run in found["ours"])
     return {
-        "vocabulary": vocabulary,
+        **asdict(job),
         **distance(found["ours"][0], found["trl"][0], folder),
         "speed_ratio": round(best["trl"]["seconds"] / best["ours"]["seconds"], 2),
         "cpu_ratio": round(best["trl"]["cpu"] / best["ours"]["cpu"], 2),
         "peak_ratio": round(peak["ours"] / peak["trl"], 2),
         "peak_mb": round(peak["ours"]),
         "peak_mb_trl": round(peak["trl"]),
-        "tokens_per_second": round(sum(len(r["said"]) for r in batch(vocabulary)) / best["ours"]["seconds"]),
+        "tokens_per_second": round(sum(len(row["said"]) for row in rows) / best["ours"]["seconds"]),
+        "share_of_peak": {side: round(work / best[side]["seconds"] / reach, 3) for side in best},
     }
 
 
@@ -208,17 +242,22 @@ def main() -> None:
     """Refuse to time anything whose gradients do not agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; made if not given")
-    parser.add_argument("--child", choices=("ours", "trl"))
-    parser.add_argument("--vocabulary", type=int)
-    parser.add_argument("--out")
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=CLOSE, default="fp32")
+    parser.add_argument("--vocabulary", type=int, help="one of your own; by default those of the size")
+    parser.add_argument("--child", choices=("ours", "trl"), help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    vocabularies = (options.vocabulary,) if options.vocabulary else SIZES[options.size].vocabularies
+    jobs = [Job(options.size, vocabulary, options.device, options.precision) for vocabulary in vocabularies]
     if options.child:
-        child(options.child, options.vocabulary, options.out)
+        child(options.child, jobs[0], options.out)
         return
     peer = peer_trl.interpreter(options.peer)
     with tempfile.TemporaryDirectory() as folder:
-        rows = [compare(peer, v, Path(folder)) for v in ([options.vocabulary] if options.vocabulary else VOCABULARIES)]
-    agree = all(row["gradient_distance"] < 1e-4 and math.isfinite(row["loss_difference"]) for row in rows)
+        rows = [compare(peer, job, Path(folder)) for job in jobs]
+    agree = all(row["gradient_distance"] < CLOSE[row["precision"]] and math.isfinite(row["loss_difference"]) for row in rows)
     print(json.dumps({"benchmark": "update_vs_trl", "gradients_agree": agree, "rows": rows}))
     if not agree:
         raise SystemExit(1)
