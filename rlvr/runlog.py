@@ -82,8 +82,11 @@ class RunLog:
         """An existing folder, to go on with. One whose configuration differs is refused."""
         changed = differing(config_of(folder), config)
         if changed:
+            longer = len(changed) == 1 and changed[0].startswith("train.steps")
+            further = f", to train it further with model.path={folder / 'checkpoints' / 'last'}" if longer else ""
             raise ConfigError(
-                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it with the same, or choose another --out"
+                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it with the same, "
+                f"or choose another --out{further}"
             )
         return cls(folder)
 

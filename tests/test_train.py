@@ -225,6 +225,8 @@ def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
 def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.learning_rate: 0.001 -> 0.5"):
         run(finished[0], resume=True, train={"steps": 4, "learning_rate": 0.5}, log={"save_every": 2})
+    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 9.*to train it further with model.path=.*checkpoints/last$"):
+        run(finished[0], resume=True, train={"steps": 9, "learning_rate": 1e-3}, log={"save_every": 2})
     with pytest.raises(NotFound, match="no run folder"):
         run(tmp_path / "nowhere", resume=True)
 
