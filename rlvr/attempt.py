@@ -13,6 +13,7 @@ from rich.console import Console
 
 from rlvr.contracts import Environment, Sampler, Sampling
 from rlvr.episode import Episode
+from rlvr.errors import EnvError
 from rlvr.mdp import TokenMDP
 from rlvr.progress import Work
 from rlvr.registry import Spec
@@ -85,6 +86,7 @@ class Attempt:
         tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
         window = sys.maxsize if sampler.gives_text else item.max_length  # who counts in tokens of its own has a window of its own
         mdp = TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window)
+        _some_room(mdp, wanted)
         sampler.bind(environment, tokenizer)
         sampling = Sampling(self.plan.temperature_of(item), self.plan.top_p, self.plan.top_k, tokenizer.stop_ids)
         with Rollout(mdp, sampler) as rollout:
@@ -136,6 +138,19 @@ class Attempt:
         line = {"attempt": self.name, "seconds": round(now - self.began, 3), "samples": self.samples, "tokens": self.written}
         with (self.file.folder / TIMES).open("a", encoding="utf-8") as times:
             times.write(json.dumps(line) + "\n")
+
+
+def _some_room(mdp: TokenMDP, wanted: Sequence[Draw]) -> None:
+    """Where not one prompt leaves room for an answer, the limits are wrong; where some do not, those answers fail."""
+    why: EnvError | None = None
+    for draw in wanted:
+        try:
+            mdp.start(draw.task)
+            return
+        except EnvError as error:
+            why = why or error
+    if why is not None:
+        raise why
 
 
 def key_of(draw: Draw) -> Key:

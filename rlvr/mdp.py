@@ -191,10 +191,16 @@ class TokenMDP:
             end=state.end if verdict.scored else End.FAILED,
             policy_version=version,
             verdict=verdict,
-            text=self.environment.answer(state.task, state.said),
+            text=self._answer(state),
             turns=len(state.said),
             error="" if verdict.scored else verdict.reason,
         )
+
+    def _answer(self, state: State) -> str:
+        try:
+            return self.environment.answer(state.task, state.said)
+        except Exception:  # the verdict says so
+            return ""
 
 
 def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
@@ -218,7 +224,11 @@ def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict
     1.0
     """
     try:
-        verdict = verifier.verify(task, answer())
+        text = answer()
+    except Exception as error:
+        return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+    try:
+        verdict = verifier.verify(task, text)
     except Exception as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
     if not isinstance(verdict, Verdict):

@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from queue import SimpleQueue
 
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.episode import End, Episode
-from rlvr.errors import ConfigError, RlvrError
+from rlvr.errors import ConfigError, EnvError, RlvrError
 from rlvr.mdp import State, TokenMDP
 from rlvr.task import Fault, Task, Verdict
 
@@ -101,6 +102,8 @@ class Rollout:
         self.mdp, self.sampler, self.deadline_s = mdp, sampler, deadline_s
         self.timing = Timing()
         self._judged: list[tuple[float, float]] = []
+        self._moved = 0.0
+        """When a verification last began or ended."""
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="verify")
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
@@ -111,7 +114,7 @@ class Rollout:
     def stream(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
         """Each draw's index with its episode, as soon as it is judged."""
         self.timing, self._judged = Timing(), []
-        began = time.perf_counter()
+        began = self._moved = time.perf_counter()
         talks = [_Talk(draw, self.mdp) for draw in draws]
         over: SimpleQueue[int] = SimpleQueue()
         waiting: set[int] = set(range(len(talks)))
@@ -122,13 +125,13 @@ class Rollout:
                 self._hear(talks[speaking[at]], completion, speaking[at], over)
                 while not over.empty():
                     waiting.discard(i := over.get())
-                    yield i, talks[i].episode(self._wait(talks[i], began), version)
+                    yield i, talks[i].episode(self._wait(talks[i]), version)
             for i in silent:
                 talks[i].error = "the sampler gave no answer at all"
         sampled = time.perf_counter()
         self.timing.sampling = sampled - began
         for i in sorted(waiting):
-            yield i, talks[i].episode(self._wait(talks[i], sampled), version)
+            yield i, talks[i].episode(self._wait(talks[i]), version)
         self.timing.waiting = time.perf_counter() - sampled
         self.timing.verifying = sum(end - start for start, end in self._judged)
         self.timing.busy = covered(self._judged)
@@ -137,26 +140,29 @@ class Rollout:
         """A talk goes on, or is put to the judge; `over` is told when there is no more to wait for."""
         talk.hear(completion)
         if talk.over:
-            talk.verdict = self._pool.submit(self._judge, talk.state)
+            talk.verdict = self._pool.submit(self._judge, talk)
             talk.verdict.add_done_callback(lambda _: over.put(i))
         elif not talk.speaking:
             over.put(i)
 
-    def _judge(self, state: State) -> Verdict:
-        began = time.perf_counter()
-        verdict = self.mdp.judge(state)
-        self._judged.append((began, time.perf_counter()))
+    def _judge(self, talk: _Talk) -> Verdict:
+        began = talk.judged_since = self._moved = time.perf_counter()
+        verdict = self.mdp.judge(talk.state)
+        self._moved = time.perf_counter()
+        self._judged.append((began, self._moved))
         return verdict
 
-    def _wait(self, talk: _Talk, since: float) -> Verdict | None:
+    def _wait(self, talk: _Talk) -> Verdict | None:
+        """The verdict, within the deadline from when its verification began; or, while it is in the queue, from when that last moved."""
         if talk.verdict is None:
             return None
-        left = self.deadline_s - (time.perf_counter() - since)
-        try:
-            return talk.verdict.result(timeout=max(left, 0.0))
-        except FutureTimeout:
-            talk.verdict.cancel()
-            return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
+        while True:
+            left = self.deadline_s - (time.perf_counter() - (talk.judged_since or self._moved))
+            with suppress(FutureTimeout):
+                return talk.verdict.result(timeout=max(left, 0.0))
+            if left <= 0:
+                talk.verdict.cancel()
+                return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
 
     def close(self) -> None:
         """Let the pool go; a verifier that hangs is not waited for."""
@@ -175,8 +181,12 @@ class _Talk:
     def __init__(self, draw: Draw, mdp: TokenMDP) -> None:
         self.draw, self.mdp = draw, mdp
         self.verdict: Future[Verdict] | None = None
+        self.judged_since = 0.0
         self.error = ""
-        self.state = mdp.start(draw.task)
+        try:
+            self.state = mdp.start(draw.task)
+        except EnvError as error:  # one prompt that is too long costs one answer, not all of them
+            self.state, self.error = State(draw.task, [], []), str(error)
         self.logprobs = [0.0] * len(self.state.tokens)
         self.usage = [0, 0]
         """Tokens read and written as an endpoint counts them."""

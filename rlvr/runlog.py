@@ -141,7 +141,7 @@ class RunLog:
         if not self.writes:
             return
         if name not in self._files:
-            self._files[name] = (self.folder / name).open("a", encoding="utf-8")
+            self._files[name] = appended(self.folder / name)
         file = self._files[name]
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
@@ -191,16 +191,21 @@ def config_of(folder: Path) -> RunConfig:
     return check(read_yaml(path), str(path))
 
 
+def appended(path: Path) -> TextIO:
+    """A log to add lines to. Half a surrogate pair, which a text from outside may hold, is no UTF-8: it is written as JSON's escape."""
+    return path.open("a", encoding="utf-8", errors="backslashreplace")
+
+
 def rows_of(path: Path) -> Iterable[dict[str, Any]]:
     """The objects of a JSONL file, one at a time. A torn last line (a killed run) ends it; any other is an error."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}")
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # in bytes: a process may be killed in the middle of a letter
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                if not line.endswith("\n"):
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                if not line.endswith(b"\n"):
                     return
                 raise ConfigError(f"{path}, line {number} is not valid JSON: {error}") from error
             if not isinstance(row, dict):

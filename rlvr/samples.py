@@ -26,7 +26,7 @@ from pydantic import Field
 from rlvr.config import Section, checked
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
-from rlvr.runlog import differing, rows_of, versions
+from rlvr.runlog import appended, differing, rows_of, versions
 from rlvr.suite import Item
 
 PLAN, ROWS, TIMES, REPORT, VERSIONS = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json", "versions.json"
@@ -160,7 +160,7 @@ class SampleFile:
                 file._new = (folder / PLAN, folder / VERSIONS, folder / ROWS, *made)
                 write_whole(folder / PLAN, plan.dump())
                 write_whole(folder / VERSIONS, json.dumps(versions(), indent=2) + "\n")
-            file._file = _alone((folder / ROWS).open("a", encoding="utf-8"), folder)
+            file._file = _alone(appended(folder / ROWS), folder)
             file.torn = _mend(folder / ROWS)
         except OSError as error:
             raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error

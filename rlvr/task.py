@@ -144,8 +144,23 @@ class Verdict:
     def record(self) -> dict[str, Any]:
         """The verdict as plain JSON, for logs and the command line."""
         row: dict[str, Any] = {"score": self.score, "reason": self.reason, "fault": self.fault.value}
-        row |= ({"parts": dict(self.parts)} if self.parts else {}) | ({"detail": dict(self.detail)} if self.detail else {})
+        row |= ({"parts": dict(self.parts)} if self.parts else {}) | ({"detail": plain(self.detail)} if self.detail else {})
         return row | ({"earned": [asdict(e) for e in self.earned]} if self.earned else {})
+
+
+def plain(value: Any) -> Any:
+    """Anything as plain JSON: what JSON does not know, a number that is not finite included, in words.
+
+    >>> plain({"ratio": float("nan"), 1: {2}})
+    {'ratio': 'nan', '1': '{2}'}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value]
+    if value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
 
 
 def _unit(value: Any, name: str) -> float:

@@ -245,3 +245,16 @@ def test_what_cannot_be_is_refused_before_anything_is_asked() -> None:
         OpenAISampler(url="http://localhost:1", model="m").load(None, 1)
     with pytest.raises(ConfigError, match="retries is 0; it must be above 0"):
         OpenAISampler(url="http://localhost:1", model="m", retries=-1)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refusal_of_one_request_among_others_is_that_request_s_alone(status: int) -> None:
+    def picky(path: str, body: dict[str, Any], before: int) -> Any:
+        return (status, {"error": "the response was filtered"}) if before == 1 else said("2")
+
+    with endpoint(picky) as seen:
+        found = ask(seen, 3, concurrency=1)
+    assert [c.finish for c in found] == ["stop", "error", "stop"] and len(seen.asked) == 3
+    assert f"answered {status}: the response was filtered" in found[1].error
+    with endpoint(lambda path, body, before: (status, {"error": "no such parameter"})) as seen, pytest.raises(ConfigError, match="no such"):
+        ask(seen, 3, concurrency=1)

@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError
 from rlvr.mdp import TokenMDP
 from rlvr.rollout import Draw, Rollout, seed_of
 from rlvr.samplers.scripted import Scripted
-from rlvr.task import Fault, Task, Verdict
+from rlvr.task import Fault, Task, Verdict, user
 from rlvr.tokenizers import ByteTokenizer, CharTokenizer
 from tests.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 
@@ -224,3 +224,52 @@ def test_episodes_are_handed_over_while_others_are_still_sampled() -> None:
     with rollout_of(environment, Slow()) as rollout:
         seen = [(i, len(sampled)) for i, _ in rollout.stream(draws(environment, 10), Sampling())]
     assert sorted(i for i, _ in seen) == list(range(10)) and seen[0][1] < 10
+
+
+class Patient(Match):
+    """Takes a while for each answer, and hangs on one of them."""
+
+    def __init__(self, hangs_on: str) -> None:
+        self.hangs_on, self.release = hangs_on, threading.Event()
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        self.release.wait(60 if task.id == self.hangs_on else 0.15)
+        return super().verify(task, answer)
+
+
+def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
+    verifier = Patient("")
+    environment = Sums(verifier=verifier)
+    with rollout_of(environment, Scripted(answer="gold"), workers=1, deadline_s=0.5) as rollout:
+        assert all(e.reward == 1.0 for e in rollout.collect(draws(environment, 8), Sampling()))
+        verifier.hangs_on = draws(environment, 3)[2].task.id
+        found = rollout.collect(draws(environment, 8), Sampling())
+    verifier.release.set()
+    assert [e.scored for e in found] == [True, True, *[False] * 6]  # the only worker hangs: nobody behind it is waited for in vain
+    assert all("no verdict within 0.5 s" in e.error for e in found[2:])
+
+
+class LongWinded(Sums):
+    def task(self, split: str, index: int) -> Task:
+        task = super().task(split, index)
+        return Task(task.id, user("1+" * 50 + "1="), task.reference) if index == 1 else task
+
+
+def test_a_prompt_that_is_too_long_costs_its_own_answer_alone() -> None:
+    environment = LongWinded()
+    with rollout_of(environment, Scripted(answer="gold")) as rollout:
+        found = rollout.collect(draws(environment, 3), Sampling())
+    assert [e.scored for e in found] == [True, False, True] and "no token is left for an answer" in found[1].error
+    assert found[1].verdict is not None and found[1].verdict.fault is Fault.INFRA and not found[1].tokens
+
+
+class Mumbles(Sums):
+    def answer(self, task: Task, said: Sequence[str]) -> str:
+        raise RuntimeError("lost for words")
+
+
+def test_an_answer_that_cannot_be_read_is_the_machinery_s_fault() -> None:
+    environment = Mumbles()
+    with rollout_of(environment, Scripted(answer="gold")) as rollout:
+        (episode,) = rollout.collect(draws(environment, 1), Sampling())
+    assert not episode.scored and episode.error == "the environment's answer() raised RuntimeError: lost for words"

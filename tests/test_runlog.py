@@ -54,3 +54,20 @@ def test_a_folder_that_cannot_be_a_run(tmp_path: Path) -> None:
 
 def test_versions_name_what_ran() -> None:
     assert {"rlvr", "python", "platform", "torch", "transformers"} <= versions().keys()
+
+
+def test_a_line_torn_inside_a_letter_ends_a_log_too(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes('{"a": 1}\n{"a": "é'.encode()[:-1])
+    assert list(rows_of(path)) == [{"a": 1}]
+    path.write_bytes(b'{"a": 1}\n{"a": "\xff"}\n')
+    with pytest.raises(ConfigError, match="line 2 is not valid JSON"):
+        list(rows_of(path))
+
+
+def test_half_a_surrogate_pair_is_written_and_read_back(tmp_path: Path) -> None:
+    run = RunLog.create(tmp_path / "a", tiny_run())
+    run.metrics({"said": "é \ud83d"}, {})
+    run.close()
+    assert list(rows_of(tmp_path / "a" / "metrics.jsonl")) == [{"said": "é \ud83d"}]
+    assert "é".encode() in (tmp_path / "a" / "metrics.jsonl").read_bytes()  # what people read stays readable

@@ -78,3 +78,10 @@ def test_records_cannot_be_changed() -> None:
         Verdict(1.0, "why").score = 0.0  # type: ignore[misc]
     with pytest.raises(AttributeError):
         Task("t", user("x"), None).id = "u"  # type: ignore[misc]
+
+
+def test_a_record_is_plain_json_whatever_a_verifier_notes() -> None:
+    detail: Any = {"ratio": math.nan, "worst": -math.inf, 3: [{"a": {1}}, (None, True, 2.5)], "by": Fault.TASK}
+    record = Verdict(1.0, "right", detail=detail).record()
+    told = json.loads(json.dumps(record, allow_nan=False))["detail"]
+    assert told == {"ratio": "nan", "worst": "-inf", "3": [{"a": "{1}"}, [None, True, 2.5]], "by": "task"}

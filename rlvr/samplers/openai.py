@@ -28,6 +28,8 @@ from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.tokenizers import EOS, POLICY, USER
 
 BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+UNFIT = frozenset({400, 413, 422})
+"""A request that others like it were not refused for: a filter took offence, or the prompt is too long."""
 STOPPED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
 CUT = ("length", "max_tokens", "model_length")
 """How endpoints say that an answer came to its end, and that it was cut."""
@@ -87,6 +89,8 @@ class OpenAISampler(Sampler):
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
         self._words: Tokenizer | None = None
         self._limit = "max_tokens"
+        self._heard = False
+        """Whether it has answered anything yet: then a refusal is about that one request."""
         self._closed = threading.Event()
 
     def ready(self) -> None:
@@ -183,12 +187,15 @@ class OpenAISampler(Sampler):
                 told = str(error)
             if reply is not None:
                 if reply.status == 200:
+                    self._heard = True
                     return reply
                 told = self.http.told(reply)
                 if reply.status == 400 and self._limit in body and "max_completion_tokens" in told:
                     self._limit = "max_completion_tokens"  # the name that newer models insist on
                     body[self._limit] = body.pop("max_tokens")
                     continue
+                if reply.status in UNFIT and self._heard:
+                    raise NoReply(told)
                 if reply.status not in BUSY:
                     raise ConfigError(refused(reply, told, self.model))
             pause = patience(reply, attempt)
