@@ -78,6 +78,7 @@ class Attempt:
         total = sum(map(len, wanted.values()))
         with spec.build() as sampler, Work(self.console, "samples", total, len(self.had), patience_s=TICK_S) as work:
             sampler.ready()
+            self.file.outdate()
             for item in todo:
                 self._ask(item, environments[item.name], sampler, wanted[item.name], work)
         self._tick(last=True)

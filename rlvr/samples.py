@@ -28,6 +28,7 @@ from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
 from rlvr.runlog import appended, differing, rows_of, versions
 from rlvr.suite import Item
+from rlvr.task import Task
 
 PLAN, ROWS, TIMES, REPORT, VERSIONS = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json", "versions.json"
 Key = tuple[str, int, int]
@@ -129,6 +130,11 @@ def digest(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
+def question_of(task: Task) -> str:
+    """The digest of what a task asks, as a sample of it has it that was written and read again."""
+    return digest(*json.loads(json.dumps([task.prompt, task.reference], default=str)))
+
+
 class SampleFile:
     """The samples of one evaluation: read back when it is opened, appended to while it goes on. Without a folder, in memory only.
 
@@ -162,6 +168,7 @@ class SampleFile:
                 write_whole(folder / VERSIONS, json.dumps(versions(), indent=2) + "\n")
             file._file = _alone(appended(folder / ROWS), folder)
             file.torn = _mend(folder / ROWS)
+            _mend(folder / TIMES)
         except OSError as error:
             raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error
         file.samples = samples_of(folder)
@@ -176,6 +183,11 @@ class SampleFile:
         self.samples[sample.key] = sample
         self._new = ()
         return sample
+
+    def outdate(self) -> None:
+        """Take the report away: samples are about to come that it does not know."""
+        if self.folder is not None:
+            (self.folder / REPORT).unlink(missing_ok=True)
 
     def __enter__(self) -> SampleFile:
         return self

@@ -163,7 +163,7 @@ def selector_known(name: str) -> str:
 
 def _cap(samples: Sequence[Sample], truncated: int) -> int:
     """The cap that would cut off 1 in 100, if the lengths go on falling as they did up to the present one."""
-    longest = max(sample.tokens for sample in samples)
+    longest = max(1, *(sample.tokens for sample in samples))  # an endpoint may count none
     share = min(truncated / len(samples), 0.95)
     wanted = longest * min(math.log(CUT_AFTER) / math.log(share), 8.0)
     step: int = 2 ** max(int(math.log2(wanted)) - 3, 0)

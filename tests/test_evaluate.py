@@ -140,6 +140,33 @@ def test_a_folder_of_another_plan_is_left_alone(tmp_path: Path) -> None:
     assert results(tmp_path / "e") == before
 
 
+def test_a_torn_line_of_times_is_cut_off_too(tmp_path: Path) -> None:
+    evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path / "e")
+    times = tmp_path / "e" / "timings.jsonl"
+    times.write_text(times.read_text("utf-8") + '{"attempt": "1', "utf-8")
+    (tmp_path / "e" / "episodes.jsonl").write_text("", "utf-8")
+    for sampled in (3, 0):
+        assert evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path / "e").sampled == sampled
+    assert len(times.read_text("utf-8").splitlines()) == 2
+
+
+def test_a_report_is_taken_away_before_samples_come_that_it_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "e"
+    evaluate(SUMS, "scripted:gold", tasks=3, out=folder)
+    lines = (folder / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
+
+    def killed(self: Scripted, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        assert not (folder / "report.json").exists()
+        raise SamplerError("killed")
+
+    monkeypatch.setattr(Scripted, "stream", killed)
+    assert evaluate(SUMS, "scripted:gold", tasks=3, out=folder).sampled == 0 and (folder / "report.json").is_file()
+    (folder / "episodes.jsonl").write_text(lines[0], "utf-8")
+    with pytest.raises(SamplerError, match="killed"):
+        evaluate(SUMS, "scripted:gold", tasks=3, out=folder)
+    assert not (folder / "report.json").exists()
+
+
 class Moody(Scripted):
     """Fails on every third request while `down`."""
 
@@ -289,7 +316,7 @@ def test_a_policy_that_is_none(policy: str, told: str) -> None:
 
 
 def test_other_bad_requests(tmp_path: Path) -> None:
-    for suite, policy, kwargs, told in (
+    cases: list[tuple[str, str, dict[str, Any], str]] = [
         (SUMS, "scripted:golden", {}, "did you mean 'gold'"),
         (SUMS, "hf:nowhere", {}, "nowhere"),
         (SUMS, "scripted:gold", {"tasks": 0}, "tasks is 0"),
@@ -299,7 +326,8 @@ def test_other_bad_requests(tmp_path: Path) -> None:
         ("quik.yaml", "scripted:gold", {}, "no suite 'quik.yaml'"),
         ("quick", "scripted:gold", {"settings": {"levels": []}}, "arithmetic.levels"),
         ("quick", "scripted:gold", {"settings": {"arthmetic.levels": []}}, "did you mean 'arithmetic'"),
-    ):
+    ]
+    for suite, policy, kwargs, told in cases:
         with pytest.raises(ConfigError, match=told):
             evaluate(suite, policy, **kwargs)
 

@@ -88,3 +88,7 @@ def test_a_policy_that_says_nothing_is_wrong_and_said_to_be_silent() -> None:
 def test_samples_that_have_not_arrived_are_missing() -> None:
     found = summarised("e", {0: [sample(0, 0, 1.0)]}, n=2, tasks=3)
     assert found.missing == 5 and any("5 samples are missing" in line for line in cautions(found, False))
+
+
+def test_an_endpoint_that_counts_no_token_of_a_cut_answer_does_not_end_the_report() -> None:
+    assert summary({0: [sample(0, 0, text="", finish="truncated", tokens=0)]}, 1).cap is not None

@@ -1,0 +1,160 @@
+"""Judging again: what is judged once more, what is left as it is, and what the new run says was asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr.rescore
+from rlvr.cli import run
+from rlvr.compare import compare
+from rlvr.errors import ConfigError, NotFound
+from rlvr.evaluate import Report, evaluate
+from rlvr.rescore import rescore
+from rlvr.samples import rows_in, samples_of
+
+WORLD = '''
+"""Questions from a file, and a verifier that is away while a file says so."""
+import json
+from pathlib import Path
+
+from rlvr import Environment, Fault, Task, Verdict, Verifier, user
+
+
+class Same(Verifier):
+    def __init__(self, down):
+        self.down = down
+
+    def verify(self, task, answer):
+        if self.down.is_file():
+            return Verdict(None, "the engine is away", fault=Fault.INFRA)
+        return Verdict(float(answer == task.reference), "compared")
+
+
+class Asked(Environment):
+    splits = ("test",)
+
+    def __init__(self, *, path):
+        self.rows = json.loads(Path(path, "data.json").read_text("utf-8"))
+        self.verifier = Same(Path(path, "down"))
+
+    def size(self, split):
+        return len(self.rows)
+
+    def task(self, split, index):
+        return Task(f"asked/{index}", user(self.rows[index][0]), self.rows[index][1])
+
+    def gold(self, task):
+        return task.reference
+'''
+
+
+class World:
+    """The environment above in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "world.py").write_text(WORLD, "utf-8")
+        self.asks([["a", "1"], ["b", "2"], ["c", "3"]])
+
+    def asks(self, rows: list[Any]) -> None:
+        (self.folder / "data.json").write_text(json.dumps(rows), "utf-8")
+
+    def down(self, is_down: bool) -> None:
+        (self.folder / "down").touch() if is_down else (self.folder / "down").unlink()
+
+    def evaluate(self, out: Path, policy: str = "scripted:gold", **how: Any) -> Report:
+        return evaluate({"name": f"{self.folder / 'world.py'}:Asked", "path": str(self.folder)}, policy, out=out, **how)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def scores(folder: Path) -> list[float | None]:
+    return [sample.score for _, sample in sorted(samples_of(folder).items())]
+
+
+def test_what_could_not_be_judged_is_judged_by_the_next_call(world: World, tmp_path: Path) -> None:
+    world.evaluate(a := tmp_path / "a")
+    again = tmp_path / "a-rescored"
+    world.down(True)
+    assert rescore(a).sampled == 3 and scores(again) == [None] * 3
+    world.down(False)
+    assert rescore(a).sampled == 3 and scores(again) == [1.0] * 3
+    assert rescore(a).sampled == 0 and len(list(rows_in(again))) == 6
+
+
+def test_an_answer_that_was_asked_for_anew_is_judged_anew(world: World, tmp_path: Path) -> None:
+    world.evaluate(a := tmp_path / "a")
+    rescore(a)
+    with (a / "episodes.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(next(rows_in(a)) | {"text": "another"}) + "\n")
+    assert rescore(a).sampled == 1 and scores(tmp_path / "a-rescored") == [0.0, 1.0, 1.0]
+
+
+def test_a_run_may_grow_while_it_is_judged(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.evaluate(a := tmp_path / "a")
+    reads = 0
+
+    def growing(folder: Path) -> Iterator[dict[str, Any]]:
+        nonlocal reads
+        reads += 1
+        yield from list(rows_in(folder))[:reads]
+
+    monkeypatch.setattr(rlvr.rescore, "rows_in", growing)
+    found = rescore(a)
+    assert (found.sampled, reads) == (2, 3)
+
+
+def test_beside_a_corrected_reference_the_new_run_holds_the_new_one(world: World, tmp_path: Path) -> None:
+    world.evaluate(a := tmp_path / "a")
+    line, *others = (a / "episodes.jsonl").read_text("utf-8").splitlines()
+    row = json.loads(line)
+    paid = [0.0] * (len(row["acted"]) - 2) + [0.25, 0.75]
+    (a / "episodes.jsonl").write_text("\n".join([json.dumps(row | {"rewards": paid}), *others]) + "\n", "utf-8")
+    rescore(a, out=tmp_path / "same")
+    assert next(rows_in(tmp_path / "same"))["rewards"] == paid
+    world.asks([["a", "7"], ["b", "2"], ["c", "3"]])
+    rescore(a, out=tmp_path / "b")
+    new = next(rows_in(tmp_path / "b"))
+    assert (new["reference"], new["reward"], "rewards" in new) == ("7", 0.0, False)
+    with pytest.raises(ConfigError, match="1 of 3 prompts or references differ"):
+        compare(a, tmp_path / "b")
+    assert rescore(a, out=tmp_path / "same").sampled == 1 and scores(tmp_path / "same") == [0.0, 1.0, 1.0]
+
+
+def test_a_report_does_not_outlive_the_samples_it_was_made_of(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.evaluate(a := tmp_path / "a")
+    world.down(True)
+    rescore(a)
+    world.down(False)
+    monkeypatch.setattr(rlvr.rescore, "_again", lambda *given: 1 / 0)
+    assert (tmp_path / "a-rescored" / "report.json").is_file()
+    with pytest.raises(ZeroDivisionError):
+        rescore(a)
+    assert not (tmp_path / "a-rescored" / "report.json").exists()
+
+
+def test_a_run_is_found_from_inside_it(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.evaluate(a := tmp_path / "a")
+    monkeypatch.chdir(a)
+    assert run(["eval", "--rescore", ".", "--json"]) == 0
+    assert scores(tmp_path / "a-rescored") == [1.0] * 3
+
+
+@pytest.mark.parametrize("left", ["", None, '{"torn'])
+def test_a_run_without_samples_leaves_nothing(left: str | None, world: World, tmp_path: Path) -> None:
+    world.evaluate(a := tmp_path / "a")
+    if left is None:
+        (a / "episodes.jsonl").unlink()
+    else:
+        (a / "episodes.jsonl").write_text(left, "utf-8")
+    with pytest.raises(NotFound, match="nothing to judge"):
+        rescore(a)
+    assert not (tmp_path / "a-rescored").exists()
