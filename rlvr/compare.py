@@ -1,11 +1,13 @@
 """Two evaluations side by side: aligned by task and sample, judged by what differs within a task.
 
 A comparison of runs that asked different things, judged differently or sampled differently answers no question. It is refused,
-with what differs, unless it is forced.
+with what differs, unless it is forced; so is one over what happened to be judged, where more than 2 in 100 samples are in no pair.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,9 +15,10 @@ from typing import Any
 
 from rlvr.errors import ConfigError
 from rlvr.paired import Paired, holm, paired
-from rlvr.samples import Key, Plan, Sample, plan_of, rows_in, samples_of
+from rlvr.samples import REPORT, Key, Plan, Sample, plan_of, rows_in, samples_of
 from rlvr.statistics import mean
 from rlvr.suite import Item
+from rlvr.summary import UNSCORED_LIMIT
 
 SAMPLED_BY = ("split", "max_new_tokens", "max_length")
 """Settings of an environment that both runs must share; its own settings show in the prompts."""
@@ -23,7 +26,7 @@ SAMPLED_BY = ("split", "max_new_tokens", "max_length")
 
 @dataclass(frozen=True, slots=True)
 class EnvComparison:
-    """What the comparison found on one environment; `first` and `second` are mean scores over the pairs.
+    """What the comparison found on one environment; `first` and `second` are means over tasks of what is in pairs.
 
     >>> EnvComparison("gsm8k", 0.5, 0.4, paired([0.1] * 9), 0.01, 9, 0, ["gsm8k/test/0"], []).first
     0.5
@@ -38,7 +41,7 @@ class EnvComparison:
     pairs: int
     """Samples that both runs have a score for."""
     unpaired: int
-    """Samples that only one of them has a score for: left out."""
+    """Samples that both were asked for and that one of them, or both, have no score for: left out."""
     wins: list[str]
     """Tasks on which the first is better, the clearest first."""
     losses: list[str]
@@ -72,11 +75,14 @@ class Comparison:
     """What makes the runs no match; empty unless the comparison was forced."""
     alone: list[str] = field(default_factory=list)
     """Environments that only one of the runs has."""
+    notes: list[str] = field(default_factory=list)
+    """What is in no figure, and why: samples that are in no pair, environments that have no pair."""
 
     def record(self) -> dict[str, Any]:
         """The comparison as plain JSON."""
         envs = {name: env.record() for name, env in self.envs.items()}
-        return {"first": str(self.first), "second": str(self.second), "envs": envs, "differences": self.differences, "alone": self.alone}
+        told = {"differences": self.differences, "alone": self.alone, "notes": self.notes}
+        return {"first": str(self.first), "second": str(self.second), "envs": envs, **told}
 
 
 def compare(first: Path, second: Path, *, force: bool = False, seed: int = 0) -> Comparison:
@@ -90,10 +96,30 @@ def compare(first: Path, second: Path, *, force: bool = False, seed: int = 0) ->
     differences = unlike(plans, shared) + asked_otherwise((first, second), samples, shared)
     if differences and not force:
         raise ConfigError(f"{first} and {second} are no match: {'; '.join(differences)}. --force compares them all the same")
-    found = {name: _one(name, plans, samples, seed) for name in shared}
+    found: dict[str, EnvComparison] = {}
+    notes, gaps = [], []
+    for name in shared:
+        items = [_item(plan, name) for plan in plans]
+        tasks = [_tasks(run, item) for run, item in zip((first, second), items, strict=True)]
+        asked = min(tasks) * min(plan.n_of(item) for plan, item in zip(plans, items, strict=True))
+        if tasks[0] != tasks[1]:
+            notes.append(f"{name}: {max(tasks) - min(tasks)} tasks that only {first if tasks[0] > tasks[1] else second} asks")
+        env = _one(name, plans, samples, asked, seed)
+        if env is None:
+            notes.append(f"{name}: no sample has a score in both runs ({_scoreless(name, (first, second), samples)})")
+            continue
+        found[name] = env
+        if env.unpaired:
+            notes.append(f"{name}: {env.unpaired} of the {asked} samples asked of both runs have no score in one of them, or in both")
+        if env.unpaired > UNSCORED_LIMIT * asked:
+            gaps.append(notes[-1])
+    if not found:
+        raise ConfigError(f"nothing can be compared: {'; '.join(notes)}")
+    if gaps and not force:
+        raise ConfigError(f"{'; '.join(gaps)}: too many to leave out. `rlvr eval ... --retry` asks again; --force compares the others")
     adjusted = holm([env.paired.p for env in found.values()])
     envs = {name: replace(env, adjusted=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
-    return Comparison(first, second, envs, differences, sorted({*names[0]} ^ {*names[1]}))
+    return Comparison(first, second, envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)
 
 
 def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
@@ -134,27 +160,50 @@ def _item(plan: Plan, name: str) -> Item:
     return next(item for item in plan.envs if item.name == name)
 
 
-def _one(name: str, plans: tuple[Plan, Plan], samples: tuple[dict[Key, Sample], dict[Key, Sample]], seed: int) -> EnvComparison:
+def _tasks(run: Path, item: Item) -> int:
+    """How many tasks a run asks: as its report says, once there is one; a split may have fewer than the plan asks for."""
+    try:
+        return int(json.loads((run / REPORT).read_text("utf-8"))["envs"][item.name]["tasks"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return item.tasks
+
+
+def _scoreless(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]]) -> str:
+    """How much of an environment has no score in each run, and the commonest reason."""
+    told = []
+    for run, found in zip(runs, samples, strict=True):
+        mine = [sample for key, sample in found.items() if key[0] == name]
+        reasons = Counter(sample.reason for sample in mine if sample.score is None)
+        why = f", mostly {reasons.most_common(1)[0][0][:80]!r}" if reasons else ""
+        told.append(f"{run}: {reasons.total()} of {len(mine)} without{why}")
+    return "; ".join(told)
+
+
+def _one(
+    name: str, plans: tuple[Plan, Plan], samples: tuple[dict[Key, Sample], dict[Key, Sample]], asked: int, seed: int
+) -> EnvComparison | None:
+    """The comparison on one environment; None where no sample has a score in both runs."""
     scores = [{key: s.score for key, s in run.items() if key[0] == name and s.score is not None} for run in samples]
     both = sorted(scores[0].keys() & scores[1].keys())
     if not both:
-        raise ConfigError(f"{name}: no sample has a score in both runs; nothing can be compared")
-    asked: dict[str, str] = {}
+        return None
+    posed: dict[str, str] = {}
     """Question to the first task that asks it: what is asked twice is one pair."""
-    differences: dict[str, list[float]] = {}
+    pairs: dict[str, list[tuple[float, float]]] = {}
     for key in both:
         sample = samples[0][key]
-        differences.setdefault(asked.setdefault(sample.question, sample.task_id), []).append(scores[0][key] - scores[1][key])
-    by_task = {task: mean(values) for task, values in differences.items()}
+        pairs.setdefault(posed.setdefault(sample.question, sample.task_id), []).append((scores[0][key], scores[1][key]))
+    means = {task: (mean([a for a, _ in found]), mean([b for _, b in found])) for task, found in pairs.items()}
+    by_task = {task: mean([a - b for a, b in found]) for task, found in pairs.items()}
     greedy = all(plan.n_of(item) == 1 and plan.temperature_of(item) == 0 for plan in plans for item in [_item(plan, name)])
     return EnvComparison(
         name=name,
-        first=mean([scores[0][key] for key in both]),
-        second=mean([scores[1][key] for key in both]),
+        first=mean([a for a, _ in means.values()]),
+        second=mean([b for _, b in means.values()]),
         paired=paired(list(by_task.values()), greedy=greedy, seed=seed),
         adjusted=1.0,
         pairs=len(both),
-        unpaired=len(scores[0].keys() ^ scores[1].keys()),
+        unpaired=max(asked - len(both), 0),
         wins=_sorted(by_task, 1),
         losses=_sorted(by_task, -1),
     )

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
 from rlvr.samples import PLAN, REPORT, Plan, plan_of, rows_in, sample_of, write_whole
+from rlvr.statistics import mean
 
 TRAINED = (
     "step",
@@ -46,7 +49,7 @@ def export(run: Path, to: str, out: Path | None = None) -> Path:
     if write not in (_csv, _parquet):
         plan_of(run)  # a training run does not record its prompts, so nothing but a table can be made of it
     out = out or run / name
-    if out.exists() and out.parent != run:
+    if out.exists() and out != run / name:  # what an earlier export wrote there is all that is written again
         raise ConfigError(f"{out} exists, and nothing is ever overwritten; choose another --out")
     try:
         write(run, out)
@@ -151,16 +154,27 @@ def _inspect(run: Path, out: Path) -> None:
     for row in last_rows(run):
         rows[row["env"]].append(row)
     for item in plan.envs:
-        write_whole(out / f"{item.name}.json", json.dumps(_log(plan, item.name, plan.n_of(item), rows[item.name], created), indent=1))
+        log = _log(plan, item.name, plan.n_of(item), rows[item.name], created)
+        write_whole(out / f"{_quoted(item.name)}.json", json.dumps(log, indent=1))
+
+
+def _quoted(name: str) -> str:
+    """A name of an environment as the name of a file: the characters that no file name may have are quoted as in an address."""
+    return re.sub(r'[%/\\:*?"<>|\x00-\x1f]', lambda found: quote(found[0], safe=""), name)
 
 
 def _log(plan: Plan, name: str, n: int, rows: list[dict[str, Any]], created: str) -> dict[str, Any]:
     """One environment as an evaluation log of inspect_ai, version 2 of its format."""
     scorer = plan.verifiers.get(name, "verifier").partition(" ")[0].lower()
-    scores = [sample.score for sample in map(sample_of, rows) if sample.score is not None]
+    scores: dict[int, list[float]] = {}
+    """By task: like every figure here, the accuracy is the mean over tasks."""
+    for sample in map(sample_of, rows):
+        if sample.score is not None:
+            scores.setdefault(sample.key[1], []).append(sample.score)
+    scored = sum(map(len, scores.values()))
     ids = sorted({row["task_id"] for row in rows})
-    accuracy = {"accuracy": {"name": "accuracy", "value": sum(scores) / len(scores)}} if scores else {}
-    counts = {"scored_samples": len(scores), "unscored_samples": len(rows) - len(scores)}
+    accuracy = {"accuracy": {"name": "accuracy", "value": mean([mean(task) for task in scores.values()])}} if scores else {}
+    counts = {"scored_samples": scored, "unscored_samples": len(rows) - scored}
     return {
         "version": 2,
         "status": "success",

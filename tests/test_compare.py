@@ -75,10 +75,64 @@ def test_what_only_one_run_has_is_left_out_and_said(tmp_path: Path) -> None:
     a, b = two(tmp_path, tasks=20)
     lines = (b / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
     (b / "episodes.jsonl").write_text("".join(lines[:-3]) + lines[-3][:40], "utf-8")
-    found = compare(a, b).envs["Sums"]
-    assert found.pairs == 37 and found.unpaired == 23
+    with pytest.raises(ConfigError, match=r"Sums: 3 of the 40 samples asked of both .*--retry.*--force"):
+        compare(a, b)
+    found = compare(a, b, force=True)
+    assert found.envs["Sums"].pairs == 37 and found.envs["Sums"].unpaired == 3
+    assert f"Sums: 10 tasks that only {a} asks" in found.notes
     with pytest.raises(ConfigError, match="is no evaluation"):
         compare(a, tmp_path)
+
+
+def scored(run: Path, scores: dict[tuple[str, int, int], float | None], *, otherwise: float | None = None) -> None:
+    """Give the samples of a run other scores; None is a dead machine."""
+    rows = []
+    for row in rows_in(run):
+        score = scores.get((row["env"], row["index"], row["sample"]), otherwise)
+        dead = {"reason": "the engine does not answer", "fault": "infra"}
+        verdict = {"score": score, **({"reason": "", "fault": "none"} if score is not None else dead)}
+        rows.append(json.dumps(row | {"verdict": verdict, "error": ""}) + "\n")
+    (run / "episodes.jsonl").write_text("".join(rows), "utf-8")
+
+
+def test_both_columns_are_means_over_tasks_as_their_difference_is(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder in (a, b):
+        evaluate(SUMS, "scripted:gold", tasks=2, n=4, out=folder)
+    scored(a, {("Sums", 0, 0): 1.0, ("Sums", 1, 0): 0.0, ("Sums", 1, 1): 0.0, ("Sums", 1, 2): 0.0, ("Sums", 1, 3): 0.0})
+    scored(b, {}, otherwise=0.0)
+    found = compare(a, b, force=True).envs["Sums"]
+    assert (found.first, found.second, found.paired.difference, found.pairs, found.unpaired) == (0.5, 0.0, 0.5, 5, 3)
+
+
+def test_what_is_dead_in_both_runs_is_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = two(tmp_path)
+    alive = {("Sums", index, sample): 1.0 for index in range(28) for sample in range(2)}
+    scored(a, alive)
+    scored(b, alive)
+    assert run(["compare", str(a), str(b)]) == 2
+    assert "4 of the 60 samples" in capsys.readouterr().err
+    assert run(["compare", str(a), str(b), "--force"]) == 0
+    assert "left out: Sums: 4 of the 60 samples asked of both runs" in capsys.readouterr().out
+    alive |= {("Sums", 28, 0): 1.0, ("Sums", 28, 1): 1.0, ("Sums", 29, 0): 1.0}
+    scored(a, alive)
+    scored(b, alive)
+    assert compare(a, b).envs["Sums"].unpaired == 1
+
+
+def test_a_dead_environment_stops_no_other(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("- {env: arithmetic, tasks: 9}\n- {env: digit_sum, tasks: 9}\n", "utf-8")
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder, policy in ((a, "scripted:gold"), (b, "scripted:noop")):
+        evaluate(str(tmp_path / "mine.yaml"), policy, out=folder)
+    scored(b, {("arithmetic", index, 0): 0.0 for index in range(9)})
+    found = compare(a, b)
+    assert list(found.envs) == ["arithmetic"] and found.envs["arithmetic"].first == 1.0
+    assert len(found.notes) == 1 and "digit_sum: no sample has a score in both" in found.notes[0]
+    assert f"{b}: 9 of 9 without, mostly 'the engine does not answer'" in found.notes[0] and f"{a}: 0 of 9 without" in found.notes[0]
+    scored(b, {})
+    with pytest.raises(ConfigError, match=r"nothing can be compared: arithmetic: .*digit_sum: "):
+        compare(a, b, force=True)
 
 
 def test_the_tables_fit_a_narrow_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +200,19 @@ def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None
             export(folder, to)
 
 
+def test_the_accuracy_for_inspect_is_the_average_of_the_report(tmp_path: Path) -> None:
+    a, _ = two(tmp_path, tasks=2)
+    scored(a, {("Sums", 0, 0): 1.0, **{("Sums", index, sample): 0.0 for index in range(1, 30) for sample in range(2)}})
+    found = json.loads((export(a, "inspect") / "Sums.json").read_text("utf-8"))["results"]["scores"][0]
+    assert found["metrics"]["accuracy"]["value"] == 1 / 30 and (found["scored_samples"], found["unscored_samples"]) == (59, 1)
+
+
+def test_an_environment_of_any_name_is_exported(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("- {name: a/b, env: arithmetic, tasks: 2}\n- {name: a%2Fb c, env: arithmetic, tasks: 2}\n", "utf-8")
+    evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", out=tmp_path / "a")
+    assert {path.name for path in export(tmp_path / "a", "inspect").iterdir()} == {"a%2Fb.json", "a%252Fb c.json"}
+
+
 def test_an_export_that_cannot_be(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'csv'"):
@@ -153,3 +220,10 @@ def test_an_export_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("mine", "utf-8")
     with pytest.raises(ConfigError, match="nothing is ever overwritten"):
         export(a, "csv", tmp_path / "mine.csv")
+    for name in ("episodes.jsonl", "eval.yaml", "notes.csv"):
+        (a / "notes.csv").write_text("mine", "utf-8")
+        before = (a / name).read_bytes()
+        with pytest.raises(ConfigError, match="nothing is ever overwritten"):
+            export(a, "csv", a / name)
+        assert (a / name).read_bytes() == before
+    assert export(a, "csv") == export(a, "csv", a / "samples.csv")

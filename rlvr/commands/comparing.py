@@ -36,10 +36,8 @@ def show(console: Console, found: Comparison) -> None:
     console.print()
     for env in found.envs.values():
         console.print(Text(f"{env.name}: A is better on {_some(env.wins)}; worse on {_some(env.losses)}; equal on {env.paired.ties}"))
-        if env.unpaired:
-            console.print(Text(f"{env.name}: {env.unpaired} samples have a score in one run only and are left out", style="yellow"))
-    for line in found.differences:
-        console.print(Text(f"no match: {line}", style="yellow"))
+    for line in [f"no match: {line}" for line in found.differences] + [f"left out: {line}" for line in found.notes]:
+        console.print(Text(line, style="yellow"))
     if found.alone:
         console.print(Text(f"in one run only: {', '.join(found.alone)}", style="yellow"))
     console.print(Text(caption(found), style="dim"))
