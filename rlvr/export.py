@@ -1,7 +1,7 @@
 """The samples of an evaluation in other people's formats, so that nobody is locked in.
 
 csv, parquet    one line a sample
-trl-dataset     JSON lines with prompt, completion and label, as TRL's trainers read them
+trl-dataset     JSON lines with prompt, completion and label, as TRL's trainers read them; the prompt goes up to the last turn
 markdown        the report, for a README or a pull request
 inspect         logs that inspect_ai reads and shows, one for each environment
 """
@@ -11,15 +11,20 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
 from rlvr.samples import PLAN, REPORT, Plan, plan_of, rows_in, sample_of, write_whole
 from rlvr.statistics import mean
+from rlvr.transcript import turns_of
+from rlvr.viewparts import tokenizer_of
 
 TRAINED = (
     "step",
@@ -41,8 +46,20 @@ COLUMNS = {"config.yaml": TRAINED, PLAN: (*ASKED, "prompt", "reference", "text")
 """What a line of a table says, by the file that tells a training run from an evaluation."""
 
 
-def export(run: Path, to: str, out: Path | None = None) -> Path:
-    """Write a run in another format; where nothing is said, into its own folder. The path that was written."""
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Where a run was written to, and what of it is not there.
+
+    >>> Exported(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).left_out
+    {'samples without a score': 3}
+    """
+
+    path: Path
+    left_out: Mapping[str, int]
+
+
+def export(run: Path, to: str, out: Path | None = None) -> Exported:
+    """Write a run in another format; where nothing is said, into its own folder."""
     if to not in FORMATS:
         raise ConfigError(f"--to {to!r} is not a format; {suggest(to, FORMATS)}")
     write, name = FORMATS[to]
@@ -52,10 +69,10 @@ def export(run: Path, to: str, out: Path | None = None) -> Path:
     if out.exists() and out != run / name:  # what an earlier export wrote there is all that is written again
         raise ConfigError(f"{out} exists, and nothing is ever overwritten; choose another --out")
     try:
-        write(run, out)
+        left_out = write(run, out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
-    return out
+    return Exported(out, left_out or {})
 
 
 def last_rows(run: Path) -> Iterator[dict[str, Any]]:
@@ -107,15 +124,36 @@ def _parquet(run: Path, out: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table(run)[1]), out)
 
 
-def _trl(run: Path, out: Path) -> None:
-    """Prompt and completion as messages, and whether the answer was right: for supervised and for KTO training. No score, no row."""
+def _trl(run: Path, out: Path) -> Counter[str]:
+    """Prompt and completion as messages, and whether the answer was right: for supervised and for KTO training. No score, no row.
+
+    Of a conversation the last turn is the completion, and what was said before belongs to the prompt.
+    """
+    left_out: Counter[str] = Counter()
+    tokenizer = _tokenizer(run)
     with out.open("w", encoding="utf-8") as file:
         for row in last_rows(run):
-            sample = sample_of(row)
-            if sample.score is not None:
-                completion = [{"role": "assistant", "content": sample.text}]
-                kept = {"prompt": row["prompt"], "completion": completion, "label": sample.right, "score": sample.score}
-                file.write(json.dumps(kept | {"task_id": sample.task_id, "env": row["env"]}, ensure_ascii=False) + "\n")
+            sample, turns = sample_of(row), _turns(row, tokenizer)
+            if sample.score is None or turns is None:
+                left_out["samples without a score" if sample.score is None else UNREAD] += 1
+                continue
+            kept = {"prompt": [*row["prompt"], *turns[:-1]], "completion": turns[-1:], "label": sample.right, "score": sample.score}
+            file.write(json.dumps(kept | {"task_id": sample.task_id, "env": row["env"]}, ensure_ascii=False) + "\n")
+    return left_out
+
+
+UNREAD = "conversations whose turns cannot be read back from their tokens"
+
+
+def _tokenizer(run: Path) -> Tokenizer | None:
+    return tokenizer_of(plan_of(run).policy.partition(":")[2])
+
+
+def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str, str]] | None:
+    """What followed the prompt; None where that was a conversation that cannot be read."""
+    if row["turns"] <= 1:
+        return [{"role": "assistant", "content": row["text"]}]
+    return turns_of(row, tokenizer) if tokenizer else None
 
 
 def _markdown(run: Path, out: Path) -> None:
@@ -146,16 +184,19 @@ def _at(figures: Mapping[str, Any], n: int) -> str:
     return f"{found['value']:.1%}" if found else ""
 
 
-def _inspect(run: Path, out: Path) -> None:
-    plan = plan_of(run)
+def _inspect(run: Path, out: Path) -> Counter[str]:
+    plan, tokenizer, left_out = plan_of(run), _tokenizer(run), Counter[str]()
     out.mkdir(parents=True, exist_ok=True)
     created = datetime.fromtimestamp((run / PLAN).stat().st_mtime, UTC).isoformat(timespec="seconds")
     rows: dict[str, list[dict[str, Any]]] = {item.name: [] for item in plan.envs}
     for row in last_rows(run):
-        rows[row["env"]].append(row)
+        turns = _turns(row, tokenizer)
+        left_out[f"first turns of {UNREAD}"] += turns is None
+        rows[row["env"]].append(row | {"said": turns or [{"role": "assistant", "content": row["text"]}]})
     for item in plan.envs:
         log = _log(plan, item.name, plan.n_of(item), rows[item.name], created)
         write_whole(out / f"{_quoted(item.name)}.json", json.dumps(log, indent=1))
+    return +left_out
 
 
 def _quoted(name: str) -> str:
@@ -198,7 +239,8 @@ def _log(plan: Plan, name: str, n: int, rows: list[dict[str, Any]], created: str
 
 def _inspected(model: str, scorer: str, row: Mapping[str, Any]) -> dict[str, Any]:
     sample = sample_of(row)
-    said = {"role": "assistant", "content": sample.text, "source": "generate"}
+    said = [message | {"source": "generate"} if message["role"] == "assistant" else message for message in row["said"]]
+    last = [message for message in said if message["role"] == "assistant"][-1]
     stopped = {"terminated": "stop", "truncated": "max_tokens"}.get(sample.finish, "unknown")
     score = {"value": float("nan") if sample.score is None else sample.score, "answer": sample.text, "explanation": sample.reason}
     error = {"message": sample.reason, "traceback": "", "traceback_ansi": ""}
@@ -208,18 +250,18 @@ def _inspected(model: str, scorer: str, row: Mapping[str, Any]) -> dict[str, Any
         "epoch": sample.key[2] + 1,
         "input": row["prompt"],
         "target": _text(row["reference"]),
-        "messages": [*row["prompt"], said],
-        "output": {"model": model, "choices": [{"message": said, "stop_reason": stopped}], "usage": usage},
+        "messages": [*row["prompt"], *said],
+        "output": {"model": model, "choices": [{"message": last, "stop_reason": stopped}], "usage": usage},
         "scores": {scorer: score},
         **({"error": error} if sample.finish == "failed" else {}),
     }
 
 
-FORMATS: Mapping[str, tuple[Callable[[Path, Path], None], str]] = {
+FORMATS: Mapping[str, tuple[Callable[[Path, Path], Mapping[str, int] | None], str]] = {
     "trl-dataset": (_trl, "trl.jsonl"),
     "csv": (_csv, "samples.csv"),
     "parquet": (_parquet, "samples.parquet"),
     "markdown": (_markdown, "report.md"),
     "inspect": (_inspect, "inspect"),
 }
-"""Each format with who writes it, and what it is called in the run's folder."""
+"""Each format with who writes it (and counts what it leaves out), and what it is called in the run's folder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_what_only_one_run_has_is_left_out_and_said(tmp_path: Path) -> None:
         compare(a, tmp_path)
 
 
-def scored(run: Path, scores: dict[tuple[str, int, int], float | None], *, otherwise: float | None = None) -> None:
+def scored(run: Path, scores: Mapping[tuple[str, int, int], float | None], *, otherwise: float | None = None) -> None:
     """Give the samples of a run other scores; None is a dead machine."""
     rows = []
     for row in rows_in(run):
@@ -169,7 +170,7 @@ def test_judged_again_by_another_verifier(tmp_path: Path, capsys: pytest.Capture
 
 def test_every_format_holds_every_sample(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
-    written = {to: export(a, to) for to in FORMATS}
+    written = {to: export(a, to).path for to in FORMATS}
     with written["csv"].open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 60 and {row["score"] for row in table} == {"1.0"} and table[0]["prompt"] == "0+0="
@@ -192,7 +193,7 @@ def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None
     (trained / "config.yaml").write_text("seed: 0\n", "utf-8")
     rows = [{key: row[key] for key in row if key not in ("env", "sample", "prompt", "reference", "finish")} for row in rows_in(a)]
     (trained / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    with export(trained, "csv").open(encoding="utf-8", newline="") as file:
+    with export(trained, "csv").path.open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 60 and table[0]["step"] == "0" and table[0]["score"] == "1.0" and table[0]["finish"] == "terminated"
     for folder, to, told in ((trained, "inspect", "is no evaluation"), (tmp_path, "csv", "is no run")):
@@ -203,14 +204,38 @@ def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None
 def test_the_accuracy_for_inspect_is_the_average_of_the_report(tmp_path: Path) -> None:
     a, _ = two(tmp_path, tasks=2)
     scored(a, {("Sums", 0, 0): 1.0, **{("Sums", index, sample): 0.0 for index in range(1, 30) for sample in range(2)}})
-    found = json.loads((export(a, "inspect") / "Sums.json").read_text("utf-8"))["results"]["scores"][0]
+    found = json.loads((export(a, "inspect").path / "Sums.json").read_text("utf-8"))["results"]["scores"][0]
     assert found["metrics"]["accuracy"]["value"] == 1 / 30 and (found["scored_samples"], found["unscored_samples"]) == (59, 1)
+
+
+def test_a_conversation_is_exported_turn_by_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate("guess_number", "scripted:noop", tasks=3, out=tmp_path / "a")
+    (line, *_) = [json.loads(line) for line in export(tmp_path / "a", "trl-dataset").path.read_text("utf-8").splitlines()]
+    silence, answer = {"role": "assistant", "content": ""}, {"role": "user", "content": "say one number"}
+    assert line["completion"] == [silence] and line["prompt"][0]["content"].startswith("Guess my number")
+    assert line["prompt"][1:] == [silence, answer] * (len(line["prompt"]) // 2) and len(line["prompt"]) > 4
+    (log,) = export(tmp_path / "a", "inspect").path.iterdir()
+    said = json.loads(log.read_text("utf-8"))["samples"][0]["messages"]
+    assert [(m["role"], m["content"]) for m in said] == [(m["role"], m["content"]) for m in [*line["prompt"], silence]]
+
+    rows = [json.dumps(row | ({"acted": [0] * len(row["acted"])} if row["index"] else {})) + "\n" for row in rows_in(tmp_path / "a")]
+    (tmp_path / "a" / "episodes.jsonl").write_text("".join(rows), "utf-8")
+    assert run(["export", str(tmp_path / "a"), "--to", "trl-dataset"]) == 0
+    assert "left out: 2 conversations whose turns cannot be read back" in capsys.readouterr().err
+    assert len((tmp_path / "a" / "trl.jsonl").read_text("utf-8").splitlines()) == 1
+
+
+def test_what_has_no_score_is_no_line_for_trl_and_counted(tmp_path: Path) -> None:
+    a, _ = two(tmp_path, tasks=2)
+    scored(a, {("Sums", 0, 0): 1.0})
+    found = export(a, "trl-dataset")
+    assert found.left_out == {"samples without a score": 59} and len(found.path.read_text("utf-8").splitlines()) == 1
 
 
 def test_an_environment_of_any_name_is_exported(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("- {name: a/b, env: arithmetic, tasks: 2}\n- {name: a%2Fb c, env: arithmetic, tasks: 2}\n", "utf-8")
     evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", out=tmp_path / "a")
-    assert {path.name for path in export(tmp_path / "a", "inspect").iterdir()} == {"a%2Fb.json", "a%252Fb c.json"}
+    assert {path.name for path in export(tmp_path / "a", "inspect").path.iterdir()} == {"a%2Fb.json", "a%252Fb c.json"}
 
 
 def test_an_export_that_cannot_be(tmp_path: Path) -> None:

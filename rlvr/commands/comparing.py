@@ -83,6 +83,8 @@ def export_run(run: Path, to: str, *, out: Path | None, json: bool) -> None:
     """Write a run in another format and say where."""
     written = export(run, to, out)
     if json:
-        screen.say_json({"run": str(run), "to": to, "written": str(written)})
-    else:
-        screen.out().print(Text(f"written to {written}"))
+        screen.say_json({"run": str(run), "to": to, "written": str(written.path), "left_out": written.left_out})
+        return
+    for what, count in written.left_out.items():
+        screen.err().print(Text(f"left out: {count} {what}", style="yellow"))
+    screen.out().print(Text(f"written to {written.path}"))

@@ -1,0 +1,41 @@
+"""A conversation read back from the tokens of a stored row, for formats that keep messages.
+
+Nothing is guessed: a prompt that this tokenizer renders otherwise, or a reply that it does not write the same way again, cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from rlvr.contracts import Tokenizer
+
+MARK = "0"
+"""Stands for a reply while the words that a tokenizer puts around one are looked for."""
+
+
+def turns_of(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, str]] | None:
+    """What followed the prompt, the policy's turns and the environment's in turn; None where it cannot be read back.
+
+    >>> turns_of({"prompt": user("2+2="), "tokens": [1, 6, 14, 6, 15, 2, 8, 0], "acted": [0] * 6 + [1, 1]}, tokenizer)  # doctest: +SKIP
+    [{'role': 'assistant', 'content': '4'}]
+    """
+    try:
+        given = tokenizer.render(row["prompt"])
+        if row["tokens"][: len(given)] != given:
+            return None
+        before, _, after = tokenizer.decode(tokenizer.render_reply(MARK)).partition(MARK)
+        turns = []
+        later = list(zip(row["tokens"], row["acted"], strict=True))[len(given) :]
+        for own, stretch in groupby(later, key=lambda pair: bool(pair[1])):
+            ids = [token for token, _ in stretch]
+            text = tokenizer.decode(ids)
+            if not own:
+                text = text.removeprefix(before).removesuffix(after)
+                if tokenizer.render_reply(text) != ids:
+                    return None
+            turns.append({"role": "assistant" if own else "user", "content": text})
+    except (IndexError, OverflowError, ValueError):  # ids that are not this tokenizer's
+        return None
+    return turns
