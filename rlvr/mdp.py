@@ -41,6 +41,8 @@ class State:
     chosen: int = 0
     """How many tokens the policy has chosen."""
     end: End | None = None
+    cut: str = ""
+    """What ran out, where that was the end: `turns`, `tokens` (of the policy's own) or `window`."""
 
 
 class TokenMDP:
@@ -94,7 +96,7 @@ class TokenMDP:
             self._close_turn(state)
         elif state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
             self._hear(state)
-            state.end = End.TRUNCATED
+            state.end, state.cut = End.TRUNCATED, "tokens" if state.chosen >= self.max_new_tokens else "window"
 
     def extend(self, state: State, tokens: Sequence[int]) -> None:
         """Append a whole sampled turn: the same as stepping its tokens one by one, in one go."""
@@ -120,7 +122,7 @@ class TokenMDP:
         state.chosen += spent
         if cut:
             self._hear(state)
-            state.end = End.TRUNCATED
+            state.end, state.cut = End.TRUNCATED, "tokens"
         else:
             self._close_turn(state)
 
@@ -137,8 +139,10 @@ class TokenMDP:
             return
         ids = self.tokenizer.render_reply(reply)
         room = self.max_length - len(state.tokens)  # the reply takes from the window, not from the policy's own tokens
-        if len(state.said) >= self.environment.max_turns or state.chosen >= self.max_new_tokens or room <= len(ids):
-            state.end = End.TRUNCATED  # nothing could follow the reply, so it is not written
+        spent = {"turns": len(state.said) >= self.environment.max_turns, "tokens": state.chosen >= self.max_new_tokens}
+        spent["window"] = room <= len(ids)
+        if any(spent.values()):  # nothing could follow the reply, so it is not written
+            state.end, state.cut = End.TRUNCATED, next(name for name, out in spent.items() if out)
             return
         state.tokens += ids
         state.acted += [False] * len(ids)
@@ -194,6 +198,7 @@ class TokenMDP:
             text=self._answer(state),
             turns=len(state.said),
             error="" if verdict.scored else verdict.reason,
+            meta={"cut": state.cut} if state.cut else {},
         )
 
     def _answer(self, state: State) -> str:

@@ -218,3 +218,21 @@ def test_a_prompt_without_a_token_is_refused() -> None:
 
     with pytest.raises(EnvError, match="renders to no token"):
         start(TokenMDP(Sums(), Empty()))
+
+
+@pytest.mark.parametrize(
+    ("limits", "said", "cut"),
+    [
+        ({"max_new_tokens": 3}, [ONE, ONE, ONE], "tokens"),
+        ({"max_new_tokens": 2}, [ONE, EOS], "tokens"),
+        ({"max_length": 9}, [ONE] * 9, "window"),
+        ({}, [ONE, EOS, ONE, EOS, ONE, EOS], "turns"),
+        ({}, [ONE, EOS, SEVEN, EOS], ""),
+    ],
+)
+def test_what_ran_out_is_told(limits: dict[str, int], said: list[int], cut: str) -> None:
+    mdp = TokenMDP(Talk(), TOK, **limits)
+    state = start(mdp)
+    speak(mdp, state, said[: mdp.max_length - len(state.tokens)])
+    assert state.cut == cut and (state.end is End.TRUNCATED) == bool(cut)
+    assert mdp.episode(state, mdp.judge(state), group="g").meta.get("cut", "") == cut
