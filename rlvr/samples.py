@@ -91,6 +91,8 @@ class Sample:
     question: str
     """A digest of the prompt and the reference."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
+    cut: str = ""
+    """What ran out, where it was truncated: `turns`, `tokens` or `window`."""
 
     @property
     def right(self) -> bool:
@@ -118,6 +120,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
             confidence=sum(chosen) / max(len(chosen), 1),
             question=digest(row["prompt"], row["reference"]),
             verdict=verdict,
+            cut=row.get("cut", "tokens" if row["finish"] == End.TRUNCATED.value else ""),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(

@@ -50,7 +50,7 @@ class EnvSummary:
     failed: int
     """Of the unscored, those to which the policy gave no answer."""
     truncated: int
-    """Samples that ran into the length cap; judged as they stood."""
+    """Samples that were cut off; judged as they stood."""
     empty: int
     """Scored samples in which the policy said nothing; judged like any other answer."""
     avg: Estimate | None
@@ -59,9 +59,11 @@ class EnvSummary:
     completed: float | None
     """The mean score of the scored samples that were not cut off."""
     cap: int | None
-    """A length cap that would cut off fewer than 1 in 100, where more than 2 in 100 were cut off."""
+    """A length cap that would cut off fewer than 1 in 100, where it now cuts off more than 2 in 100."""
     repeated: int
     """Tasks that ask what another one asks: they are one cluster with it."""
+    cut: dict[str, int] = field(default_factory=dict)
+    """How many were cut off because of what ran out: `tokens`, `turns` or `window`."""
     reasons: dict[str, int] = field(default_factory=dict)
     """Why samples have no score, with how many each."""
     tokens: int = 0
@@ -96,7 +98,7 @@ def summarised(
     samples = [sample for group in groups.values() for sample in group]
     scored = [sample for sample in samples if sample.score is not None]
     completed = [sample.score for sample in scored if sample.finish != "truncated" and sample.score is not None]
-    truncated = sum(sample.finish == "truncated" for sample in samples)
+    cut = Counter(sample.cut for sample in samples if sample.finish == "truncated")
     return EnvSummary(
         name=name,
         n=n,
@@ -106,13 +108,14 @@ def summarised(
         scored=len(scored),
         unscored=len(samples) - len(scored),
         failed=sum(sample.finish == "failed" for sample in samples),
-        truncated=truncated,
+        truncated=cut.total(),
         empty=sum(not sample.text.strip() for sample in scored),
         avg=estimate([_avg(group) for group in groups.values()], _questions(groups)),
         at=_figures(groups, n, votes, select),
         completed=mean(completed) if completed else None,
-        cap=_cap(samples, truncated) if truncated > TRUNCATED_LIMIT * len(samples) else None,
+        cap=_cap(samples, cut["tokens"]) if cut["tokens"] > TRUNCATED_LIMIT * len(samples) else None,
         repeated=len(groups) - len(set(_questions(groups))),
+        cut=dict(cut.most_common()),
         reasons=dict(Counter(sample.reason for sample in samples if sample.score is None).most_common()),
         tokens=sum(sample.tokens for sample in samples),
         prompt_tokens=sum(sample.prompt_tokens for sample in samples),

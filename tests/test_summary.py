@@ -56,12 +56,22 @@ def test_groups_of_unequal_size_count_what_arrived() -> None:
 
 
 def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
-    groups = {i: [sample(i, 0, float(i % 2), finish="truncated" if i % 10 == 0 else "terminated", tokens=100)] for i in range(100)}
+    ends = [{"finish": "truncated", "cut": "tokens"} if i % 10 == 0 else {"finish": "terminated"} for i in range(100)]
+    groups = {i: [sample(i, 0, float(i % 2), tokens=100, **end)] for i, end in enumerate(ends)}
     found = summary(groups, 1)
     assert found.truncated == 10 and found.completed == pytest.approx(50 / 90) and found.cap == 208  # ln(0.01) / ln(0.1) = 2 times 100
     (line,) = cautions(found, False)
-    assert "10 of 100 samples (10.0%) ran into the length cap; 55.6% is the mean of the others; about 208 tokens" in line
+    assert "10 of 100 samples (10.0%) ran into the length cap; 55.6% is the mean of those that were not cut; about 208 tokens" in line
     assert summary({0: [sample(0, 0, 1.0)]}, 1).cap is None
+
+
+def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
+    ends = [{"finish": "truncated", "cut": cut} for cut in ("turns", "turns", "window")] + [{"finish": "terminated"}]
+    found = summary({i: [sample(i, 0, 1.0, **end)] for i, end in enumerate(ends)}, 1)
+    assert (found.truncated, found.cap, found.cut) == (3, None, {"turns": 2, "window": 1})
+    turns, window = cautions(found, False)
+    assert turns == "e: 2 of 4 samples (50.0%) used up their turns; 100.0% is the mean of those that were not cut"
+    assert window.startswith("e: 1 of 4 samples (25.0%) filled the window (--max-length)")
 
 
 def test_best_of_n_chooses_by_what_it_is_told() -> None:
@@ -91,4 +101,4 @@ def test_samples_that_have_not_arrived_are_missing() -> None:
 
 
 def test_an_endpoint_that_counts_no_token_of_a_cut_answer_does_not_end_the_report() -> None:
-    assert summary({0: [sample(0, 0, text="", finish="truncated", tokens=0)]}, 1).cap is not None
+    assert summary({0: [sample(0, 0, text="", finish="truncated", cut="tokens", tokens=0)]}, 1).cap is not None

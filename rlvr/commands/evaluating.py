@@ -17,11 +17,12 @@ from rlvr.errors import ConfigError
 from rlvr.evaluate import Report, evaluate
 from rlvr.rescore import rescore
 from rlvr.statistics import Estimate, budgets
-from rlvr.summary import EnvSummary
+from rlvr.summary import TRUNCATED_LIMIT, EnvSummary
 
 FIGURES = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 REASONS = 3
 """How many reasons for missing scores are shown."""
+CUT = {"tokens": "ran into the length cap", "turns": "used up their turns", "window": "filled the window (--max-length)"}
 
 
 def rescore_run(run: Path, *, pairs: Sequence[str], out: Path | None, select: str, allow_unscored: bool, json: bool) -> int:
@@ -103,11 +104,10 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
     lines += [f"{env.name}: {count} unscored: {reason:.120}" for reason, count in list(env.reasons.items())[:REASONS]]
     if env.missing:
         lines.append(f"{env.name}: {env.missing} samples are missing; the same command goes on where it stopped")
-    if env.cap is not None:
-        lines.append(
-            f"{env.name}: {share(env.truncated, env.samples)} ran into the length cap; {completed(env)}"
-            f"about {env.cap} tokens (--max-new-tokens) would leave 1 in 100 cut"
-        )
+    for what, count in env.cut.items():
+        if count > TRUNCATED_LIMIT * env.samples:
+            more = f"; about {env.cap} tokens (--max-new-tokens) would leave 1 in 100 cut" if what == "tokens" else ""
+            lines.append(f"{env.name}: {share(count, env.samples)} {CUT[what]}; {completed(env)}{more}")
     if env.empty:
         lines.append(f"{env.name}: in {share(env.empty, env.samples)} the policy said nothing; they are judged like any other answer")
     if env.repeated:
@@ -120,7 +120,7 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
 
 def completed(env: EnvSummary) -> str:
     """The accuracy among the answers that came to their end."""
-    return "none that was completed has a score; " if env.completed is None else f"{env.completed:.1%} is the mean of the others; "
+    return "none that was completed has a score" if env.completed is None else f"{env.completed:.1%} is the mean of those that were not cut"
 
 
 def closing(report: Report, price: Price | None) -> str:
