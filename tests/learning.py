@@ -77,7 +77,17 @@ def turned(algorithm: Any, sign: float) -> Any:
     return algorithm
 
 
-def learn(name: str, world: str, *, seed: int = 0, steps: int = 60, sign: float = 1.0, stop_above: float = 2.0, **settings: Any) -> float:
+def learn(
+    name: str,
+    world: str,
+    *,
+    seed: int = 0,
+    steps: int = 60,
+    sign: float = 1.0,
+    stop_above: float = 2.0,
+    learning_rate: float = 1e-2,
+    **settings: Any,
+) -> float:
     """Train a preset in a world; the mean reward of the last five steps, which ends it once it is above `stop_above`.
 
     `sign` -1 turns every advantage around.
@@ -85,7 +95,7 @@ def learn(name: str, world: str, *, seed: int = 0, steps: int = 60, sign: float 
     length, reward_of = WORLDS[world]
     model = tiny_model(seed)
     algorithm = turned(build("algorithm", name, **settings), sign)
-    optimization = Optimization(learning_rate=1e-2, minibatches_per_step=1)
+    optimization = Optimization(learning_rate=learning_rate, minibatches_per_step=1)
     learner = Learner(model, algorithm, optimization, accelerator=Accelerator(cpu=True), total_steps=steps, max_completion_length=length)
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     history = []
