@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,32 @@ def test_two_runs_stand_side_by_side(chromium: Chromium, runs: tuple[Path, Path]
     choose(page, difference="only here")
     assert count(page) == "80 of 320 episodes"
     assert page.errors() == [] and page.requests() == [made.path.as_uri()]
+
+
+def test_what_only_the_other_run_has_is_told(chromium: Chromium, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    short = Path(shutil.copytree(runs[1], tmp_path / "short"))
+    rows = [{name: value for name, value in row.items() if name != "kl"} for row in rows_of(short / "metrics.jsonl")]
+    (short / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, view(short, tmp_path / "two.html", against=runs[0]).path)
+    assert "80 episodes are only in first" in page.evaluate("$('against').textContent") and count(page) == "240 episodes"
+    own = "f => [f.firstChild.textContent, f.querySelectorAll('path:not(.other)').length]"
+    drawn = page.evaluate(f"[...document.querySelectorAll('#curves figure')].map({own})")
+    assert [title for title, own in drawn if not own] == ["KL"] and len(drawn) == 6
+    page = opened(chromium, view(runs[0], tmp_path / "other.html", against=runs[1]).path)
+    assert "only in" not in page.evaluate("$('against').textContent") and page.errors() == []
+
+
+@pytest.mark.parametrize("tests", [[None, "a", {"name": "t"}], [{"ok": "yes"}], [3], "none", {"ok": True}])
+def test_tests_of_another_form_are_shown_as_they_are(tests: Any, chromium: Chromium, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", steps=1)
+    judged = {"score": 0.0, "reason": "no", "fault": "none", "detail": {"tests": tests}}
+    rows = [row | {"verdict": judged} for row in rows_of(run / "episodes.jsonl")]
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, view(run).path)
+    page.evaluate("choose(1, true)")
+    page.until(OPENED)
+    shown = page.evaluate("[...document.querySelectorAll('#detail h2')].map(h => h.textContent).join()")
+    assert "noted by the verifier" in shown and "passed" not in shown and page.errors() == []
 
 
 def test_what_a_model_wrote_is_shown_and_never_obeyed(chromium: Chromium, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ function short(value, digits = 3) {
   return String(Number(value.toPrecision(size >= 100 ? 4 : digits)));
 }
 
-/** The same panel of one run or of two: title, curves (those of the second broken), and a legend that tells the values under the pointer. */
+/** The same panel of one run or of two: title, curves (those of the `other` run broken), and a legend that tells the values under the pointer. */
 function curve(panels) {
   const { title } = panels[0], figure = make("figure", "curve"), scale = scales(panels);
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
@@ -44,7 +44,7 @@ function curve(panels) {
   svg.append(draw("text", { x: LEFT, y: HEIGHT - 3 }, `step ${scale.first}`));
   svg.append(draw("text", { x: WIDTH - RIGHT, y: HEIGHT - 3, "text-anchor": "end" }, String(scale.last)));
   const names = [...new Set(panels.flatMap((panel) => Object.keys(panel.lines)))];
-  panels.forEach((panel, nth) => names.forEach((name, at) => panel.lines[name] && svg.append(...series(panel, name, `c${at}${nth ? " other" : ""}`, scale))));
+  for (const panel of panels) names.forEach((name, at) => panel.lines[name] && svg.append(...series(panel, name, `c${at}${panel.other ? " other" : ""}`, scale)));
   const cursor = draw("line", { y1: TOP, y2: HEIGHT - BOTTOM, class: "cursor", visibility: "hidden" });
   svg.append(cursor);
 

@@ -84,11 +84,11 @@ function bodyOf(of, episode, said, tokens, colour, recolour) {
 function judged(said) {
   const found = [], detail = { ...said.detail };
   if (said.parts) found.push(make("h2", "", "parts"), tableOf(["part", "score"], Object.entries(said.parts).map(([name, value]) => [name, short(value)])));
-  if (Array.isArray(detail.tests)) {
+  if (Array.isArray(detail.tests) && detail.tests.every((test) => typeof test?.ok === "boolean")) {
     const mark = (test) => make("span", test.ok === true ? "good" : "bad", test.ok === true ? "passed" : "failed");
     const passed = detail.tests.filter((test) => test.ok === true).length;
     found.push(make("h2", "", `tests: ${passed} of ${detail.tests.length} passed`));
-    found.push(tableOf(["test", "", "why"], detail.tests.map((test) => [String(test.name), mark(test), String(test.why ?? "")]), "words"));
+    found.push(tableOf(["test", "", "why"], detail.tests.map((test) => [String(test.name ?? ""), mark(test), String(test.why ?? "")]), "words"));
     delete detail.tests;
   }
   if (Object.keys(detail).length) found.push(make("h2", "", "noted by the verifier"), make("pre", "", plain(detail)));

@@ -26,13 +26,21 @@ function paintHead() {
     $("against").append("against ", make("b", "", other.head.name), `  (broken lines)   ${facts(other)}`);
   }
   $("going").hidden = !reloadSeconds;
-  for (const of of [run, other].filter(Boolean)) {
+  const runs = [run, other].filter(Boolean);
+  for (const of of runs) {
     if (other) $("settings").append(make("h2", "", of.head.name));
     $("settings").append(make("pre", "", of.head.settings));
     if (of.head.figures) $("figures").append(...(other ? [make("h2", "", of.head.name)] : []), tableOf(of.head.figures.head, of.head.figures.lines));
   }
-  const there = (title) => (other ? other.head.panels.filter((panel) => panel.title === title) : []);
-  $("curves").append(...run.head.panels.map((panel) => curve([panel, ...there(panel.title)])));
+  const panels = runs.flatMap((of) => of.head.panels.map((panel) => ({ ...panel, other: of === other })));
+  const titles = new Set(panels.map((panel) => panel.title));
+  $("curves").append(...[...titles].map((title) => curve(panels.filter((panel) => panel.title === title))));
+}
+
+/** Say how many episodes the list does not have, because only the other run does. */
+function tellUnseen() {
+  const unseen = other.columns.score.filter((_, episode) => run.find(other.key(episode)) < 0).length;
+  if (unseen) $("against").append(make("b", "warn", `   ${unseen.toLocaleString("en")} episodes are only in ${other.head.name}, and not listed`));
 }
 
 // ---- filters ----------------------------------------------------------------------------------------------------------------
@@ -235,6 +243,7 @@ function onKey(event) {
 async function start() {
   if (!globalThis.DecompressionStream) throw new Error("this browser is too old to unpack the episodes; any of 2023 or later can");
   await Promise.all([run, other].filter(Boolean).map((of) => of.open()));
+  if (other) tellUnseen();
   state.prefix = commonPrefix(run.columns.task.words);
   options("verdict", Object.keys(VERDICTS));
   options("difference", Object.keys(DIFFERENCES));
