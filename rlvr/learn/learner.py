@@ -30,7 +30,7 @@ from rlvr.learn import adapter, packing, sharded
 from rlvr.learn.optimization import Optimization
 from rlvr.learn.policy import Policy, without_dropout
 from rlvr.learn.reference import Reference
-from rlvr.learn.step import Step, Tally
+from rlvr.learn.step import Descents, Step, Tally, finite
 
 __all__ = ["Learner", "Optimization"]
 
@@ -89,7 +89,8 @@ class Learner:
         self._spare: Any = None
         self.advantages: list[list[list[float]]] = []
         self.log_ratios: list[list[list[float] | None]] = []
-        """Of the last update, per group, episode and token, for the record; the ratios are the trainer's to the sampler's."""
+        """Of the last update, per group, episode and token, for the record, what is not finite left out; the ratios are the trainer's to
+        the sampler's."""
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
@@ -102,30 +103,22 @@ class Learner:
         step = Step(groups, algorithm)
         alone = o.minibatches_per_step == 1 and algorithm.num_iterations == 1
         self._prepare(step, on_policy=alone and not algorithm.bypass)
-        tally, steps, skipped, broken, loss, norm = Tally(), 0, 0, 0, 0.0, 0.0
+        tally, descents = Tally(), Descents()
         for _ in range(algorithm.num_iterations):
             for part in self._parts(step):
-                outcome = self._learn(step, part, tally)
-                skipped += outcome is None
-                if outcome is not None:
-                    steps, step.stepped = steps + 1, True
-                    broken += not math.isfinite(outcome[1])
-                    loss, norm = loss + outcome[0], norm + outcome[1]
-        metrics: dict[str, float] = {
-            "loss": loss / max(1, steps),
-            "grad_norm": norm / max(1, steps),
-            "learning_rate": float(self.scheduler.get_last_lr()[0]),
-        }
-        metrics |= {"optimizer_steps": float(steps - broken), "step/skipped": float(steps == 0), "step/skipped_minibatches": float(skipped)}
-        metrics |= {"step/nonfinite": float(broken)} | tally.means(self.total) | self._account(step, tally)
+                descents.add(outcome := self._learn(step, part, tally))
+                step.stepped = step.stepped or outcome is not None
+        metrics = descents.figures() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
+        metrics |= tally.means(self.total) | self._account(step, tally)
         metrics |= dict(algorithm.figures) | (step.logps(self.total) if algorithm.single_step else {})
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # a log and a controller take no NaN
         rewards = [e.reward for e in step.episodes if not e.aside]
         algorithm.observe(rewards, metrics.get("kl"), self.total)
         if self.reference is not None:
             metrics["beta"] = algorithm.beta
             if mix := algorithm.refresh():
                 self.reference.refresh(self.whole(), mix)
-        if steps > broken:  # a step that moved nothing does not move the schedule either
+        if descents.moved:  # a step that moved nothing does not move the schedule either
             self.scheduler.step()
         self.policy.eval()
         self.log_ratios = step.log_ratios()
@@ -145,6 +138,7 @@ class Learner:
             step.add("returns", algorithm.value_targets(step.groups, penalties=penalties, values=values))
         self.advantages = algorithm.credit(step.groups, penalties=penalties, values=values, total=self.total)
         step.add("advantages", self.advantages)
+        self.advantages = [[row if finite(row) else [] for row in group] for group in self.advantages]
         step.choose(flat_too=algorithm.trains_flat)
         if not first:
             chosen = [r for r, moves in enumerate(step.moves) if moves]
@@ -200,7 +194,7 @@ class Learner:
 
         def loss_of(batch: Batch, real: bool) -> Tensor:
             losses, figures = self._losses(step, batch, real)
-            tally.add(figures, real=real)
+            tally.add(figures, tokens=batch.take.numel() if real else 0)
             tally.computed += batch.computed if real else 0
             return (losses * column[batch.take.cpu()].to(losses)).sum() if real else losses.sum() * 0.0
 
@@ -247,10 +241,12 @@ class Learner:
             held.grad = None  # not zero: the optimizer passes over it
         norm = accelerator.clip_grad_norm_(self.policy.parameters(), o.max_grad_norm or math.inf)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if math.isfinite(norm):
-            self.optimizer.step()
+        [loss] = self.total([loss])
+        if not finite((loss, norm)):
+            self.optimizer.zero_grad()  # so the step below moves nothing, and a scaler of the loss still hears of the overflow
+        self.optimizer.step()
         self.optimizer.zero_grad()
-        return self.total([loss])[0], norm
+        return loss, norm
 
     def _batches(self, rows: Rows, chosen: Sequence[int]) -> Iterator[tuple[Batch, bool]]:
         """Micro-batches, with fillers (marked False) so that all processes run equally many."""
@@ -282,7 +278,8 @@ class Learner:
 
         rate = float(self.scheduler.get_last_lr()[0])
         loss, norm = self._descend(material, range(len(material.tokens)), loss_of)
-        self.scheduler.step()
+        if finite((loss, norm)):
+            self.scheduler.step()
         self.policy.eval()
         return {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens/trained": tokens}
 
@@ -334,6 +331,7 @@ class Learner:
             "random": [version, list(numbers), gauss],
             "critic": None if policy.value is None else sharded.put_together(policy.value.state_dict()),
             "reference": None if self.reference is None else self.reference.state_dict(),
+            "scaler": None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -348,3 +346,5 @@ class Learner:
             sharded.load_weights(policy.value, state["critic"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
+        if self.accelerator.scaler is not None and (scale := state.get("scaler")):  # there is none in a checkpoint of an earlier version
+            self.accelerator.scaler.load_state_dict(scale)

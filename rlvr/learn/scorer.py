@@ -13,6 +13,7 @@ from transformers import get_scheduler
 from rlvr.algos.ranking import bradley_terry
 from rlvr.learn.optimization import Optimization
 from rlvr.learn.policy import without_dropout
+from rlvr.learn.step import finite
 from rlvr.scorer import Rows, Scorer
 
 
@@ -44,16 +45,17 @@ class ScorerTrainer:
             scores[part] = both.detach().cpu()
         norm = float(nn.utils.clip_grad_norm_(self.scorer.parameters(), self.optimization.max_grad_norm or math.inf))
         rate = float(self.scheduler.get_last_lr()[0])
-        if math.isfinite(norm):
+        if fine := finite((loss, norm)):
             self.optimizer.step()
             self.scheduler.step()
         self.optimizer.zero_grad()
         gap = scores[:, 0] - scores[:, 1]
-        return {
-            "loss": loss, "grad_norm": norm, "learning_rate": rate, "step/nonfinite": float(not math.isfinite(norm)),
+        row = {
+            "loss": loss if fine else 0.0, "grad_norm": norm if fine else 0.0, "learning_rate": rate, "step/nonfinite": float(not fine),
             "accuracy": float((gap > 0).float().mean()), "margin": float(gap.mean()),
             "mean_reward": float(scores.mean()), "min_reward": float(scores.min()), "max_reward": float(scores.max()),
         }  # fmt: skip
+        return {name: value for name, value in row.items() if math.isfinite(value)}
 
     @torch.no_grad()
     def scores(self, rows: Rows) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class Step:
     def scored_twice(self) -> Tensor:
         """The log-probabilities of the tokens that trained, by the trainer before any optimizer step and by the sampler: two rows."""
         trainer = self._trainer()
-        known = ~trainer.isnan()
+        known = trainer.isfinite()
         return torch.stack([trainer[known], self.columns["sampler"][known]])
 
     def log_ratios(self) -> list[list[list[float] | None]]:
@@ -90,7 +90,7 @@ class Step:
         ratios = self._trainer() - self.columns["sampler"]
         out: list[list[list[float] | None]] = [[None for _ in group] for group in self.groups]
         for (g, i), row in zip(self.place, self.rows.nested(ratios), strict=True):
-            out[g][i] = None if any(map(math.isnan, row)) else row
+            out[g][i] = row if finite(row) else None
         return out
 
     def _trainer(self) -> Tensor:
@@ -124,11 +124,47 @@ class Step:
         return {"count": float(chosen.numel()), "sum": float(chosen.sum()), "squares": float(chosen.square().sum())}
 
 
+class Descents:
+    """The optimizer steps of one training step. One that was not finite moved nothing, and counts in no mean.
+
+    >>> d = Descents()
+    >>> for outcome in (None, (0.5, 2.0), (math.nan, math.inf)):
+    ...     d.add(outcome)
+    >>> [d.figures()[name] for name in ("loss", "grad_norm", "optimizer_steps", "step/nonfinite", "step/skipped_minibatches")]
+    [0.5, 2.0, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(self) -> None:
+        self.loss = self.norm = 0.0
+        self.moved = self.broken = self.skipped = 0
+
+    def add(self, outcome: tuple[float, float] | None) -> None:
+        """Add one: its loss and gradient norm, or None where no row had a gradient."""
+        if outcome is None:
+            self.skipped += 1
+        elif not finite(outcome):
+            self.broken += 1
+        else:
+            self.moved += 1
+            self.loss, self.norm = self.loss + outcome[0], self.norm + outcome[1]
+
+    def figures(self) -> dict[str, float]:
+        """The means, and how many moved, broke or were skipped."""
+        return {
+            "loss": self.loss / max(1, self.moved),
+            "grad_norm": self.norm / max(1, self.moved),
+            "optimizer_steps": float(self.moved),
+            "step/skipped": float(self.moved + self.broken == 0),
+            "step/skipped_minibatches": float(self.skipped),
+            "step/nonfinite": float(self.broken),
+        }
+
+
 class Tally:
     """Sums of per-token figures over the micro-batches of a step, to be turned into means over all processes.
 
     >>> t = Tally()
-    >>> t.add({"kl": torch.tensor([0.1, 0.3])})
+    >>> t.add({"kl": torch.tensor([0.1, 0.3])}, tokens=2)
     >>> round(t.means(alone)["kl"], 6)
     0.2
     """
@@ -138,15 +174,19 @@ class Tally:
         self.tokens = 0.0
         self.computed = 0.0
 
-    def add(self, figures: Mapping[str, Tensor], *, real: bool = True) -> None:
-        """Add one micro-batch; a filler (`real` false) only makes the names known."""
+    def add(self, figures: Mapping[str, Tensor], *, tokens: int) -> None:
+        """Add one micro-batch of so many tokens; a filler has none and only makes the names known. One number stands for each token."""
+        self.tokens += tokens
         for name, values in figures.items():
-            self.sums[name] += float(values.sum()) if real else 0.0
-        if real and figures:
-            self.tokens += next(iter(figures.values())).numel()
+            self.sums[name] += float(values.sum()) * (1 if values.ndim else tokens) if tokens else 0.0
 
     def means(self, total: Total) -> dict[str, float]:
         """The mean of each figure over all tokens of all processes."""
         names = list(self.sums)
         tokens, *sums = total([self.tokens, *(self.sums[n] for n in names)])
         return {name: value / tokens if tokens else 0.0 for name, value in zip(names, sums, strict=True)}
+
+
+def finite(numbers: Iterable[float]) -> bool:
+    """Whether none of them is infinite or no number at all."""
+    return all(map(math.isfinite, numbers))
