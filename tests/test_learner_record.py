@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from rlvr.runlog import episode_row
 from tests.learning import episode
@@ -34,3 +35,16 @@ def test_a_record_has_each_tokens_advantage_only_where_they_differ() -> None:
     alike, apart = episode_row(1, said, [0.0, 0.0, 0.5, 0.5]), episode_row(1, said, [0.0, 0.0, 0.5, 0.25], [0.0, 0.0, 0.125, -0.5])
     assert alike["advantage"] == 0.5 and not {"advantages", "log_ratio"} & alike.keys()
     assert apart["advantage"] == 0.25 and apart["advantages"] == [0.0, 0.0, 0.5, 0.25] and apart["log_ratio"] == [0.0, 0.0, 0.125, -0.5]
+
+
+def test_tokens_are_counted_whatever_figures_an_algorithm_gives() -> None:
+    rows = []
+    for figures in ({}, {"one": torch.tensor(0.5)}):
+        subject = learner(budget=8)
+
+        def losses(inputs: Any, given: Any = subject.algorithm.losses, figures: Any = figures) -> Any:
+            return given(inputs)[0], figures
+
+        subject.algorithm.losses = losses  # type: ignore[method-assign]
+        rows.append(subject.update([group([1.0, 0.0, 1.0, 0.0])]))
+    assert rows[0]["tokens/trained"] == rows[1]["tokens/trained"] == 10 and rows[1]["one"] == pytest.approx(0.5)
