@@ -13,13 +13,13 @@ from rich.console import Console
 
 from rlvr.contracts import Environment, Sampler, Sampling
 from rlvr.episode import Episode
-from rlvr.errors import EnvError
+from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp import TokenMDP
 from rlvr.progress import Work
 from rlvr.registry import Spec
 from rlvr.rollout import Draw, Rollout
 from rlvr.runlog import episode_row, rows_of
-from rlvr.samples import TIMES, Key, Plan, SampleFile
+from rlvr.samples import TIMES, Key, Plan, SampleFile, question_of, writing
 from rlvr.suite import Item
 from rlvr.tokenizers import tokenizer_from
 
@@ -70,6 +70,8 @@ class Attempt:
 
     def run(self, spec: Spec, environments: Mapping[str, Environment], wanted: Mapping[str, Sequence[Draw]]) -> None:
         """Sample what is missing, environment by environment. The policy is not even loaded where nothing is."""
+        for draws in wanted.values():
+            self._same_questions(draws)
         todo = [item for item in self.plan.envs if any(key_of(draw) not in self.had for draw in wanted[item.name])]
         if not todo:
             return
@@ -82,6 +84,16 @@ class Attempt:
             for item in todo:
                 self._ask(item, environments[item.name], sampler, wanted[item.name], work)
         self._tick(last=True)
+
+    def _same_questions(self, wanted: Sequence[Draw]) -> None:
+        """Refuse to go on where a task that has samples asks something else now: its figures would mix two questions."""
+        for draw in wanted:
+            sample = self.file.samples.get(key_of(draw))
+            if sample is not None and sample.question != question_of(draw.task):
+                raise ConfigError(
+                    f"task {draw.task.id!r} has another prompt or reference now than when it was sampled; restore the data, "
+                    f"or choose another --out (--rescore judges old samples against corrected references)"
+                )
 
     def _ask(self, item: Item, environment: Environment, sampler: Sampler, wanted: Sequence[Draw], work: Work) -> None:
         tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
@@ -137,7 +149,7 @@ class Attempt:
             return
         self.ticked = now
         line = {"attempt": self.name, "seconds": round(now - self.began, 3), "samples": self.samples, "tokens": self.written}
-        with (self.file.folder / TIMES).open("a", encoding="utf-8") as times:
+        with writing(self.file.folder), (self.file.folder / TIMES).open("a", encoding="utf-8") as times:
             times.write(json.dumps(line) + "\n")
 
 

@@ -121,10 +121,12 @@ def eval_(
         str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, or an environment.")
     ] = "",
     policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")] = "",
-    n: Annotated[int, typer.Option("-n", help="Answers for each task.")] = 1,
+    n: Annotated[int | None, typer.Option("-n", help="Answers for each task; default: what the suite says, or 1.")] = None,
     tasks: Annotated[int | None, typer.Option("--tasks", "--limit", help="How many tasks of each environment, from the first on.")] = None,
     split: Annotated[str | None, typer.Option(help="Which split; default: what the suite says, or test.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: 0 for one answer a task, 1 for several.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy; default: the suite's, or 0 for one answer a task, 1 for several.")
+    ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Room for an answer, in tokens; default: what the suite says.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Room for prompt and answer; an endpoint has its own.")] = None,
     concurrency: Annotated[int | None, typer.Option(help="How many answers are asked for at once; default: the sampler's.")] = None,
@@ -141,20 +143,22 @@ def eval_(
     """Measure a policy on a suite; exit code 1 if much is unscored."""
     from rlvr.commands import evaluating
 
-    how: dict[str, object] = {
+    sampling: dict[str, object] = {
         "n": n,
         "tasks": tasks,
         "split": split,
         "temperature": temperature,
         "max_new_tokens": max_new_tokens,
         "max_length": max_length,
+        "concurrency": concurrency,
     }
-    how |= {"concurrency": concurrency, "select": select, "seed": seed, "retry": retry}
     shown = {"allow_unscored": allow_unscored, "json": json}
     if rescore is not None and not suite and not policy:
-        return evaluating.rescore_run(rescore, pairs=settings or [], out=out, select=select, **shown)
+        sampling |= {"seed": seed or None, "price": price or None}
+        return evaluating.rescore_run(rescore, pairs=settings or [], sampling=sampling, out=out, select=select, **shown)
     if not suite or not policy or rescore is not None:
         raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")
+    how = {**sampling, "seed": seed, "select": select, "retry": retry}
     return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, **shown)
 
 

@@ -26,7 +26,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.registry import Spec, entries, from_config, load, parameters
 from rlvr.rollout import Draw, seed_of
-from rlvr.samples import REPORT, Plan, SampleFile, write_whole
+from rlvr.samples import REPORT, Plan, SampleFile, write_whole, writing
 from rlvr.suite import Item, Suite, suite_from
 from rlvr.summary import EnvSummary, selector_known, summarised
 from rlvr.votes import classes
@@ -58,17 +58,22 @@ class Report:
         """The environments whose headline is refused, because too much has no score."""
         return [name for name, env in self.envs.items() if env.refused]
 
-    def record(self, *, allow_unscored: bool = False) -> dict[str, Any]:
-        """The figures for programs."""
+    def cost(self, price: Price) -> float:
+        """What all samples cost, those that were there already included."""
+        return sum(price.of(env.prompt_tokens, env.tokens) for env in self.envs.values())
+
+    def record(self, *, allow_unscored: bool = False, price: Price | None = None) -> dict[str, Any]:
+        """The figures for programs; the cost only where there is a price."""
         envs = {name: env.record(allow_unscored=allow_unscored) for name, env in self.envs.items()}
-        return {"suite": self.suite, "run": str(self.run) if self.run else None, "envs": envs}
+        cost = {"cost": self.cost(price)} if price else {}
+        return {"suite": self.suite, "run": str(self.run) if self.run else None, "envs": envs, **cost}
 
 
 def evaluate(
     suite: str | Mapping[str, Any] | Environment,
     policy: str,
     *,
-    n: int = 1,
+    n: int | None = None,
     temperature: float | None = None,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
@@ -85,8 +90,8 @@ def evaluate(
     Args:
         suite: what is asked.
         policy: who is asked, as in `hf:DIR`.
-        n: answers for each task.
-        temperature: 0 is greedy. Where nothing is said: 0 for one answer a task, 1 for several.
+        n: answers for each task; where neither this nor the suite says anything: 1.
+        temperature: 0 is greedy; where neither this nor the suite says anything: 0 for one answer a task, 1 for several.
         seed: decides all randomness.
         settings: of the environments; `path`, or `gsm8k.path` in a suite of several.
         concurrency: how many answers are asked for at once; None leaves it to the sampler.
@@ -102,16 +107,18 @@ def evaluate(
             raise ConfigError(f"{name} is {value}; it must be at least 1")
     selector_known(select)
     spec = policy_spec(policy, concurrency)
-    found, ready = _suite(suite, settings, {**asked, "temperature": temperature})
+    found, ready = _suite(suite, settings, {**asked, "n": n, "temperature": temperature})
+    items = [item.settled() for item in found.items]
     with ExitStack() as stack:
-        environments = {item.name: stack.enter_context(ready or from_config("env", item.env)) for item in found.items}
+        environments = {item.name: stack.enter_context(ready or from_config("env", item.env)) for item in items}
         plan = Plan(
             suite=found.name,
             policy=policy,
-            n=n,
-            temperature=(0.0 if n == 1 else 1.0) if temperature is None else float(temperature),
+            policy_folder=folder_of(policy),
+            n=items[0].n or 1,
+            temperature=items[0].temperature or 0.0,
             seed=seed,
-            envs=list(found.items),
+            envs=items,
             verifiers={name: verifier_label(environment.verifier) for name, environment in environments.items()},
         )
         wanted = {item.name: wanted_of(item, environments[item.name], plan) for item in plan.envs}
@@ -162,7 +169,8 @@ def write_report(report: Report) -> None:
     if report.run is not None:
         envs = {name: env.figures() for name, env in report.envs.items()}
         data = {"suite": report.suite, "policy": report.plan.policy, "envs": envs}
-        write_whole(report.run / REPORT, json.dumps(data, indent=2) + "\n")
+        with writing(report.run):
+            write_whole(report.run / REPORT, json.dumps(data, indent=2) + "\n")
 
 
 def policy_spec(policy: str, concurrency: int | None = None) -> Spec:
@@ -176,6 +184,14 @@ def policy_spec(policy: str, concurrency: int | None = None) -> Spec:
         raise ConfigError(f"the sampler {name!r} cannot be named as a policy; choose another with `rlvr list samplers`")
     limits = {"concurrency": concurrency} if concurrency and "concurrency" in parameters(factory) else {}
     return Spec("sampler", name, {**limits, **factory.policy_settings(rest)})
+
+
+def folder_of(policy: str) -> str:
+    """Where the folder that a policy names really is; empty where it names none, or none that is there."""
+    name, _, rest = policy.partition(":")
+    factory: Any = load("sampler", name)
+    place = Path(rest)
+    return str(place.resolve()) if factory.policy_form.endswith(":DIR") and place.is_dir() else ""
 
 
 def verifier_label(verifier: Verifier) -> str:

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -44,8 +44,11 @@ class Plan(Section):
 
     suite: str
     policy: str
+    policy_folder: str = ""
+    """Where the folder that the policy names really was: `checkpoints/last` is a link that moves."""
     n: int = Field(default=1, ge=1)
     temperature: float = Field(default=0.0, ge=0)
+    """Like `n`, of an environment that has none of its own. One of several that have: the first one's."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     seed: int = 0
@@ -62,6 +65,12 @@ class Plan(Section):
     def temperature_of(self, item: Item) -> float:
         """How one environment is sampled; 0 is greedy."""
         return self.temperature if item.temperature is None else item.temperature
+
+    def spelled_out(self, like: Plan) -> Plan:
+        """Written so that it can be held against `like`: one of an earlier version says less, and a folder that is gone is no other one."""
+        envs = [item.model_copy(update={"n": self.n_of(item), "temperature": self.temperature_of(item)}) for item in self.envs]
+        folder = self.policy_folder if like.policy_folder else ""
+        return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "policy_folder": folder})
 
     def dump(self) -> str:
         """The plan as YAML."""
@@ -181,8 +190,9 @@ class SampleFile:
         """Write one sample down, at once and whole."""
         sample = sample_of(row)
         if self._file is not None:
-            self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
-            self._file.flush()
+            with writing(self.folder):
+                self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+                self._file.flush()
         self.samples[sample.key] = sample
         self._new = ()
         return sample
@@ -200,7 +210,8 @@ class SampleFile:
             with suppress(OSError):
                 made.rmdir() if made.is_dir() else made.unlink()
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of a line that did not fit on the disk: it was told already
+                self._file.close()
 
 
 def plan_of(folder: Path) -> Plan:
@@ -224,6 +235,22 @@ def rows_in(folder: Path) -> Iterator[dict[str, Any]]:
     return iter(rows_of(folder / ROWS))
 
 
+@contextmanager
+def writing(folder: Path | None) -> Iterator[None]:
+    """Tell a disk that is full for what it is.
+
+    >>> with writing(Path("runs/mine")):                                      # doctest: +SKIP
+    ...     file.write(line)
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror or error}; the samples that are there are kept; "
+            f"make room, and the same command goes on where it stopped"
+        ) from error
+
+
 def write_whole(path: Path, text: str) -> None:
     """A small file, written whole or not at all."""
     partial = path.with_name(f".{path.name}.part")
@@ -234,7 +261,8 @@ def write_whole(path: Path, text: str) -> None:
 def _same(folder: Path, plan: Plan) -> None:
     if not (folder / PLAN).is_file():
         raise ConfigError(f"{folder} exists and is no evaluation, and nothing is ever overwritten; choose another --out")
-    if changed := differing(plan_of(folder), plan):
+    old = plan_of(folder)
+    if changed := differing(old.spelled_out(plan), plan.spelled_out(old)):
         raise ConfigError(f"{folder} was begun with another plan ({'; '.join(changed)}); go on with the same, or choose another --out")
 
 

@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent / "suites"
 
 
 class Item(Section):
-    """One environment of a suite, and how it is asked. What is None is taken from the command line, or else from the environment.
+    """One environment of a suite, and how it is asked. What is None is taken from the environment.
 
     >>> Item(name="hard", env={"name": "countdown", "numbers": 6}, tasks=50).split
     'test'
@@ -38,8 +38,9 @@ class Item(Section):
     """How many tasks, from the first on; fewer where the split has fewer."""
     split: str = "test"
     n: int | None = Field(default=None, ge=1)
-    """Answers for each task."""
+    """Answers for each task; 1 where nobody says."""
     temperature: float | None = Field(default=None, ge=0)
+    """0 is greedy; where nobody says, 0 for one answer and 1 for several."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=2)
 
@@ -52,6 +53,12 @@ class Item(Section):
         """Give it the environment's name where it has none."""
         if not self.name:
             object.__setattr__(self, "name", str(self.env["name"]).rpartition(":")[2])
+
+    def settled(self) -> Item:
+        """The item with its number of answers and its temperature said."""
+        n = self.n or 1
+        usual = 0.0 if n == 1 else 1.0
+        return self.model_copy(update={"n": n, "temperature": usual if self.temperature is None else self.temperature})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: 
     """The suite of that name, in that file, or of that one environment.
 
     `settings` go to the environment (`path`), in a suite of several to the one named first (`gsm8k.path`). What is `asked` for
-    (tasks, split, temperature, max_new_tokens, max_length) holds for every item; None leaves what the suite says.
+    (tasks, split, n, temperature, max_new_tokens, max_length) holds for every item; None leaves what the suite says.
     """
     rows = _rows(target)
     if not rows:

@@ -75,7 +75,7 @@ class EnvSummary:
         return self.unscored > UNSCORED_LIMIT * self.samples
 
     def record(self, *, allow_unscored: bool = False) -> dict[str, Any]:
-        """The summary as JSON for programs; the figures are null where the headline is refused."""
+        """The summary as JSON for programs, with `best_at` where it was asked for; figures are null where the headline is refused."""
         shown = not self.refused or allow_unscored
         avg = self.avg if shown else None
 
@@ -84,7 +84,8 @@ class EnvSummary:
 
         counts = {name: getattr(self, name) for name in ("tasks", "samples", "scored", "unscored", "truncated", "failed")}
         interval = [avg.low, avg.high] if avg else None
-        return {"avg": avg and avg.value, "ci95": interval, "pass_at": values("pass_at"), "maj_at": values("maj_at"), **counts}
+        at = {name: values(name) for name in ("pass_at", "maj_at", *(["best_at"] if "best_at" in self.at else []))}
+        return {"avg": avg and avg.value, "ci95": interval, **at, **counts}
 
     def figures(self) -> dict[str, Any]:
         """Everything, as JSON: what `report.json` holds."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlvr.attempt import Attempt
+from rlvr.cli import run
+from rlvr.commands.evaluating import ways
 from rlvr.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
@@ -112,6 +117,18 @@ def test_the_json_of_the_command_has_just_what_is_promised(tmp_path: Path) -> No
             }
         },
     }
+
+
+def test_json_says_what_else_was_asked_for_and_warns_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["eval", "arithmetic", "--policy", "scripted:random", "-n", "4", "--tasks", "20", "--json"]
+    assert run([*line, "--select", "shortest", "--price", "1,2"]) == 0
+    said = capsys.readouterr()
+    row = json.loads(said.out)
+    assert list(row["envs"]["arithmetic"]["best_at"]) == ["1", "2", "4"] and 0 < row["cost"] < 0.01
+    assert said.err == ""
+    assert run([*line, "--set", "verifier=tests/worlds.py:Unable"]) == 1
+    said = capsys.readouterr()
+    assert "no headline, " in said.err and " unscored: " in said.err and json.loads(said.out)["envs"]["arithmetic"]["avg"] is None
 
 
 def results(folder: Path) -> tuple[bytes, list[str]]:
@@ -262,12 +279,80 @@ def test_what_is_asked_for_goes_before_what_the_suite_says(tmp_path: Path) -> No
         assert [(plan.temperature_of(item), item.tasks) for item in plan.envs] == found
 
 
+def test_one_answer_is_greedy_and_several_are_not_whoever_asks_for_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("- {env: arithmetic, tasks: 3, n: 4}\n- {env: digit_sum, tasks: 3}\n", "utf-8")
+    for n, found, told in (
+        (None, [(4, 1.0), (1, 0.0)], "n = 4, temperature 1 (arithmetic); n = 1, greedy (digit_sum)"),
+        (8, [(8, 1.0), (8, 1.0)], "n = 8, temperature 1"),
+        (1, [(1, 0.0), (1, 0.0)], "n = 1, greedy"),
+    ):
+        report = evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", n=n)
+        assert [(report.plan.n_of(item), report.plan.temperature_of(item)) for item in report.plan.envs] == found
+        assert [env.samples for env in report.envs.values()] == [3 * n for n, _ in found] and ways(report.plan) == told
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its plan said `n` and the temperature once for all environments, and nothing of the policy's folder."""
+    evaluate(SUMS, "scripted:gold", tasks=3, n=2, out=tmp_path / "e")
+    plan = tmp_path / "e" / "eval.yaml"
+    old = yaml.safe_load(plan.read_text("utf-8"))
+    for item in old["envs"]:
+        del item["n"], item["temperature"]
+    plan.write_text(yaml.safe_dump(old), "utf-8")
+    assert evaluate(SUMS, "scripted:gold", tasks=3, n=2, out=tmp_path / "e").sampled == 0
+    with pytest.raises(ConfigError, match=r"envs.1.n: 2 -> 3"):
+        evaluate(SUMS, "scripted:gold", tasks=3, n=3, temperature=1.0, out=tmp_path / "e")
+
+
+def test_a_link_that_leads_to_another_policy_now_is_noticed(tmp_path: Path) -> None:
+    tokenizer = CharTokenizer(DIGITS)
+    model = model_from(ModelConfig(config=MODEL), tokenizer)
+    last = tmp_path / "checkpoints" / "last"
+    asked = partial(evaluate, SUMS, f"hf:{last}", tasks=2, out=tmp_path / "e")
+    for step in (1, 2):
+        checkpoint.save(tmp_path, model, exported(tokenizer), {}, Progress(step))
+        if step == 1:
+            assert [asked().sampled for _ in range(2)] == [2, 0]
+    with pytest.raises(ConfigError, match=r"policy_folder: '\S*/step-000001' -> '\S*/step-000002'"):
+        asked()
+    last.unlink()
+    assert asked().sampled == 0  # whoever deletes a model may still read its report
+
+
+def test_a_full_disk_is_told_and_what_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["eval", SUMS, "--policy", "scripted:random", "--tasks", "40", "--out"]
+    whole, full = tmp_path / "whole", tmp_path / "full"
+    assert run([*line, str(whole)]) == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((whole / "episodes.jsonl").stat().st_size // 2, hard))
+    try:
+        code = run([*line, str(full)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().err
+    assert code == 2 and f"{full} cannot be written: File too large" in said and "the same command goes on" in said
+    assert 0 < rows(full) < 40 and run([*line, str(full)]) == 0 and results(full) == results(whole)
+
+
+@pytest.mark.parametrize("name", ["timings.jsonl", ".report.json.part"])
+def test_times_and_report_that_cannot_be_written_are_told(name: str, tmp_path: Path) -> None:
+    evaluate_there = partial(evaluate, SUMS, "scripted:gold", tasks=2, out=tmp_path)
+    evaluate_there()
+    (tmp_path / "episodes.jsonl").write_text("", "utf-8")
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory; the samples that are there are kept"):
+        evaluate_there()
+    (tmp_path / name).rmdir()
+    assert evaluate_there().sampled == 0
+
+
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("- {name: small, env: {name: tests/worlds.py:Sums, below: 3}, n: 2}\n- {env: arithmetic, tasks: 4}\n", "utf-8")
     report = evaluate(str(file), "scripted:gold", n=3, settings={"arithmetic.levels": ["1+1"], "small.below": 2}, out=tmp_path / "e")
     assert report.suite == "mine" and list(report.envs) == ["small", "arithmetic"]
-    assert [(env.tasks, env.samples) for env in report.envs.values()] == [(4, 8), (4, 12)]
+    assert [(env.tasks, env.samples) for env in report.envs.values()] == [(4, 12), (4, 12)]
     assert json.loads((tmp_path / "e" / "report.json").read_text("utf-8"))["envs"]["small"]["avg"]["value"] == 1.0
 
 

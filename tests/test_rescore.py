@@ -80,6 +80,16 @@ def scores(folder: Path) -> list[float | None]:
     return [sample.score for _, sample in sorted(samples_of(folder).items())]
 
 
+def first(folder: Path) -> dict[str, Any]:
+    """The row of the first task, wherever it stands."""
+    return next(row for row in rows_in(folder) if row["index"] == 0)
+
+
+def write(folder: Path, *rows: dict[str, Any]) -> None:
+    with (folder / "episodes.jsonl").open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
 def test_what_could_not_be_judged_is_judged_by_the_next_call(world: World, tmp_path: Path) -> None:
     world.evaluate(a := tmp_path / "a")
     again = tmp_path / "a-rescored"
@@ -93,9 +103,21 @@ def test_what_could_not_be_judged_is_judged_by_the_next_call(world: World, tmp_p
 def test_an_answer_that_was_asked_for_anew_is_judged_anew(world: World, tmp_path: Path) -> None:
     world.evaluate(a := tmp_path / "a")
     rescore(a)
-    with (a / "episodes.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(next(rows_in(a)) | {"text": "another"}) + "\n")
+    write(a, first(a) | {"text": "another"})
     assert rescore(a).sampled == 1 and scores(tmp_path / "a-rescored") == [0.0, 1.0, 1.0]
+
+
+def test_a_run_does_not_go_on_with_another_question(world: World, tmp_path: Path) -> None:
+    world.evaluate(a := tmp_path / "a")
+    before = (a / "report.json").read_bytes()
+    for rows in ([["a", "1"], ["b", "9"], ["c", "3"]], [["a", "1"], ["B", "2"], ["c", "3"]]):
+        world.asks(rows)
+        for retry in (False, True):
+            with pytest.raises(ConfigError, match="task 'asked/1' has another prompt or reference now"):
+                world.evaluate(a, retry=retry)
+    assert (a / "report.json").read_bytes() == before
+    world.asks([["a", "1"], ["b", "2"], ["c", "3"]])
+    assert world.evaluate(a).sampled == 0
 
 
 def test_a_run_may_grow_while_it_is_judged(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,15 +136,14 @@ def test_a_run_may_grow_while_it_is_judged(world: World, tmp_path: Path, monkeyp
 
 def test_beside_a_corrected_reference_the_new_run_holds_the_new_one(world: World, tmp_path: Path) -> None:
     world.evaluate(a := tmp_path / "a")
-    line, *others = (a / "episodes.jsonl").read_text("utf-8").splitlines()
-    row = json.loads(line)
+    row = first(a)
     paid = [0.0] * (len(row["acted"]) - 2) + [0.25, 0.75]
-    (a / "episodes.jsonl").write_text("\n".join([json.dumps(row | {"rewards": paid}), *others]) + "\n", "utf-8")
+    write(a, row | {"rewards": paid})
     rescore(a, out=tmp_path / "same")
-    assert next(rows_in(tmp_path / "same"))["rewards"] == paid
+    assert first(tmp_path / "same")["rewards"] == paid
     world.asks([["a", "7"], ["b", "2"], ["c", "3"]])
     rescore(a, out=tmp_path / "b")
-    new = next(rows_in(tmp_path / "b"))
+    new = first(tmp_path / "b")
     assert (new["reference"], new["reward"], "rewards" in new) == ("7", 0.0, False)
     with pytest.raises(ConfigError, match="1 of 3 prompts or references differ"):
         compare(a, tmp_path / "b")
@@ -146,6 +167,17 @@ def test_a_run_is_found_from_inside_it(world: World, tmp_path: Path, monkeypatch
     monkeypatch.chdir(a)
     assert run(["eval", "--rescore", ".", "--json"]) == 0
     assert scores(tmp_path / "a-rescored") == [1.0] * 3
+
+
+def test_options_that_would_do_nothing_are_refused_in_one_message(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world.evaluate(a := tmp_path / "a")
+    numbers = ["-n", "--tasks", "--max-new-tokens", "--max-length", "--concurrency", "--seed"]
+    given = ["--split", "test", "--temperature", "0", "--price", "1,2", *(word for name in numbers for word in (name, "4"))]
+    assert run(["eval", "--rescore", str(a), *given]) == 2
+    said = capsys.readouterr().err
+    assert all(option in said for option in given if option.startswith("-"))
+    assert not (tmp_path / "a-rescored").exists()
+    assert run(["eval", "--rescore", str(a), "--retry", "--select", "shortest", "--json"]) == 0
 
 
 @pytest.mark.parametrize("left", ["", None, '{"torn'])

@@ -16,6 +16,7 @@ from rlvr.commands.settings import settings_from
 from rlvr.errors import ConfigError
 from rlvr.evaluate import Report, evaluate
 from rlvr.rescore import rescore
+from rlvr.samples import Plan
 from rlvr.statistics import Estimate, budgets
 from rlvr.summary import TRUNCATED_LIMIT, EnvSummary
 
@@ -25,8 +26,15 @@ REASONS = 3
 CUT = {"tokens": "ran into the length cap", "turns": "used up their turns", "window": "filled the window (--max-length)"}
 
 
-def rescore_run(run: Path, *, pairs: Sequence[str], out: Path | None, select: str, allow_unscored: bool, json: bool) -> int:
-    """Judge the samples of a run again; 1 where a headline is refused."""
+def rescore_run(
+    run: Path, *, pairs: Sequence[str], sampling: Mapping[str, object], out: Path | None, select: str, allow_unscored: bool, json: bool
+) -> int:
+    """Judge the samples of a run again; 1 where a headline is refused. Of the options of `sampling` none may be given."""
+    given = [f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}" for name, value in sampling.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"--rescore judges the samples of {run} and samples nothing: {', '.join(given)} would change nothing; leave it out"
+        )
     report = rescore(run, out=out, settings=settings_from(pairs), select=select, console=screen.err())
     return _told(report, allow_unscored=allow_unscored, json=json)
 
@@ -41,7 +49,9 @@ def eval_suite(
 
 def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | None = None) -> int:
     if json:
-        screen.say_json(report.record(allow_unscored=allow_unscored))
+        for name in report.refused if not allow_unscored else ():  # a program sees the counts; why a figure is null is told beside
+            screen.err().print(Text("\n".join(cautions(report.envs[name], allow_unscored))), soft_wrap=True)
+        screen.say_json(report.record(allow_unscored=allow_unscored, price=price))
     else:
         show(screen.out(), report, allow_unscored=allow_unscored, price=price)
     return 1 if report.refused and not allow_unscored else 0
@@ -50,20 +60,32 @@ def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | No
 def show(console: Console, report: Report, *, allow_unscored: bool = False, price: Price | None = None) -> None:
     """The headline of each environment with its counts, the figures at k, and whatever a reader has to be warned of."""
     plan, envs = report.plan, list(report.envs.values())
-    how = "greedy" if plan.temperature == 0 else f"temperature {plan.temperature:g}"
-    console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   n = {plan.n}, {how}, seed {plan.seed}"))
+    console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   {ways(plan)}, seed {plan.seed}"))
     console.print()
     console.print(headlines(envs, allow_unscored))
     if any(env.n > 1 for env in envs):
         console.print()
         console.print(figures([env for env in envs if env.n > 1 and (allow_unscored or not env.refused)], console.width))
-    warnings = [Text(line, style="yellow") for env in envs for line in cautions(env, allow_unscored)]
-    if warnings:
+    lines = [line for env in envs for line in cautions(env, allow_unscored)]
+    if lines:
         console.print()
-    for line in warnings:
-        console.print(line)
+    for line in lines:
+        console.print(Text(line, style="yellow"))
     console.print()
     console.print(Text(closing(report, price)))
+
+
+def ways(plan: Plan) -> str:
+    """How many answers were asked for and how they were sampled; by environment where that differs.
+
+    >>> ways(plan)                                                           # doctest: +SKIP
+    'n = 4, temperature 1 (arithmetic); n = 1, greedy (countdown, digit_sum)'
+    """
+    names: dict[str, list[str]] = {}
+    for item in plan.envs:
+        n, temperature = plan.n_of(item), plan.temperature_of(item)
+        names.setdefault(f"n = {n}, {f'temperature {temperature:g}' if temperature else 'greedy'}", []).append(item.name)
+    return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
 
 
 def headlines(envs: Sequence[EnvSummary], allow_unscored: bool) -> Table:
@@ -126,7 +148,7 @@ def completed(env: EnvSummary) -> str:
 def closing(report: Report, price: Price | None) -> str:
     """How long it took, what it cost, where it lies."""
     envs = report.envs.values()
-    samples, written, read = (sum(getattr(env, name) for env in envs) for name in ("samples", "tokens", "prompt_tokens"))
+    samples, written = (sum(getattr(env, name) for env in envs) for name in ("samples", "tokens"))
     line = f"{samples:,} samples"
     if report.run and report.sampled < samples:
         line += f" ({report.sampled:,} of them new)"
@@ -134,7 +156,7 @@ def closing(report: Report, price: Price | None) -> str:
     if report.timed_tokens and report.seconds:
         line += f", {report.timed_tokens / report.seconds:,.0f} tokens/s"
     if price:
-        line += f", cost {price.of(read, written):.2f}"
+        line += f", cost {report.cost(price):.2f}"
     if report.torn:
         line += f"\na last line that a killed process had left unfinished ({report.torn} bytes) was cut off and sampled again"
     return line + (f"\nwritten to {report.run}" if report.run else "")
