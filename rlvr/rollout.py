@@ -7,9 +7,10 @@ sampled. Conversations of several turns go in waves: all that still have the wor
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
@@ -18,8 +19,12 @@ from queue import SimpleQueue
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, EnvError, RlvrError
+from rlvr.judges import Judges
 from rlvr.mdp import State, TokenMDP
 from rlvr.task import Fault, Task, Verdict
+
+ABOVE_ZERO = 1e-6
+"""How far rounding may lift a log-probability above 0; an `Episode` takes no more."""
 
 
 def seed_of(*parts: object) -> int:
@@ -104,7 +109,7 @@ class Rollout:
         self._judged: list[tuple[float, float]] = []
         self._moved = 0.0
         """When a verification last began or ended."""
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="verify")
+        self._judges = Judges(workers)
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order."""
@@ -140,7 +145,7 @@ class Rollout:
         """A talk goes on, or is put to the judge; `over` is told when there is no more to wait for."""
         talk.hear(completion)
         if talk.over:
-            talk.verdict = self._pool.submit(self._judge, talk)
+            talk.verdict = self._judges.submit(self._judge, talk)
             talk.verdict.add_done_callback(lambda _: over.put(i))
         elif not talk.speaking:
             over.put(i)
@@ -165,8 +170,8 @@ class Rollout:
                 return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
 
     def close(self) -> None:
-        """Let the pool go; a verifier that hangs is not waited for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Let the judges go; a verifier that hangs is not waited for, not even when the process ends."""
+        self._judges.close()
 
     def __enter__(self) -> Rollout:
         return self
@@ -207,6 +212,10 @@ class _Talk:
     def hear(self, completion: Completion) -> None:
         if completion.finish == "error":
             self.error = completion.error or "the sampler gave no answer and no reason"
+            return
+        impossible = [p for p in completion.logprobs if not -math.inf < p <= ABOVE_ZERO]
+        if impossible:
+            self.error = f"the sampler gave a token the log-probability {impossible[0]}; it must be a finite number of at most 0"
             return
         try:
             if completion.usage is None:

@@ -109,3 +109,13 @@ def test_half_written_leavings_are_swept(tmp_path: Path, model: Any) -> None:
     (home / ".last.part").symlink_to("step-000002")
     checkpoint.clean(tmp_path)
     assert sorted(p.name for p in home.iterdir()) == ["last", "step-000001"]
+
+
+def test_a_tokenizer_with_several_chat_templates_is_saved_and_guarded(tmp_path: Path, model: Any) -> None:
+    tokenizer = exported(TOKENIZER)
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
+    place = checkpoint.save(tmp_path, model, tokenizer, {}, Progress(1))
+    [other] = [path for path in place.rglob("*") if path.is_file() and path.parent != place]  # transformers writes a folder
+    assert not checkpoint.torn(place)
+    other.write_text("spoiled", "utf-8")
+    assert other.name in checkpoint.torn(place)

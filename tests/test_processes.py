@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.learn import processes
 from rlvr.learn.train import train
 from rlvr.runlog import rows_of
 from tests.test_train import EVERYTHING
@@ -124,3 +127,20 @@ def test_a_launch_that_starts_one_process_where_several_were_asked_for_is_refuse
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with pytest.raises(ConfigError, match=r"starts a single process.*cpu\.yaml"):
         train(tiny_run(), out=tmp_path / "x", console=Console(file=io.StringIO()))
+
+
+def test_what_fails_in_the_main_process_fails_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    first: Any = SimpleNamespace(num_processes=2, is_main_process=True)
+    second: Any = SimpleNamespace(num_processes=2, is_main_process=False)
+    monkeypatch.setattr(processes, "broadcast_object_list", lambda told: sent.append(pickle.dumps(told)))
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RlvrError, match=r"the main process failed: OSError: .*No space left") as caught:
+        processes.by_main(first, full)
+    assert isinstance(caught.value.__cause__, OSError)
+    monkeypatch.setattr(processes, "broadcast_object_list", lambda told: told.__setitem__(slice(None), pickle.loads(sent[0])))
+    with pytest.raises(RlvrError, match="No space left"):
+        processes.by_main(second, full)

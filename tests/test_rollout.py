@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from rlvr.episode import End
 from rlvr.errors import ConfigError
 from rlvr.mdp import TokenMDP
 from rlvr.rollout import Draw, Rollout, seed_of
+from rlvr.samplers._dialect import finished
 from rlvr.samplers.scripted import Scripted
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.tokenizers import ByteTokenizer, CharTokenizer
@@ -273,3 +275,21 @@ def test_an_answer_that_cannot_be_read_is_the_machinery_s_fault() -> None:
     with rollout_of(environment, Scripted(answer="gold")) as rollout:
         (episode,) = rollout.collect(draws(environment, 1), Sampling())
     assert not episode.scored and episode.error == "the environment's answer() raised RuntimeError: lost for words"
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 0.01])
+def test_an_impossible_log_probability_costs_its_own_answer_alone(logprob: float) -> None:
+    class Odd(Sampler):
+        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+            yield from ((i, Completion([5, 0], [logprob if i == 1 else -0.1, -0.1], "stop")) for i in range(len(requests)))
+
+    environment = Sums()
+    with rollout_of(environment, Odd()) as rollout:
+        found = rollout.collect(draws(environment, 3), Sampling())
+    assert [e.scored for e in found] == [True, False, True]
+    assert f"the log-probability {logprob}; it must be a finite number of at most 0" in found[1].error
+
+
+def test_an_engine_s_nan_stays_one_until_the_rollout_looks() -> None:
+    said = finished([5, 0], [float("nan"), 1e-3], "stop", Sampling(stop_ids=frozenset({0})))
+    assert math.isnan(said.logprobs[0]) and said.logprobs[1] == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -200,3 +201,14 @@ def test_scripted_refuses_an_unknown_script() -> None:
         Scripted(answers=[])
     with pytest.raises(SamplerError, match="before it was bound"):
         Scripted().sample([Request([1], 1)], Sampling())
+
+
+def test_a_model_in_bfloat16_uses_its_slots_and_says_what_it_says_padded(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    asked, greedy = requests(12), Sampling(0.0, stop_ids=STOPS)
+    slotted = hf(copy.deepcopy(half), batch_size=4)
+    assert slotted.padded == ""
+    said = slotted.sample(asked, greedy)
+    monkeypatch.setattr("rlvr.samplers.hf.fits", lambda _: "as the test wants it")
+    padded = hf(half, batch_size=4)
+    assert padded.padded and [c.tokens for c in padded.sample(asked, greedy)] == [c.tokens for c in said]

@@ -92,3 +92,13 @@ def test_a_restored_curriculum_draws_the_same() -> None:
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     tasks = ["a", "b", "c", "d"]
     assert [first.choose(tasks, 2, seed=s) for s in range(9)] == [second.choose(tasks, 2, seed=s) for s in range(9)]
+
+
+def test_no_task_is_asked_twice_in_a_step_where_two_passes_meet() -> None:
+    for count in (4, 8, 10):
+        questions = Questions(Schedule(Few(), "train", seed=0), Curriculum(candidates=4))
+        for step in range(20):
+            asked = [index for index, _ in questions.take(1 if step % 3 == 2 else count)]  # odd sizes: windows do not end with a pass
+            assert len(asked) == len(set(asked))
+    many = Questions(Schedule(Few(), "train", seed=0), Curriculum(candidates=4)).take(12)
+    assert len(many) == 12 and len(dict(many)) == 10  # more than there are

@@ -55,7 +55,7 @@ def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pro
     torch.save({**state, "rng": torch.get_rng_state()}, partial / "learner.pt")
     (partial / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
     (partial / "manifest.json").write_text(json.dumps(_hashes(partial), indent=2), "utf-8")
-    for path in partial.iterdir():
+    for path in partial.rglob("*"):
         _sync(path)
     if place.exists():
         shutil.rmtree(place)
@@ -121,11 +121,12 @@ def clean(folder: Path) -> None:
 
 
 def _hashes(place: Path) -> dict[str, str]:
+    """Of all files but the manifest, by their path in the checkpoint; a tokenizer may write folders too."""
     found = {}
-    for path in sorted(place.iterdir()):
-        if path.name != "manifest.json":
+    for path in sorted(place.rglob("*")):
+        if path.is_file() and path != place / "manifest.json":
             with path.open("rb") as file:
-                found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+                found[path.relative_to(place).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return found
 
 

@@ -173,8 +173,8 @@ def trunk(model: Any) -> Any:
 def plain_head(model: Any) -> bool:
     """Try it on a few tokens: is the head a bare linear layer, with nothing before or after it?"""
     head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        return False
+    if type(head) is not nn.Linear or getattr(model.config.get_text_config(), "final_logit_softcapping", None):
+        return False  # a soft cap does nothing to the small logits of a fresh model: trying would not find it
     device = next(model.parameters()).device
     ids = torch.arange(1, 5, device=device)[None] % head.weight.shape[0]
     training = model.training

@@ -74,13 +74,18 @@ def together(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[
 
 
 def by_main(accelerator: Accelerator, work: Callable[[], T]) -> T:
-    """The main process does it; all get its result, or its error."""
+    """The main process does it; all get its result, or its error, so that nobody waits for one that ended."""
+    if accelerator.num_processes == 1:
+        return work()
     told: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
             told = [work(), None]
         except RlvrError as error:
             told = [None, error]
+        except Exception as error:
+            told = [None, RlvrError(f"the main process failed: {type(error).__name__}: {error}")]
+            told[1].__cause__ = error
     broadcast_object_list(told)
     if told[1] is not None:
         raise told[1]

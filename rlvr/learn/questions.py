@@ -44,8 +44,14 @@ class Questions:
             self.position += count
             return self.schedule.tasks(first, count)
         window = max(count, min(count * self.curriculum.candidates, size or count * self.curriculum.candidates))
-        self.position += window
         tasks = self.schedule.tasks(first, window)
+        if count <= (size or count):
+            different = dict(tasks)  # two passes may meet in the window; no task is asked twice in a step
+            while len(different) < count:
+                different.update(self.schedule.tasks(first + window, 1))
+                window += 1
+            tasks = list(different.items())
+        self.position += window
         places = self.curriculum.choose(
             [self.curriculum.key(task) for _, task in tasks], count, seed=seed_of(self.schedule.seed, "curriculum", first)
         )

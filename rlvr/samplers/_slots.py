@@ -128,7 +128,7 @@ def fits(model: Any) -> str:
 
     def truth() -> Tensor:
         rows = [torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, more, strict=True)]
-        return torch.stack([model(input_ids=row, use_cache=False).logits[0, -2:] for row in rows])
+        return torch.stack([model(input_ids=row, use_cache=False).logits[0, -2:].float() for row in rows])
 
     def trial() -> Tensor:
         slots = Slots(model)

@@ -1,0 +1,64 @@
+"""Judges: a few threads that verify, and that nobody waits for when the process ends.
+
+Python joins the threads of its own pools before it exits, so a verifier that hangs would hold up a run that is over. These are
+daemons: they go with the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Any
+
+
+class Judges:
+    """Does what is submitted in up to `workers` threads, in order; a thread is started when there is work for it.
+
+    >>> judges = Judges(2)
+    >>> judges.submit(max, 3, 4).result(timeout=10)
+    4
+    >>> judges.close()
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers, self.closed = workers, False
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._lock = Lock()
+        self._threads = self._busy = 0
+        """How many threads there are, and how many tasks are being done or wait for a thread."""
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """What the work gives, once it was done; `cancel` helps as long as it has not begun."""
+        future: Future[Any] = Future()
+        with self._lock:
+            if self.closed:
+                raise RuntimeError("these judges were closed; nothing is verified any more")
+            self._busy += 1
+            self._work.put((future, lambda: work(*arguments)))
+            if self._threads < min(self._busy, self.workers):
+                self._threads += 1
+                Thread(target=self._serve, name=f"verify_{self._threads}", daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Take nothing more, drop what has not begun, and wait for nobody."""
+        with self._lock, suppress(Empty):
+            self.closed = True
+            while waiting := self._work.get_nowait():
+                waiting[0].cancel()
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while asked := self._work.get():
+            future, work = asked
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # it belongs to whoever waits for the result
+                    future.set_exception(error)
+            with self._lock:
+                self._busy -= 1
