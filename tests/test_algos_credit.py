@@ -123,6 +123,32 @@ def test_gdpo_weighs_named_parts_and_with_one_it_is_whitened_grpo() -> None:
         scalars("gdpo", group, reward_weights={"style": 1.0})
 
 
+def test_a_part_that_an_answer_lacks_is_zero_and_only_one_that_nobody_has_is_a_mistake() -> None:
+    weights = {"format": 1.0, "content": 1.0}
+    good, malformed, beaten = said(1.0, parts={"format": 1.0, "content": 1.0}), said(0.0, parts={"format": 0.0}), said(0.0)
+    zeros = said(0.0, parts={"format": 0.0, "content": 0.0})
+    assert scalars("gdpo", [good, malformed, beaten], reward_weights=weights) == scalars(
+        "gdpo", [good, zeros, zeros], reward_weights=weights
+    )
+    assert scalars("gdpo", [malformed, malformed], [beaten, beaten], reward_weights=weights) == [[0.0, 0.0]] * 2
+    algorithm = factory("gdpo")(reward_weights=weights)
+    other = said(1.0, parts={"format": 1.0})  # another process has the good answers that have the part
+
+    ranks = at_once([partial(algorithm.credit, [[member, malformed]]) for member in (good, other)])
+    assert all(group[0][-1] > 0 > group[1][-1] for [group] in ranks)
+    with pytest.raises(ConfigError, match=r"'content'.*have the parts: format"):
+        scalars("gdpo", [other, malformed], reward_weights=weights)
+
+
+@pytest.mark.parametrize("how", ["group", "batch"])
+@pytest.mark.parametrize("name", ["grpo", "reinforce", "remax"])
+def test_where_nothing_differs_an_epsilon_of_zero_is_no_divisor(name: str, how: str) -> None:
+    greedy = [said(0.0, greedy=True)] if name == "remax" else []
+    settings_ = {"returns": "outcome", "scale_rewards": how, "advantage_epsilon": 0.0}
+    assert scalars(name, [said(1.0), said(1.0), *greedy], **settings_) == [[0.0, 0.0, *(0.0 for _ in greedy)]]
+    assert scalars("gdpo", [said(1.0), said(1.0)], advantage_epsilon=0.0) == [[0.0, 0.0]]
+
+
 def test_remax_compares_with_the_greedy_answer() -> None:
     groups = [[said(1.0), said(0.0), said(0.25, greedy=True)], [said(1.0), said(0.0)], [said(1.0), said(None, greedy=True)]]
     assert scalars("remax", *groups) == [[0.75, -0.25, 0.0], [0.0, 0.0], [0.0, 0.0]]
@@ -154,6 +180,9 @@ def test_answers_near_the_cap_are_punished_softly() -> None:
         factory("dapo")(overlong_buffer=11, max_completion_length=10)
     with pytest.raises(ConfigError, match="need the cap"):
         factory("dapo")(overlong_buffer=4).row_weights([1], ["0"])
+    factory("dapo")(overlong_buffer=8).row_weights([1], ["0"], max_length=8)
+    with pytest.raises(ConfigError, match="overlong_buffer 64 is longer than an answer may be, which is 8"):
+        factory("dapo")(overlong_buffer=64).row_weights([1], ["0"], max_length=8)
 
 
 def test_whitening_over_tokens_counts_long_answers_by_their_length() -> None:

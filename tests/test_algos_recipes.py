@@ -107,6 +107,18 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("dpo", {"desirable_weight": 2.0}, "do nothing"),
     ("grpo", {"label_smoothing": 0.1}, "do nothing"),
     ("reinforce_pp", {"scale_rewards": "batch"}, "scaled twice"),
+    ("grpo", {"returns": "to_go"}, "compare whole answers"),
+    ("grpo", {"returns": "to_go", "scale_rewards": "batch"}, "compare whole answers"),
+    ("remax", {"whiten": "samples"}, "compare whole answers"),
+    ("gdpo", {"returns": "to_go", "reward_weights": {"a": 1.0}}, "compare whole answers"),
+    ("dpo", {"returns": "to_go"}, "compare whole answers"),
+    ("gdpo", {"reward_weights": {"a": 1.0}, "overlong_buffer": 4}, "reads the verdict's parts"),
+    ("gdpo", {"reward_weights": {"a": 1.0}, "beta": 0.1, "kl_estimator": "k1", "kl_in": "reward"}, "reads the verdict's parts"),
+    ("ppo", {"whiten": "samples"}, "token to token"),
+    ("online_ipo", {"label_smoothing": 0.1}, "do nothing here .*preference_loss=ipo"),
+    ("dpo", {"importance_sampling_correction": "token_truncate"}, "pulls on whole answers"),
+    ("kto", {"importance_sampling_correction": "sequence_mask"}, "pulls on whole answers"),
+    ("online_dpo", {"old_from_sampler": True}, "pulls on whole answers"),
     ("grpo", {"loss_type": "dr_grpo"}, "whole recipe"),
     ("grpo", {"loss_type": "clipped"}, "did you mean 'clip'"),
     ("grpo", {"loss_aggregation": "token_mean"}, "did you mean 'token-mean'"),
@@ -129,6 +141,22 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 def test_a_bad_mix_is_refused_with_the_reason(name: str, overrides: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         build("algorithm", name, **overrides)
+
+
+GOOD: list[tuple[str, dict[str, Any]]] = [
+    ("grpo", {"returns": "to_go", "scale_rewards": "none", "whiten": "tokens"}),
+    ("gdpo", {"overlong_buffer": 4, "beta": 0.1, "kl_estimator": "k1", "kl_in": "reward"}),
+    ("gdpo", {"reward_weights": {"a": 1.0}, "beta": 0.1, "kl_estimator": "k2"}),
+    ("gdpo", {"reward_weights": {"a": 1.0}, "beta": 0.0, "kl_in": "loss"}),
+    ("ppo", {"whiten": "none"}),
+    ("online_dpo", {"label_smoothing": 0.1}),
+    ("best_of_n", {"old_from_sampler": False, "importance_sampling_correction": "token_truncate"}),
+]
+
+
+@pytest.mark.parametrize(("name", "overrides"), GOOD, ids=lambda x: str(x))
+def test_its_neighbours_are_taken(name: str, overrides: dict[str, Any]) -> None:
+    build("algorithm", name, **overrides)
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:

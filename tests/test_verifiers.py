@@ -114,6 +114,7 @@ def test_the_format_multiplies_and_never_adds() -> None:
     soft = make("verifier", "structure", soft=0.5)
     assert [ask(strict, "4", text).score for text in (good, wrong, "4", "5")] == [1.0, 0.0, 0.0, 0.0]
     assert [ask(soft, "4", text).score for text in (good, wrong, "4", "5")] == [1.0, 0.0, 0.5, 0.0]
+    assert ask(strict, "4", "4").parts.keys() == ask(strict, "4", good).parts.keys() == {"format", "content"}
     assert ask(soft, "4", "4").parts == {"format": 0.5, "content": 1.0}
 
 

@@ -69,7 +69,7 @@ class Structure(Verifier):
         """Read the format, judge the content, multiply."""
         contents, flaw = read(answer, self.sections)
         if flaw and not self.soft:
-            return Verdict(0.0, f"format: {flaw}", parts={"format": 0.0})
+            return Verdict(0.0, f"format: {flaw}", parts={"format": 0.0, "content": 0.0})
         inner = self.verifier.verify(task, answer if flaw else contents[self.judged])
         if inner.score is None:
             return inner

@@ -89,13 +89,17 @@ def less(rewards: Rewards, baseline: float) -> list[float]:
 def scaled(groups: Sequence[Rewards], advantages: list[list[float]], how: str, epsilon: float, total: Total = alone) -> list[list[float]]:
     """Divide the advantages by the spread of the rewards: of each group, or of the whole batch."""
     if how == "group":
-        return [[a / (deviation(present(g)) + epsilon) for a in row] for g, row in zip(groups, advantages, strict=True)]
+        return [_divided(row, deviation(present(g)) + epsilon) for g, row in zip(groups, advantages, strict=True)]
     if how == "batch":
         rewards = [r for g in groups for r in present(g)]
         _, spread, count = moments(rewards, total)
         spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
-        return [[a / (spread + epsilon) for a in row] for row in advantages]
+        return [_divided(row, spread + epsilon) for row in advantages]
     return advantages
+
+
+def _divided(advantages: Sequence[float], spread: float) -> list[float]:
+    return [a / spread if spread > 1e-12 else 0.0 for a in advantages]  # an epsilon of 0 leaves nothing to divide by where all are equal
 
 
 def moments(values: Sequence[float], total: Total = alone) -> tuple[float, float, float]:

@@ -146,7 +146,7 @@ class PolicyGradient(Algorithm):
             for group, rows in zip(groups, net, strict=True)
         ]
         if s.normalize_then_sum:
-            rows = credit.normalised_sum(self._parts(groups, rewards), s.reward_weights or {"reward": 1.0}, s.advantage_epsilon)
+            rows = credit.normalised_sum(self._parts(groups, rewards, total), s.reward_weights or {"reward": 1.0}, s.advantage_epsilon)
         else:
             rows = credit.scaled(rewards, self._baselined(groups, rewards), s.scale_rewards, s.advantage_epsilon, total)
         if s.whiten == "samples":
@@ -166,17 +166,19 @@ class PolicyGradient(Algorithm):
             return [[0.0] * len(g) if b is None else credit.less(g, b) for g, b in zip(rewards, baselines, strict=True)]
         return [credit.less(group, self._running if how == "running" else 0.0) for group in rewards]
 
-    def _parts(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards]) -> dict[str, list[Rewards]]:
+    def _parts(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards], total: Total) -> dict[str, list[Rewards]]:
+        """The named rewards. A part that an answer lacks is 0: the judge got no further than its format, or was brought down."""
         names = list(self.settings.reward_weights)
         if not names:
             return {"reward": list(rewards)}
-        for episode in (e for group in groups for e in group if self.counts(e) and e.verdict is not None):
-            lost = [name for name in names if episode.verdict is not None and name not in episode.verdict.parts]
-            if lost:
-                have = ", ".join(episode.verdict.parts) if episode.verdict and episode.verdict.parts else "none"
-                raise ConfigError(f"reward_weights names {lost[0]!r}, but the verdict of {episode.task_id} has the parts: {have}")
+        good = [e.verdict.parts for group in groups for e in group if self.counts(e) and e.verdict is not None and e.verdict.score]
+        any_good, *have = total([float(len(good)), *(float(sum(name in parts for parts in good)) for name in names)])
+        if any_good and (lost := [name for name, count in zip(names, have, strict=True) if not count]):
+            there = ", ".join(dict.fromkeys(name for parts in good for name in parts)) or "none"
+            raise ConfigError(f"reward_weights names {lost[0]!r}, but the verdicts of answers that scored have the parts: {there}")
         return {
-            name: [[e.verdict.parts[name] if self.counts(e) and e.verdict else None for e in group] for group in groups] for name in names
+            name: [[e.verdict.parts.get(name, 0.0) if self.counts(e) and e.verdict else None for e in group] for group in groups]
+            for name in names
         }
 
     def _to_go(self, groups: Sequence[Sequence[Episode]], net: Nested) -> list[list[list[float]]]:
@@ -260,6 +262,10 @@ class PolicyGradient(Algorithm):
         self.cap = divisor
         if not divisor and (s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer):
             raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need the cap on an answer; set max_completion_length")
+        if s.overlong_buffer > divisor:
+            raise ConfigError(
+                f"overlong_buffer {s.overlong_buffer} is longer than an answer may be, which is {divisor}; make it a part of it"
+            )
         return aggregate.row_weights(lengths, prompts, s.loss_aggregation, max_length=divisor, total=total)
 
     def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:

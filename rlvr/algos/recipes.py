@@ -228,4 +228,6 @@ def factory(name: str) -> Callable[..., PolicyGradient]:
 def _why(key: str, s: Settings) -> str:
     if key.startswith("kl_"):
         return "beta is 0"
+    if s.baseline == "pair":
+        return f"baseline=pair, preference_loss={s.preference_loss}"
     return f"loss_type={s.loss_type}, baseline={s.baseline}, loss_aggregation={s.loss_aggregation}"

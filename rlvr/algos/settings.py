@@ -231,6 +231,11 @@ def _bad_losses(s: Settings) -> list[tuple[bool, str]]:
             "twice; drop one of them",
         ),
         (
+            s.baseline in ("pair", "kto") and (s.old_from_sampler or s.importance_sampling_correction != "none"),
+            "a preference pulls on whole answers, whoever wrote them; a weight for each token would bend the pull: leave "
+            "importance_sampling_correction=none and old_from_sampler=false",
+        ),
+        (
             s.delta is not None and s.delta <= 1 + s.upper,
             f"delta {s.delta} lies under the clip at {1 + s.upper:g} and would cut good answers too; raise it",
         ),
@@ -246,12 +251,21 @@ def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
             "whiten=tokens",
         ),
         (
+            s.baseline == "value" and s.whiten == "samples",
+            "with a critic the advantage differs from token to token, so there is no one number per answer to whiten; set whiten=tokens",
+        ),
+        (
             s.normalize_then_sum and (s.baseline != "group" or s.scale_rewards != "group"),
             "normalize_then_sum centres and scales in the group itself; leave baseline=group and scale_rewards=group",
         ),
         (
             s.scale_rewards != "none" and s.baseline in ("none", "running") and s.whiten != "none",
             "rewards scaled twice; set scale_rewards=none",
+        ),
+        (
+            s.returns == "to_go" and (s.scale_rewards != "none" or s.whiten == "samples" or s.baseline in ("pair", "kto", "best")),
+            "returns=to_go differs from token to token; scale_rewards, whiten=samples, named rewards and preferences compare whole answers "
+            "and would do nothing: set scale_rewards=none and whiten=tokens or none, or returns=outcome",
         ),
         (
             0 < s.max_completion_length < s.overlong_buffer,
@@ -278,6 +292,11 @@ def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
             "the best answer is imitated as it stands: baseline=best needs loss_type=likelihood, scale_rewards=none, whiten=none, beta=0 "
             "(the sft and best_of_n recipes)",
         ),
+        (
+            bool(s.reward_weights) and (s.overlong_buffer > 0 or (s.beta > 0 and s.kl_in == "reward")),
+            "reward_weights reads the verdict's parts, so what is taken off the one reward would do nothing: leave overlong_buffer=0 and "
+            "put the KL into the loss (kl_in=loss)",
+        ),
         (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
     ]
 
@@ -294,7 +313,8 @@ def active(s: Settings) -> dict[str, bool]:
         **dict.fromkeys(("lam", "vf_coef", "epsilon_value", "value_pretraining_steps"), critic),
         "gamma": critic or s.returns == "to_go",
         "advantage_epsilon": s.scale_rewards != "none",
-        **dict.fromkeys(("preference_loss", "label_smoothing", "pairs_per_group"), s.baseline == "pair"),
+        **dict.fromkeys(("preference_loss", "pairs_per_group"), s.baseline == "pair"),
+        "label_smoothing": s.baseline == "pair" and s.preference_loss == "dpo",
         **dict.fromkeys(("desirable_from", "desirable_weight", "undesirable_weight"), s.baseline == "kto"),
         "length_normalised": s.baseline in ("pair", "kto"),
         "at_least": s.baseline == "best",
