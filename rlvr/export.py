@@ -23,6 +23,7 @@ from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
 from rlvr.samples import PLAN, REPORT, Plan, plan_of, rows_in, sample_of, write_whole
 from rlvr.statistics import mean
+from rlvr.suite import Item
 from rlvr.transcript import turns_of
 from rlvr.viewparts import tokenizer_of
 
@@ -163,7 +164,7 @@ def _markdown(run: Path, out: Path) -> None:
         raise NotFound(f"{run} has no {REPORT} yet; let `rlvr eval` come to its end first")
     envs = json.loads(report.read_text("utf-8"))["envs"]
     lines = [
-        f"**{plan.policy}** on **{plan.suite}**, n = {plan.n}, temperature {plan.temperature:g}, seed {plan.seed}",
+        f"**{plan.policy}** on **{plan.suite}**, {plan.ways}, seed {plan.seed}",
         "",
         "| environment | avg | 95 % | pass@n | maj@n | tasks | scored | unscored | truncated | failed |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -194,7 +195,7 @@ def _inspect(run: Path, out: Path) -> Counter[str]:
         left_out[f"first turns of {UNREAD}"] += turns is None
         rows[row["env"]].append(row | {"said": turns or [{"role": "assistant", "content": row["text"]}]})
     for item in plan.envs:
-        log = _log(plan, item.name, plan.n_of(item), rows[item.name], created)
+        log = _log(plan, item, rows[item.name], created)
         write_whole(out / f"{_quoted(item.name)}.json", json.dumps(log, indent=1))
     return +left_out
 
@@ -204,8 +205,9 @@ def _quoted(name: str) -> str:
     return re.sub(r'[%/\\:*?"<>|\x00-\x1f]', lambda found: quote(found[0], safe=""), name)
 
 
-def _log(plan: Plan, name: str, n: int, rows: list[dict[str, Any]], created: str) -> dict[str, Any]:
+def _log(plan: Plan, item: Item, rows: list[dict[str, Any]], created: str) -> dict[str, Any]:
     """One environment as an evaluation log of inspect_ai, version 2 of its format."""
+    name, n, temperature = item.name, plan.n_of(item), plan.temperature_of(item)
     scorer = plan.verifiers.get(name, "verifier").partition(" ")[0].lower()
     scores: dict[int, list[float]] = {}
     """By task: like every figure here, the accuracy is the mean over tasks."""
@@ -224,7 +226,7 @@ def _log(plan: Plan, name: str, n: int, rows: list[dict[str, Any]], created: str
             "task": f"rlvr/{name}",
             "dataset": {"name": name, "samples": len(ids), "sample_ids": ids},
             "model": plan.policy,
-            "model_generate_config": {"temperature": plan.temperature},
+            "model_generate_config": {"temperature": temperature},
             "config": {"epochs": n},
             "metadata": {"verifier": plan.verifiers.get(name, ""), "seed": plan.seed},
         },

@@ -66,6 +66,19 @@ class Plan(Section):
         """How one environment is sampled; 0 is greedy."""
         return self.temperature if item.temperature is None else item.temperature
 
+    @property
+    def ways(self) -> str:
+        """How many answers were asked for and how they were sampled; by environment where that differs.
+
+        >>> plan.ways                                                        # doctest: +SKIP
+        'n = 4, temperature 1 (arithmetic); n = 1, greedy (countdown, digit_sum)'
+        """
+        names: dict[str, list[str]] = {}
+        for item in self.envs:
+            n, temperature = self.n_of(item), self.temperature_of(item)
+            names.setdefault(f"n = {n}, {f'temperature {temperature:g}' if temperature else 'greedy'}", []).append(item.name)
+        return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
+
     def spelled_out(self, like: Plan) -> Plan:
         """Written so that it can be held against `like`: one of an earlier version says less, and a folder that is gone is no other one."""
         envs = [item.model_copy(update={"n": self.n_of(item), "temperature": self.temperature_of(item)}) for item in self.envs]

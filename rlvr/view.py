@@ -160,7 +160,7 @@ def _evaluation(run: Path) -> dict[str, Any]:
     plan, report = plan_of(run), _json(run / REPORT)
     head = ["environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed"]
     lines = [_figures(name, env) for name, env in report.get("envs", {}).items()]
-    facts = {"suite": plan.suite, "policy": plan.policy, "temperature": plan.temperature, "seed": plan.seed}
+    facts = {"suite": plan.suite, "policy": plan.policy, "sampled": plan.ways, "seed": plan.seed}
     figures = {"head": head, "lines": lines} if lines else None
     return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.dump()}
 

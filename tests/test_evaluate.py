@@ -19,7 +19,6 @@ import yaml
 
 from rlvr.attempt import Attempt
 from rlvr.cli import run
-from rlvr.commands.evaluating import ways
 from rlvr.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
@@ -288,7 +287,7 @@ def test_one_answer_is_greedy_and_several_are_not_whoever_asks_for_them(tmp_path
     ):
         report = evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", n=n)
         assert [(report.plan.n_of(item), report.plan.temperature_of(item)) for item in report.plan.envs] == found
-        assert [env.samples for env in report.envs.values()] == [3 * n for n, _ in found] and ways(report.plan) == told
+        assert [env.samples for env in report.envs.values()] == [3 * n for n, _ in found] and report.plan.ways == told
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from rlvr.commands.settings import settings_from
 from rlvr.errors import ConfigError
 from rlvr.evaluate import Report, evaluate
 from rlvr.rescore import rescore
-from rlvr.samples import Plan
 from rlvr.statistics import Estimate, budgets
 from rlvr.summary import TRUNCATED_LIMIT, EnvSummary
 
@@ -60,7 +59,7 @@ def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | No
 def show(console: Console, report: Report, *, allow_unscored: bool = False, price: Price | None = None) -> None:
     """The headline of each environment with its counts, the figures at k, and whatever a reader has to be warned of."""
     plan, envs = report.plan, list(report.envs.values())
-    console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   {ways(plan)}, seed {plan.seed}"))
+    console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   {plan.ways}, seed {plan.seed}"))
     console.print()
     console.print(headlines(envs, allow_unscored))
     if any(env.n > 1 for env in envs):
@@ -73,19 +72,6 @@ def show(console: Console, report: Report, *, allow_unscored: bool = False, pric
         console.print(Text(line, style="yellow"))
     console.print()
     console.print(Text(closing(report, price)))
-
-
-def ways(plan: Plan) -> str:
-    """How many answers were asked for and how they were sampled; by environment where that differs.
-
-    >>> ways(plan)                                                           # doctest: +SKIP
-    'n = 4, temperature 1 (arithmetic); n = 1, greedy (countdown, digit_sum)'
-    """
-    names: dict[str, list[str]] = {}
-    for item in plan.envs:
-        n, temperature = plan.n_of(item), plan.temperature_of(item)
-        names.setdefault(f"n = {n}, {f'temperature {temperature:g}' if temperature else 'greedy'}", []).append(item.name)
-    return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
 
 
 def headlines(envs: Sequence[EnvSummary], allow_unscored: bool) -> Table:
