@@ -20,6 +20,8 @@ from rlvr.overrides import number, overridden
 from rlvr.yamlfile import read_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
+"""Those of transformers that need no settings but the warmup and the number of steps."""
 
 
 class Section(BaseModel):
@@ -135,6 +137,13 @@ class TrainConfig(Section):
     process_timeout_s: float = Field(default=1800.0, gt=0)
     """With several processes: how long one waits for another before the run is given up."""
 
+    @field_validator("lr_scheduler")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in SCHEDULES:
+            raise ValueError(f"{value!r} is none of the schedules; {suggest(value, SCHEDULES)}")
+        return value
+
 
 class WarmstartConfig(Section):
     """Supervised steps on the environment's gold solutions before any reward is asked for.
@@ -234,6 +243,10 @@ class RunConfig(Section):
             raise ValueError("tokenizer is not set; a model made from a config needs one, for example tokenizer: 'chars'")
         if self.data is not None and self.rollout.max_staleness:
             raise ValueError(f"rollout.max_staleness is {self.rollout.max_staleness}, but with data nothing is sampled; leave it at 0")
+        rounds = self.algorithm.get("dynamic_sampling_rounds", 1)
+        for name, given, usual in (("rollout.curriculum", self.rollout.curriculum, None), ("algorithm.dynamic_sampling_rounds", rounds, 1)):
+            if self.data is not None and given != usual:
+                raise ValueError(f"{name} is set, but with data nothing is sampled, and it would do nothing; leave it out")
         if self.reward_model is not None and self.model.lora is not None:
             raise ValueError("model.lora is set: a reward model learns with all its weights; leave it out")
         if self.reward_model is not None and (self.data is None or self.data.run is None):

@@ -49,3 +49,20 @@ def test_a_truncated_distribution_is_named_as_the_cause() -> None:
 def test_where_answers_are_older_the_note_says_so() -> None:
     [said] = Notes(tiny_run(rollout={"max_staleness": 2})).about(QUIET | {"mismatch_kl": 0.5})
     assert "answers are of weights up to rollout.max_staleness steps older" in said
+
+
+APART = QUIET | {"mismatch_kl": 0.5, "sampling/effective_sample_size": 0.3}
+FLAT = QUIET | {"frac_reward_zero_std": 1.0}
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
+def test_stored_answers_are_not_measured_by_what_sampling_would_mend(algorithm: str) -> None:
+    notes = Notes(tiny_run(data={}, algorithm={"name": algorithm}))
+    assert notes.about(APART) == [] and notes.about(FLAT) == []
+    [said] = notes.about(FLAT | {"step/skipped": 1.0, "loss": 0.0, "grad_norm": 0.0})
+    assert "step 4 moved nothing" in said and "curriculum" not in said
+
+
+@pytest.mark.parametrize("algorithm", ["rloo", "online_dpo", "ppo", "best_of_n", "gdpo", "reinforce"])
+def test_flat_groups_are_noted_where_they_teach_nothing(algorithm: str) -> None:
+    assert len(Notes(tiny_run(algorithm={"name": algorithm})).about(FLAT)) == (algorithm in ("rloo", "online_dpo"))

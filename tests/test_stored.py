@@ -233,6 +233,9 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
         ("dpo", source, ["tokenizer=chars:9876543210+="], ConfigError, "not of this run's making.*take over the run's own"),
         ("dpo", source, ["env={name: arithmetic}"], ConfigError, "not of this run's making"),
         ("dpo", source, ["algorithm={name: grpo}"], ConfigError, "fresh answers only"),
+        ("reward_model", source, ["train.mixed_precision=bf16"], ConfigError, "mixed_precision is bf16, which a reward model.*at no"),
+        ("reward_model", source, ["train.gradient_checkpointing=true"], ConfigError, "max_tokens_per_microbatch; leave it at False"),
+        ("reward_model", source, ["train.minibatches_per_step=2"], ConfigError, "prompts_per_step pairs; leave it at 1"),
     ):
         begin: Any = train_reward_model if name == "reward_model" else train
         with pytest.raises(error, match=said):
@@ -253,3 +256,12 @@ def test_every_recipe_starts_from_the_command_line(source: Path, tmp_path: Path)
         assert json.loads(done.stdout.splitlines()[-1])["status"] == "finished"
     done = subprocess.run([sys.executable, "-m", "rlvr", "train", "kto"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "data.run=runs/DIR" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_reward_model_killed_while_it_made_its_folder_begins_anew(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".config.part").write_text("seed: 0\nen")
+    screen = io.StringIO()
+    config = learned("reward_model", source, "train.steps=1", "train.learning_rate=1e-5", "model.dtype=bfloat16")
+    ended = train_reward_model(config, out=tmp_path / "out", resume=True, console=Console(file=screen, width=300))
+    assert ended.status == "finished" and "the weights hardly move" in screen.getvalue()

@@ -8,21 +8,26 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from rich.console import Console
 from safetensors.torch import load_file
 
 from rlvr.config import load
 from rlvr.errors import CheckFailed, ConfigError, NotFound
+from rlvr.learn.banner import banner
+from rlvr.learn.crew import assemble
+from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.train import TrainReport, train
 from rlvr.registry import entries
 from rlvr.replay import replay
 from rlvr.runlog import config_of, rows_of
-from tests.tiny import tiny_run
+from tests.tiny import MODEL, tiny_run
 
 ROOT = Path(__file__).parents[1]
 
@@ -242,6 +247,15 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
     ("changes", "told"),
     [
         ({"rollout": {"max_length": 3}}, "rollout.max_length: the prompt of task"),
+        ({"env": {"name": "tests/worlds.py:LongTest"}}, "rollout.max_length: the prompt of task 'sums/test/3' is "),
+        (
+            {"algorithm": {"name": "online_dpo"}, "train": {"minibatches_per_step": 2}},
+            "minibatches_per_step is 2, and online_dpo",
+        ),
+        (
+            {"model": {"config": MODEL, "lora": {"rank": 2}}, "algorithm": {"name": "grpo", "beta": 0.1, "ref_model_sync_steps": 1}},
+            "ref_model_sync_steps is set, and with model.lora",
+        ),
         ({"env": {"name": "tests/worlds.py:Sums", "bellow": 5}}, "no setting 'bellow'; did you mean 'below'"),
         ({"algorithm": {"name": "grop"}}, "did you mean 'grpo'"),
         ({"eval": {"split": "tset"}}, "eval.split is 'tset'; did you mean 'test'"),
@@ -263,3 +277,36 @@ def test_what_is_wrong_is_found_before_anything_is_written(tmp_path: Path, chang
 def test_the_quickstart_asks_for_what_it_says() -> None:
     config = load("quickstart")
     assert config.warmstart is not None and config.eval.split == "test" and config.rollout.num_generations >= 2
+
+
+def test_the_warm_start_keeps_to_the_memory_that_training_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    made = Learner.__init__
+
+    def noted(self: Learner, model: Any, algorithm: Any, optimization: Optimization, **settings: Any) -> None:
+        seen.append(optimization)
+        made(self, model, algorithm, optimization, **settings)
+
+    monkeypatch.setattr(Learner, "__init__", noted)
+    steps = {"steps": 1, "learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1}
+    run(tmp_path / "a", train={**steps, "gradient_checkpointing": True, "max_tokens_per_microbatch": 256})
+    assert [(o.gradient_checkpointing, o.max_tokens_per_microbatch) for o in seen] == [(True, 256)] * 2
+    assert seen[0] == Optimization(learning_rate=3e-3, gradient_checkpointing=True, max_tokens_per_microbatch=256)
+
+
+@pytest.mark.parametrize(
+    ("model", "rate", "warned"),
+    [
+        ({"dtype": "bfloat16"}, 1e-5, True),
+        ({"dtype": "bfloat16"}, 1e-4, False),
+        ({"dtype": "bfloat16", "lora": {"rank": 2}}, 1e-5, False),
+        ({}, 1e-5, False),
+    ],
+)
+def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model: dict[str, Any], rate: float, warned: bool) -> None:
+    config = tiny_run(model={"config": MODEL, **model}, train={"learning_rate": rate})
+    screen = io.StringIO()
+    with ExitStack() as stack:
+        crew = assemble(config, Accelerator(cpu=True), stack)
+        Console(file=screen, width=300).print(banner(crew, Path("x")))
+    assert ("the weights hardly move; keep model.dtype=float32 and set train.mixed_precision=bf16" in screen.getvalue()) is warned

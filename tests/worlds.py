@@ -159,3 +159,11 @@ class Judged(First):
 
     def __init__(self, *, verifier: Verifier) -> None:
         super().__init__(verifier=verifier)
+
+
+class LongTest(Sums):
+    """`Sums`, with a held-out question that is far too long."""
+
+    def task(self, split: str, index: int) -> Task:
+        task = super().task(split, index)
+        return Task(task.id, user("1+" * 40 + "1="), reference="41", meta=task.meta) if (split, index) == ("test", 3) else task

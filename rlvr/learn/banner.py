@@ -8,6 +8,7 @@ from rich.table import Table
 
 from rlvr.learn.adapter import layers
 from rlvr.learn.crew import Crew
+from rlvr.learn.notes import lost_to_rounding
 from rlvr.model import parameters
 
 
@@ -27,6 +28,7 @@ def banner(crew: Crew, folder: Path) -> Table:
     processes = crew.accelerator.num_processes
     lora = config.model.lora
     beside = ", ".join(lora.target_modules or layers(crew.model)) if lora else ""
+    careful = lost_to_rounding(config)
     departs = ", ".join(f"{name}={value}" for name, value, differs in crew.algorithm.describe() if differs)
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (
@@ -51,6 +53,7 @@ def banner(crew: Crew, folder: Path) -> Table:
             f"{config.train.steps} steps, {config.train.steps * episodes:,} episodes, {config.train.steps * updates:,} optimizer steps",
         ),
         ("algorithm", f"{config.algorithm['name']}" + (f", but {departs}" if departs else ", as published")),
+        *([("note", careful)] if careful else []),
         ("run folder", str(folder)),
     ):
         table.add_row(name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
+from rlvr.algorithm import Algorithm
 from rlvr.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.evaluate import count_of
 from rlvr.learn import adapter, checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.learn.curriculum import Curriculum
@@ -87,8 +90,12 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     algorithm = from_config("algorithm", config.algorithm)
     if config.rollout.max_staleness:  # what the user wrote wins
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
+    check_update(config, algorithm, mdp)
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
-    check_prompts(mdp, schedule, looks)
+    size = PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT)
+    check_prompts(mdp, "train", map(schedule.index, range(min(looks, size))))
+    held_out = count_of(environment, config.eval.split, config.eval.tasks)
+    check_prompts(mdp, config.eval.split, range(min(held_out, PROMPTS_LOOKED_AT)))
     environment.ready()
     sampler: Sampler = stack.enter_context(from_config("sampler", config.rollout.sampler))
     model = model_from(ModelConfig(path=str(weights), dtype=config.model.dtype) if weights else config.model, tokenizer, config.seed)
@@ -178,16 +185,32 @@ def optimization(config: RunConfig) -> Optimization:
     return Optimization(**settings)
 
 
-def check_prompts(mdp: TokenMDP, schedule: Schedule, asked: int) -> None:
+def check_update(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP) -> None:
+    """What the learner would refuse is said now, and not when a warm start is over."""
+    if algorithm.single_step and config.train.minibatches_per_step > 1:
+        raise ConfigError(
+            f"train.minibatches_per_step is {config.train.minibatches_per_step}, and {config.algorithm['name']} takes one step per batch: "
+            "set it to 1"
+        )
+    if config.model.lora is not None and algorithm.needs_reference and algorithm.refreshes:
+        raise ConfigError(
+            "algorithm.ref_model_sync_steps is set, and with model.lora the reference is the model without its adapter, which cannot "
+            "follow the policy; set it to 0"
+        )
+    algorithm.row_weights([1], ["0"], max_length=mdp.max_new_tokens)
+
+
+def check_prompts(mdp: TokenMDP, split: str, indices: Iterable[int]) -> None:
     """Every prompt of the run must fit now; a prompt that does not is found here and not in step 700."""
-    count = min(asked, PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT))
     longest = 0
-    for position in range(count):
-        task = mdp.environment.task("train", schedule.index(position))
+    for index in indices:
+        task = mdp.environment.task(split, index)
         try:
             state = mdp.start(task)
         except EnvError as error:
             raise ConfigError(f"rollout.max_length: {error}") from error
         longest = max(longest, len(state.tokens))
     if longest + 1 > mdp.max_length:
-        raise ConfigError(f"the longest prompt is {longest} tokens; rollout.max_length {mdp.max_length} leaves no room to answer")
+        raise ConfigError(
+            f"the longest prompt of split {split!r} is {longest} tokens; rollout.max_length {mdp.max_length} leaves no room to answer"
+        )

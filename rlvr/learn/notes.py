@@ -6,9 +6,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.config import RunConfig
+from rlvr.registry import from_config
 
 FAR_APART_KL, FEW_SAMPLES = 0.01, 0.9
 """Beyond these the sampler's and the trainer's probabilities differ by more than rounding."""
+
+KEPT_FROM = 1e-4
+"""From this learning rate on, AdamW's steps change most weights that are held in 16 bits."""
+
+
+def lost_to_rounding(config: RunConfig) -> str:
+    """Why a run will hardly learn, said before it begins; empty where nothing is wrong.
+
+    AdamW moves each weight by about the learning rate. Held in bfloat16, a weight of 0.02 stays where it is under a step of less than 6e-5.
+    """
+    if config.model.dtype == "float32" or config.model.lora is not None or config.train.learning_rate >= KEPT_FROM:
+        return ""
+    return (
+        f"model.dtype is {config.model.dtype}, and at a learning rate of {config.train.learning_rate:g} most steps are smaller than it can "
+        "hold, so the weights hardly move; keep model.dtype=float32 and set train.mixed_precision=bf16, or learn an adapter (model.lora)"
+    )
 
 
 class Notes:
@@ -22,6 +39,10 @@ class Notes:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self._said: set[str] = set()
+        settings = {name: value for name, value, _ in from_config("algorithm", config.algorithm).describe()}
+        alone = settings.get("baseline") in ("group", "leave_one_out", "pair") and not settings.get("normalize_then_sum")
+        self._flat_is_idle = alone and config.data is None
+        """Whether a group whose answers all score the same teaches nothing, and other sampling would help."""
 
     def about(self, row: Mapping[str, Any]) -> list[str]:
         """What is to be said of a step's numbers and was not said yet."""
@@ -32,7 +53,9 @@ class Notes:
 
     def _of_learning(self, row: Mapping[str, Any]) -> dict[str, str]:
         step, found = row["step"], {}
-        if row.get("step/skipped"):
+        if row.get("step/skipped") and self.config.data is not None:
+            found["skipped"] = f"step {step} moved nothing: in its stored groups no answer is better than another, or good enough"
+        elif row.get("step/skipped"):
             found["skipped"] = (
                 f"step {step} moved nothing: in every group all answers scored the same, so none is better than another. Other tasks "
                 "(rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warm start give a spread"
@@ -44,7 +67,8 @@ class Notes:
             )
         if row.get("step/nonfinite"):
             found["nonfinite"] = f"in step {step} a gradient was not finite, so it moved nothing; lower train.learning_rate if this goes on"
-        if row.get("mismatch_kl", 0.0) > FAR_APART_KL or row.get("sampling/effective_sample_size", 1.0) < FEW_SAMPLES:
+        apart = row.get("mismatch_kl", 0.0) > FAR_APART_KL or row.get("sampling/effective_sample_size", 1.0) < FEW_SAMPLES
+        if apart and self.config.data is None:  # stored answers are another policy's, or nobody's
             cause = (
                 "answers are of weights up to rollout.max_staleness steps older; where that is much, lower it or the learning rate"
                 if self.config.rollout.max_staleness
@@ -75,7 +99,7 @@ class Notes:
                 f"in step {step} only {row['dynamic_sampling/kept_share']:.0%} of {row['dynamic_sampling/groups']:.0f} groups "
                 f"had a spread of rewards; {row['dynamic_sampling/short_by']:.0f} flat ones, without a gradient, fill the step up"
             )
-        elif row.get("frac_reward_zero_std", 0.0) > 0.5 and not row.get("step/skipped"):
+        elif self._flat_is_idle and row.get("frac_reward_zero_std", 0.0) > 0.5 and not row.get("step/skipped"):
             found["flat"] = (
                 f"{row['frac_reward_zero_std']:.0%} of the groups of step {step} have no spread of rewards and teach nothing; "
                 "rollout.curriculum or algorithm.dynamic_sampling_rounds spends the sampling better"

@@ -31,6 +31,7 @@ from rlvr.errors import ConfigError
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.learn.crew import optimization
+from rlvr.learn.notes import lost_to_rounding
 from rlvr.learn.processes import accelerator_from
 from rlvr.learn.schedule import place_in
 from rlvr.learn.scorer import ScorerTrainer
@@ -40,7 +41,7 @@ from rlvr.model import exported
 from rlvr.progress import Work
 from rlvr.registry import from_config
 from rlvr.rollout import seed_of
-from rlvr.runlog import RunLog, rows_of
+from rlvr.runlog import RunLog, rows_of, unbegun
 from rlvr.scorer import scorer_from
 from rlvr.tokenizers import tokenizer_from
 
@@ -92,6 +93,7 @@ def train_reward_model(
     transformers.utils.logging.disable_progress_bar()
     screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model
     assert settings is not None
+    check_settings(config)
     if verify:
         raise ConfigError("--verify repeats a step of sampling; a reward model samples nothing: resume it without")
     if resume and out is None:
@@ -107,7 +109,7 @@ def train_reward_model(
         groups = stored_groups(config, mdp)
         material, data = material_of(groups, config, settings, mdp), digest(groups)
         place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None
-        run = RunLog.reopen(folder, config) if resume else RunLog.create(folder, config)
+        run = RunLog.reopen(folder, config) if resume and not unbegun(folder) else RunLog.create(folder, config)
         stack.callback(run.close)
         model = scorer_from(ModelConfig(path=str(place), dtype=config.model.dtype) if place else config.model, tokenizer, config.seed)
         trainer = ScorerTrainer(
@@ -123,6 +125,8 @@ def train_reward_model(
         run.rewind(done.offsets)
         told = f"{len(material.pairs):,} pairs of {config.data and config.data.run}, {len(material.held_out):,} held out"
         screen.print(f"reward model: {told}\nrun folder {folder}", highlight=False, soft_wrap=True)
+        if careful := lost_to_rounding(config):
+            screen.print(f"note: {careful}", highlight=False, markup=False, soft_wrap=True)
         with Work(screen, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
                 row = one_step(trainer, material, config, step)
@@ -132,6 +136,17 @@ def train_reward_model(
                     checkpoint.save(folder, model, exported(tokenizer), state, Progress(step + 1, run.offsets()))
                 work.advance({"loss": row["loss"], "accuracy": row["accuracy"]})
         return end(trainer, material, run, config, screen, began)
+
+
+def check_settings(config: RunConfig) -> None:
+    """What would do nothing to a reward model is refused."""
+    for name, usual, reason in (
+        ("mixed_precision", "no", "it learns in the precision of its weights, model.dtype"),
+        ("gradient_checkpointing", False, "its memory is bounded by train.max_tokens_per_microbatch"),
+        ("minibatches_per_step", 1, "each of its steps is one update on rollout.prompts_per_step pairs"),
+    ):
+        if (value := getattr(config.train, name)) != usual:
+            raise ConfigError(f"train.{name} is {value}, which a reward model has no use for: {reason}; leave it at {usual}")
 
 
 def material_of(groups: Sequence[Group], config: RunConfig, settings: RewardModelConfig, mdp: TokenMDP) -> Material:

@@ -30,7 +30,11 @@ def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
     learner = Learner(
         crew.model,
         factory("grpo")(),  # supervised steps ask nothing of it; one with a critic would have a head that learns nothing here
-        Optimization(learning_rate=settings.learning_rate),
+        Optimization(
+            learning_rate=settings.learning_rate,
+            max_tokens_per_microbatch=crew.config.train.max_tokens_per_microbatch,  # the memory is the same as in training
+            gradient_checkpointing=crew.config.train.gradient_checkpointing,
+        ),
         accelerator=crew.accelerator,
         total_steps=settings.steps,
         seed=crew.config.seed,
