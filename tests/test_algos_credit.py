@@ -16,7 +16,8 @@ from rlvr.algos.recipes import PRESETS, factory
 from rlvr.algos.values import gae
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
-from rlvr.task import Fault, Verdict
+from rlvr.registry import build
+from rlvr.task import Fault, Task, Verdict, user
 from tests.two_threads import at_once
 
 quick = settings(max_examples=40, deadline=None)
@@ -138,6 +139,14 @@ def test_a_part_that_an_answer_lacks_is_zero_and_only_one_that_nobody_has_is_a_m
     assert all(group[0][-1] > 0 > group[1][-1] for [group] in ranks)
     with pytest.raises(ConfigError, match=r"'content'.*have the parts: format"):
         scalars("gdpo", [other, malformed], reward_weights=weights)
+
+
+def test_gdpo_takes_what_structure_says_of_a_malformed_answer() -> None:
+    verify, task = build("verifier", "structure").verify, Task("t", user("2+2="), reference="4")
+    verdicts = [verify(task, text) for text in ("<think></think><answer>4</answer>", "<think></think><answer>5</answer>", "4")]
+    group = [said(v.score, parts=dict(v.parts)) for v in verdicts]
+    right, wrong, malformed = scalars("gdpo", group, reward_weights={"format": 1.0, "content": 1.0})[0]
+    assert right > wrong > malformed
 
 
 @pytest.mark.parametrize("how", ["group", "batch"])
