@@ -17,7 +17,7 @@ never resets by itself; call `reset(options={"reset_mask": mask})`.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any
 
 import gymnasium
@@ -27,6 +27,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.env import TokenEnv, token_env_settings
 from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.judges import Judges
 from rlvr.registry import from_config
 from rlvr.task import Fault, Verdict
 from rlvr.tokenizers import tokenizer_from
@@ -69,7 +70,7 @@ class TokenVectorEnv(SyncVectorEnv):
             raise
         super().__init__([lambda e=e: _Settled(e) for e in self.token_envs], autoreset_mode=mode)  # type: ignore[misc]
         self.deadline_s = deadline_s
-        self._pool = ThreadPoolExecutor(min(workers, num_envs), thread_name_prefix="verify")
+        self._pool = Judges(min(workers, num_envs))
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Append one token to every episode under way, judge those that ended side by side, and hand back the batch."""
@@ -101,7 +102,7 @@ class TokenVectorEnv(SyncVectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         """Put the pool, the environment and its verifier away; a verifier that hangs is not waited for."""
         if hasattr(self, "_pool"):
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
         super().close_extras(**kwargs)
 
 
