@@ -6,12 +6,16 @@ daemons: they go with the process.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any
+
+LEAVING_S = 1.0
+"""How long all threads together have to leave."""
 
 
 class Judges:
@@ -27,8 +31,9 @@ class Judges:
         self.workers, self.closed = workers, False
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._lock = Lock()
-        self._threads = self._busy = 0
-        """How many threads there are, and how many tasks are being done or wait for a thread."""
+        self._threads: list[Thread] = []
+        self._busy = 0
+        """How many tasks are being done or wait for a thread."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """What the work gives, once it was done; `cancel` helps as long as it has not begun."""
@@ -38,19 +43,22 @@ class Judges:
                 raise RuntimeError("these judges were closed; nothing is verified any more")
             self._busy += 1
             self._work.put((future, lambda: work(*arguments)))
-            if self._threads < min(self._busy, self.workers):
-                self._threads += 1
-                Thread(target=self._serve, name=f"verify_{self._threads}", daemon=True).start()
+            if len(self._threads) < min(self._busy, self.workers):
+                self._threads.append(Thread(target=self._serve, name=f"verify_{len(self._threads)}", daemon=True))
+                self._threads[-1].start()
         return future
 
     def close(self) -> None:
-        """Take nothing more, drop what has not begun, and wait for nobody."""
+        """Take nothing more, drop what has not begun, and wait for nobody who is still at work after a moment."""
         with self._lock, suppress(Empty):
             self.closed = True
             while waiting := self._work.get_nowait():
                 waiting[0].cancel()
-        for _ in range(self._threads):
+        for _ in self._threads:
             self._work.put(None)
+        until = time.monotonic() + LEAVING_S
+        for thread in self._threads:  # one that is on its way out while Python ends can bring the process down
+            thread.join(max(until - time.monotonic(), 0.0))
 
     def _serve(self) -> None:
         while asked := self._work.get():
