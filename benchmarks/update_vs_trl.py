@@ -26,6 +26,7 @@ from typing import Any
 
 import peer_trl
 from update_work import GENERATIONS, SIZES, Job
+from vs_trl_work import reset_peak, resident
 
 ROUNDS, REPEATS = 3, 3
 CLOSE = {"fp32": 1e-4, "bf16": 5e-2}
@@ -110,8 +111,7 @@ class Memory:
     def __init__(self, device: str) -> None:
         self.device = device
         if device == "cpu":
-            Path("/proc/self/clear_refs").write_text("5")
-            self.before = self._resident("VmRSS")
+            self.before = reset_peak()
         else:
             import torch
 
@@ -121,15 +121,10 @@ class Memory:
     def peak(self) -> float:
         """At the highest, since this was made."""
         if self.device == "cpu":
-            return self._resident("VmHWM") - self.before
+            return resident("VmHWM") - self.before
         import torch
 
         return torch.cuda.max_memory_allocated() / 2**20 - self.before
-
-    @staticmethod
-    def _resident(field: str) -> float:
-        line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field + ":"))
-        return int(line.split()[1]) / 1024
 
 
 def settled(job: Job) -> float:

@@ -13,6 +13,9 @@ from typing import Any
 
 from rlvr.task import Verdict
 
+ABOVE_ZERO = 1e-6
+"""How far rounding may lift a log-probability above 0."""
+
 
 class End(StrEnum):
     """Why an episode is over."""
@@ -69,7 +72,7 @@ class Episode:
             stray = next((i for i, v in enumerate(values) if v and not self.acted[i]), None)
             if stray is not None:
                 raise ValueError(f"episode of {self.task_id!r}: {name}[{stray}] is {values[stray]} where the policy did not choose")
-        if any(lp > 1e-6 for lp in self.logprobs):
+        if any(lp > ABOVE_ZERO for lp in self.logprobs):
             raise ValueError(f"episode of {self.task_id!r}: a log-probability is above 0 ({max(self.logprobs)})")
         if self.end is End.FAILED and any(self.rewards):
             raise ValueError(f"episode of {self.task_id!r} failed and yet carries a reward")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
 from functools import partial
@@ -22,6 +21,7 @@ from rlvr.contracts import Environment
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluate import Report, report_on, verifier_label
+from rlvr.judges import Judges
 from rlvr.mdp import judged
 from rlvr.progress import Work
 from rlvr.registry import from_config
@@ -53,12 +53,12 @@ def rescore(
         last = {_key(row): None if _done(row, plan, environments, file) else number for number, row in enumerate(rows_in(run))}
         todo = (row for number, row in enumerate(rows_in(run)) if last.get(_key(row)) == number)  # the run may have grown meanwhile
         had = list(last.values()).count(None)
-        pool = stack.enter_context(ThreadPoolExecutor(8, thread_name_prefix="verify"))
+        stack.callback((judges := Judges(8)).close)
         if had < len(last):
             file.outdate()
         with Work(console or Console(quiet=True), "judged", len(last), had, patience_s=5.0) as work:
             while rows := list(islice(todo, AT_ONCE)):
-                for row in _again(rows, plan, environments, pool):
+                for row in _again(rows, plan, environments, judges):
                     file.append(row)
                     work.advance({})
         return report_on(plan, file, environments, out, select=select, sampled=len(last) - had)
@@ -74,15 +74,13 @@ def _done(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environ
     return sample.score is not None and sample.question == question_of(_task(row, plan, environments))
 
 
-def _again(
-    rows: list[dict[str, Any]], plan: Plan, environments: Mapping[str, Environment], pool: ThreadPoolExecutor
-) -> Iterator[dict[str, Any]]:
+def _again(rows: list[dict[str, Any]], plan: Plan, environments: Mapping[str, Environment], judges: Judges) -> Iterator[dict[str, Any]]:
     """The rows as they are now: with the present reference, and its verdict."""
     tasks = [_task(row, plan, environments) for row in rows]
     futures = [
         None
         if row["finish"] == End.FAILED.value
-        else pool.submit(judged, environments[row["env"]].verifier, task, partial(str, row["text"]))
+        else judges.submit(judged, environments[row["env"]].verifier, task, partial(str, row["text"]))
         for row, task in zip(rows, tasks, strict=True)
     ]
     for row, task, future in zip(rows, tasks, futures, strict=True):

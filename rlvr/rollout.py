@@ -17,14 +17,11 @@ from dataclasses import astuple, dataclass, field
 from queue import SimpleQueue
 
 from rlvr.contracts import Completion, Request, Sampler, Sampling
-from rlvr.episode import End, Episode
+from rlvr.episode import ABOVE_ZERO, End, Episode
 from rlvr.errors import ConfigError, EnvError, RlvrError
 from rlvr.judges import Judges
 from rlvr.mdp import State, TokenMDP
 from rlvr.task import Fault, Task, Verdict
-
-ABOVE_ZERO = 1e-6
-"""How far rounding may lift a log-probability above 0; an `Episode` takes no more."""
 
 
 def seed_of(*parts: object) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,15 @@ def test_a_run_without_samples_leaves_nothing(left: str | None, world: World, tm
     with pytest.raises(NotFound, match="nothing to judge"):
         rescore(a)
     assert not (tmp_path / "a-rescored").exists()
+
+
+def test_a_verifier_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate("tests/worlds.py:Sums", "scripted:gold", tasks=2, out=tmp_path / "e")
+    release = threading.Event()
+    monkeypatch.setattr("rlvr.rescore.DEADLINE_S", 0.2)
+    monkeypatch.setattr("rlvr.rescore.judged", lambda *_: release.wait(60))
+    began = time.monotonic()
+    (env,) = rescore(tmp_path / "e", out=tmp_path / "again").envs.values()
+    took = time.monotonic() - began
+    release.set()
+    assert (env.samples, env.unscored) == (2, 2) and took < 30  # the verifier hangs for twice as long
