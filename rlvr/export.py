@@ -24,7 +24,7 @@ from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
 from rlvr.samples import PLAN, REPORT, Plan, plan_of, rows_in, sample_of, write_whole
 from rlvr.statistics import mean
 from rlvr.suite import Item
-from rlvr.transcript import turns_of
+from rlvr.transcript import messages_of
 from rlvr.viewparts import tokenizer_of
 
 TRAINED = (
@@ -154,7 +154,7 @@ def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str
     """What followed the prompt; None where that was a conversation that cannot be read."""
     if row["turns"] <= 1:
         return [{"role": "assistant", "content": row["text"]}]
-    return turns_of(row, tokenizer) if tokenizer else None
+    return messages_of(row, tokenizer) if tokenizer else None
 
 
 def _markdown(run: Path, out: Path) -> None:

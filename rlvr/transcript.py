@@ -15,10 +15,10 @@ MARK = "0"
 """Stands for a reply while the words that a tokenizer puts around one are looked for."""
 
 
-def turns_of(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, str]] | None:
+def messages_of(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, str]] | None:
     """What followed the prompt, the policy's turns and the environment's in turn; None where it cannot be read back.
 
-    >>> turns_of({"prompt": user("2+2="), "tokens": [1, 6, 14, 6, 15, 2, 8, 0], "acted": [0] * 6 + [1, 1]}, tokenizer)  # doctest: +SKIP
+    >>> messages_of({"prompt": user("2+2="), "tokens": [1, 6, 14, 6, 15, 2, 8, 0], "acted": [0] * 6 + [1, 1]}, tokenizer)  # doctest: +SKIP
     [{'role': 'assistant', 'content': '4'}]
     """
     try:

@@ -250,7 +250,7 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
         ({"env": {"name": "tests/worlds.py:LongTest"}}, "rollout.max_length: the prompt of task 'sums/test/3' is "),
         (
             {"algorithm": {"name": "online_dpo"}, "train": {"minibatches_per_step": 2}},
-            "minibatches_per_step is 2, and online_dpo",
+            "minibatches_per_step is 2; this algorithm takes one step per batch",
         ),
         (
             {"model": {"config": MODEL, "lora": {"rank": 2}}, "algorithm": {"name": "grpo", "beta": 0.1, "ref_model_sync_steps": 1}},

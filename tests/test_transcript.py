@@ -9,7 +9,7 @@ import pytest
 from rlvr.contracts import Tokenizer
 from rlvr.task import user
 from rlvr.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
-from rlvr.transcript import turns_of
+from rlvr.transcript import messages_of
 from tests.test_tokenizers import hugging_face
 
 SPOKEN = [("assistant", "50"), ("user", "30 or so"), ("assistant", ""), ("user", ""), ("assistant", "0")]
@@ -33,14 +33,14 @@ def row(tokenizer: Tokenizer, *, said: list[tuple[str, str]] = SPOKEN) -> dict[s
     "tokenizer", [CharTokenizer(), ByteTokenizer(), HFTokenizer(hugging_face()), HFTokenizer(hugging_face(None))], ids=repr
 )
 def test_every_turn_is_read_back(tokenizer: Tokenizer) -> None:
-    assert turns_of(row(tokenizer), tokenizer) == [{"role": role, "content": text} for role, text in SPOKEN]
+    assert messages_of(row(tokenizer), tokenizer) == [{"role": role, "content": text} for role, text in SPOKEN]
 
 
 def test_what_another_tokenizer_wrote_is_not_read() -> None:
     for wrote, reads in ((CharTokenizer(), ByteTokenizer()), (ByteTokenizer(), CharTokenizer("01")), (ByteTokenizer(), CharTokenizer())):
-        assert turns_of(row(wrote), reads) is None
+        assert messages_of(row(wrote), reads) is None
     bytes_ = ByteTokenizer()
     stored = row(bytes_)
     at = stored["acted"].index(1) + stored["acted"][stored["acted"].index(1) :].index(0)
     stored["tokens"][at] = bytes_.encode("x")[0]  # a reply without its mark
-    assert turns_of(stored, bytes_) is None
+    assert messages_of(stored, bytes_) is None

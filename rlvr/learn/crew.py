@@ -13,7 +13,6 @@ from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
-from rlvr.algorithm import Algorithm
 from rlvr.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
@@ -90,7 +89,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     algorithm = from_config("algorithm", config.algorithm)
     if config.rollout.max_staleness:  # what the user wrote wins
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
-    check_update(config, algorithm, mdp)
+    optimization(config).check(algorithm, adapted=config.model.lora is not None, max_completion_length=mdp.max_new_tokens)
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     size = PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT)
     check_prompts(mdp, "train", map(schedule.index, range(min(looks, size))))
@@ -183,21 +182,6 @@ def optimization(config: RunConfig) -> Optimization:
     for key in ("steps", "mixed_precision", "process_timeout_s"):
         del settings[key]
     return Optimization(**settings)
-
-
-def check_update(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP) -> None:
-    """What the learner would refuse is said now, and not when a warm start is over."""
-    if algorithm.single_step and config.train.minibatches_per_step > 1:
-        raise ConfigError(
-            f"train.minibatches_per_step is {config.train.minibatches_per_step}, and {config.algorithm['name']} takes one step per batch: "
-            "set it to 1"
-        )
-    if config.model.lora is not None and algorithm.needs_reference and algorithm.refreshes:
-        raise ConfigError(
-            "algorithm.ref_model_sync_steps is set, and with model.lora the reference is the model without its adapter, which cannot "
-            "follow the policy; set it to 0"
-        )
-    algorithm.row_weights([1], ["0"], max_length=mdp.max_new_tokens)
 
 
 def check_prompts(mdp: TokenMDP, split: str, indices: Iterable[int]) -> None:

@@ -61,17 +61,11 @@ class Learner:
             raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
         self.max_completion_length = max_completion_length
-        if algorithm.single_step and optimization.minibatches_per_step > 1:
-            raise ConfigError(
-                f"minibatches_per_step is {optimization.minibatches_per_step}; this algorithm takes one step per batch: set it to 1"
-            )
-        algorithm.row_weights([1], ["0"], max_length=max_completion_length)  # a missing constant is a bad config: say so now
+        optimization.check(algorithm, adapted=adapter.is_on(model), max_completion_length=max_completion_length)
         without_dropout(model)
         if optimization.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.reference = Reference.of(model, temperature=temperature, frozen=reference) if algorithm.needs_reference else None
-        if self.reference is not None and self.reference.adapter is not None and algorithm.refreshes:
-            raise ConfigError("the reference is the adapter's own base and cannot follow the policy; set algorithm.ref_model_sync_steps=0")
         policy = Policy(model, temperature=temperature, value_head=algorithm.needs_value)
         parameters = [p for p in policy.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(

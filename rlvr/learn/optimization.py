@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlvr.algorithm import Algorithm
 from rlvr.errors import ConfigError
 
 
@@ -35,3 +36,16 @@ class Optimization:
         for name in ("minibatches_per_step", "max_tokens_per_microbatch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def check(self, algorithm: Algorithm, *, adapted: bool, max_completion_length: int) -> None:
+        """Refuse what cannot be learned this way; `adapted`: an adapter learns, and the model without it is the reference."""
+        if algorithm.single_step and self.minibatches_per_step > 1:
+            raise ConfigError(
+                f"train.minibatches_per_step is {self.minibatches_per_step}; this algorithm takes one step per batch: set it to 1"
+            )
+        if adapted and algorithm.needs_reference and algorithm.refreshes:
+            raise ConfigError(
+                "algorithm.ref_model_sync_steps is set, and with model.lora the reference is the model without its adapter, which cannot "
+                "follow the policy; set algorithm.ref_model_sync_steps=0"
+            )
+        algorithm.row_weights([1], ["0"], max_length=max_completion_length)  # a missing constant is a bad config: it says so
