@@ -15,7 +15,7 @@ from rlvr.errors import ConfigError
 from rlvr.evaluate import evaluate
 from rlvr.runlog import rows_of
 from rlvr.samplers import openai
-from rlvr.samplers._http import Reply
+from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers.openai import OpenAISampler, conversation, patience
 from rlvr.task import Task, user
 from rlvr.tokenizers import ByteTokenizer
@@ -258,3 +258,16 @@ def test_a_refusal_of_one_request_among_others_is_that_request_s_alone(status: i
     assert f"answered {status}: the response was filtered" in found[1].error
     with endpoint(lambda path, body, before: (status, {"error": "no such parameter"})) as seen, pytest.raises(ConfigError, match="no such"):
         ask(seen, 3, concurrency=1)
+
+
+def test_a_thread_that_was_about_to_ask_when_it_was_closed_leaves_no_connection_open() -> None:
+    with endpoint(lambda path, body, before: said("2")) as seen:
+        asked = Http(seen.url)
+        connection, _ = asked._taken()
+        asked.close()
+        asked._connect(connection, time.monotonic() + 10)
+        asked._returned(connection)
+        assert connection.sock is None and not asked._idle
+        with pytest.raises(NoReply, match="asked nothing more"):
+            asked.ask("GET", "/", until=time.monotonic() + 10)
+    assert not seen.asked

@@ -72,6 +72,7 @@ class Http:
         self._busy: set[http.client.HTTPConnection] = set()
         self._lock = threading.Lock()
         self._epoch = 0
+        self._closed = False
 
     def ask(self, method: str, path: str, body: Any = None, *, until: float) -> Reply:
         """One exchange, over before `until` (on the monotonic clock) or NoReply."""
@@ -109,7 +110,10 @@ class Http:
             while self._idle:
                 self._idle.pop().close()
 
-    close = abort
+    def close(self) -> None:
+        """Break every exchange and begin no other; a thread that is still asking leaves no connection behind."""
+        self._closed = True
+        self.abort()
 
     def told(self, reply: Reply) -> str:
         """A reply that is no success, in words: its status and the beginning of what it says, without the key."""
@@ -145,6 +149,8 @@ class Http:
 
     def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
+            if self._closed:
+                raise NoReply(f"{self.url} is asked nothing more: the connections to it are closed")
             used = bool(self._idle)
             connection = self._idle.pop() if used else self._new()
             self._busy.add(connection)
@@ -158,7 +164,9 @@ class Http:
     def _returned(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             self._busy.discard(connection)
-            if connection.sock is not None:
+            if self._closed:
+                connection.close()
+            elif connection.sock is not None:
                 self._idle.append(connection)
 
     def _dropped(self, connection: http.client.HTTPConnection) -> None:
