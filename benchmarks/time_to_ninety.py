@@ -1,6 +1,6 @@
 """How long until nine in ten held-out answers are right? Ours and TRL's GRPO on the quickstart, from the same warm start.
 
-    python -m benchmarks.time_to_ninety [--seeds 3] [--peer PYTHON] [--threads 2]
+    python -m benchmarks.time_to_ninety [--seeds 3] [--peer PYTHON] [--threads 2] [--warm DIR]
 
 One JSON line a seed, and one for all. Both train with the recipe's own settings on the same questions and rewards, ten steps each
 in turns; the clock of a side runs only during its steps. After every ten the weights are saved and judged here, greedily, on
@@ -49,12 +49,12 @@ def judged(crew: Any, weights: Path) -> float:
     return mean_score(crew, "test", JUDGED) or 0.0
 
 
-def race(seed: int, peer: str, threads: int, folder: Path) -> dict[str, Any]:
+def race(seed: int, peer: str, threads: int, warm: Path, folder: Path) -> dict[str, Any]:
     """Both sides from one warm start until each is good enough or out of steps."""
     from rlvr.model import exported
 
-    warm = folder / "warm"
-    warm_up(seed, warm)
+    if not (warm / "model.safetensors").is_file():
+        warm_up(seed, warm)
     with ExitStack() as stack:
         crew = crew_of(seed, stack, warm=warm)
         exported(crew.tokenizer).save_pretrained(warm)
@@ -87,11 +87,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; made if not given")
     parser.add_argument("--threads", type=int, default=2, help="of each side; on a busy machine take 1 and read the CPU-seconds")
+    parser.add_argument("--warm", type=Path, help="where the seeds' warm starts are kept, and taken from if they are there")
     options = parser.parse_args()
     peer, rows = peer_trl.interpreter(options.peer), []
     for seed in range(options.seeds):
         with tempfile.TemporaryDirectory() as place:
-            rows.append(race(seed, peer, options.threads, Path(place)))
+            warm = (options.warm or Path(place) / "warm") / str(seed)
+            rows.append(race(seed, peer, options.threads, warm, Path(place)))
         print(json.dumps(rows[-1]), flush=True)
     medians = {key: statistics.median(row[key] for row in rows) for key in ("seconds", "cpu")}
     print(json.dumps({"benchmark": "time_to_ninety", "threads": options.threads, "times_faster": medians}))
