@@ -265,7 +265,8 @@ def test_a_thread_that_was_about_to_ask_when_it_was_closed_leaves_no_connection_
         asked = Http(seen.url)
         connection, _ = asked._taken()
         asked.close()
-        asked._connect(connection, time.monotonic() + 10)
+        with pytest.raises(OSError, match="broken off"):
+            asked._connect(connection, time.monotonic() + 10)
         asked._returned(connection)
         assert connection.sock is None and not asked._idle
         with pytest.raises(NoReply, match="asked nothing more"):

@@ -48,7 +48,10 @@ class Reply:
 
     def json(self) -> Any:
         """The body, which must be JSON."""
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except RecursionError:
+            raise ValueError("brackets within brackets without end") from None
 
 
 class Http:
@@ -59,28 +62,39 @@ class Http:
     """
 
     def __init__(self, url: str, *, key_variable: str = "") -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{cleaned(url)!r} is no URL of a server; write for example http://localhost:8000")
         if parts.username or parts.password or parts.query:
             raise ConfigError("a URL with a user, a password or a query in it ends up in logs; put the key into an environment variable")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.path = parts.path.rstrip("/")
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._host, self._port = parts.hostname, port
+        self._context = ssl.create_default_context() if parts.scheme == "https" else None
         self._key_variable = key_variable
         self._idle: list[http.client.HTTPConnection] = []
-        self._busy: set[http.client.HTTPConnection] = set()
+        self._busy: dict[http.client.HTTPConnection, socket.socket | None] = {}
+        """Connections in use, each with its socket, from before that connects."""
         self._lock = threading.Lock()
         self._epoch = 0
         self._closed = False
 
     def ask(self, method: str, path: str, body: Any = None, *, until: float) -> Reply:
         """One exchange, over before `until` (on the monotonic clock) or NoReply."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key := self._key():
+            headers["Authorization"] = f"Bearer {key}"
         sent, epoch = None if body is None else json.dumps(body).encode(), self._epoch
         while True:
             connection, used = self._taken()
             try:
-                reply = self._exchange(connection, method, self.path + path, sent, until)
+                self._connect(connection, until)
+                connection.request(method, self.path + path, body=sent, headers=headers)
+                reply = _read(connection.getresponse())
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self._dropped(connection)
                 early = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError)
@@ -92,6 +106,7 @@ class Http:
 
     def reach(self, *, until: float) -> None:
         """Connect, or NoReply; the connection is kept for the first exchange."""
+        self._key()  # one that cannot be sent is found now
         connection, _ = self._taken()
         try:
             self._connect(connection, until)
@@ -104,9 +119,10 @@ class Http:
         """Break every exchange that is going on: the threads that wait for them go on at once, with NoReply."""
         with self._lock:
             self._epoch += 1
-            for connection in self._busy:
-                if connection.sock is not None:
-                    _shut(connection.sock)
+            for sock in self._busy.values():
+                if sock is not None:
+                    _shut(sock)
+            self._busy.clear()
             while self._idle:
                 self._idle.pop().close()
 
@@ -125,57 +141,73 @@ class Http:
             said = reply.body.decode("utf-8", "replace")
         return f"{self.url} answered {reply.status}: {self._without_key(' '.join(str(said).split()))[:SHOWN] or 'nothing'}"
 
-    def _exchange(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, until: float) -> Reply:
-        self._connect(connection, until)
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key := self._key():
-            headers["Authorization"] = f"Bearer {key}"
-        connection.request(method, path, body=body, headers=headers)
-        answer = connection.getresponse()
-        content = answer.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise http.client.HTTPException(f"an answer of more than {MOST_BYTES} bytes")
-        if not answer.isclosed():
-            answer.close()
-        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
-
     def _connect(self, connection: http.client.HTTPConnection, until: float) -> None:
         held: Any = connection  # its socket is one of ours
-        held.timeout = _left(until)
         if held.sock is None:
-            held.connect()
-            held.sock = _Timed(held.sock)
+            held.sock = _Timed(self._opened(connection, until))
         held.sock.until = until
+
+    def _opened(self, connection: http.client.HTTPConnection, until: float) -> socket.socket:
+        """A new socket, connected to the first address of the server that takes it."""
+        missed: OSError = ConnectionError(f"{self._host} has no address")
+        for family, kind, protocol, _, address in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
+            sock = socket.socket(family, kind, protocol)
+            try:
+                self._watched(connection, sock)
+                sock.settimeout(_left(until))
+                sock.connect(address)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._context is not None:
+                    sock = self._context.wrap_socket(sock, server_hostname=self._host, do_handshake_on_connect=False)
+                    self._watched(connection, sock)
+                    sock.settimeout(_left(until))
+                    sock.do_handshake()
+                return sock
+            except OSError as error:
+                sock.close()
+                missed = error
+        raise missed
+
+    def _watched(self, connection: http.client.HTTPConnection, sock: socket.socket) -> None:
+        """Let `abort` know what to break, or learn that it came first."""
+        with self._lock:
+            if connection not in self._busy:
+                raise ConnectionAbortedError("broken off by the one who asked")
+            self._busy[connection] = sock
 
     def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
             if self._closed:
                 raise NoReply(f"{self.url} is asked nothing more: the connections to it are closed")
             used = bool(self._idle)
-            connection = self._idle.pop() if used else self._new()
-            self._busy.add(connection)
+            connection: Any = self._idle.pop() if used else self._new()
+            self._busy[connection] = connection.sock.sock if used else None
         return connection, used
 
     def _new(self) -> http.client.HTTPConnection:
-        if self._secure:
-            return http.client.HTTPSConnection(self._host, self._port, context=ssl.create_default_context())
+        if self._context is not None:
+            return http.client.HTTPSConnection(self._host, self._port, context=self._context)
         return http.client.HTTPConnection(self._host, self._port)
 
     def _returned(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
-            self._busy.discard(connection)
-            if self._closed:
+            if connection not in self._busy:  # it was broken off, or everything was closed
                 connection.close()
-            elif connection.sock is not None:
+                return
+            del self._busy[connection]
+            if connection.sock is not None:
                 self._idle.append(connection)
 
     def _dropped(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
-            self._busy.discard(connection)
+            self._busy.pop(connection, None)
         connection.close()
 
     def _key(self) -> str:
-        return os.environ.get(self._key_variable, "") if self._key_variable else ""
+        key = os.environ.get(self._key_variable, "").strip() if self._key_variable else ""
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(f"the key in the environment variable {self._key_variable} holds characters that no key has; set it anew")
+        return key
 
     def _without_key(self, text: str) -> str:
         key = self._key()
@@ -205,9 +237,6 @@ class _Timed:
     def makefile(self, mode: str) -> io.BufferedReader:
         return io.BufferedReader(_Reader(self))
 
-    def shutdown(self, how: int) -> None:
-        self.sock.shutdown(how)
-
     def close(self) -> None:
         self.sock.close()
 
@@ -217,13 +246,30 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, timed: _Timed) -> None:
         self.timed = timed
+        self.file = timed.sock.makefile("rb", buffering=0)
+        """Keeps the socket open until the answer is read: http.client closes it before that if no other is to follow."""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         self.timed.sock.settimeout(_left(self.timed.until))
-        return int(self.timed.sock.recv_into(buffer))
+        return int(self.file.readinto(buffer))
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def _read(answer: http.client.HTTPResponse) -> Reply:
+    """The whole of an answer: one that breaks off in the middle is none."""
+    with answer:
+        content = answer.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise http.client.HTTPException(f"an answer of more than {MOST_BYTES} bytes")
+        if answer.length:
+            raise http.client.IncompleteRead(content, answer.length)
+        return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
 
 
 def _left(until: float) -> float:
