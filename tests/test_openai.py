@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
-def said(text: str | None, reason: str | None = "stop", usage: Any = None) -> tuple[int, Any]:
+def said(text: Any, reason: str | None = "stop", usage: Any = None) -> tuple[int, Any]:
     return 200, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": reason}], "usage": usage}
 
 
@@ -78,8 +79,11 @@ def test_a_conversation_is_read_back_turn_by_turn() -> None:
 
 @pytest.mark.parametrize(
     "trouble",
-    [(429, {"error": {"message": "slow down"}}), (500, b"oops"), (503, b""), hang_up, (200, b"<html>"), (200, {}), (200, {"choices": []})],
-    ids=["429", "500", "503", "hangs up", "no JSON", "empty JSON", "no choice"],
+    [
+        *[(429, {"error": {"message": "slow down"}}), (500, b"oops"), (503, b""), (520, b""), hang_up],
+        *[(200, b"<html>"), (200, {}), (200, {"choices": []}), (200, b"[" * 100_000), said(["2"])],
+    ],
+    ids=["429", "500", "503", "520", "hangs up", "no JSON", "empty JSON", "no choice", "brackets", "no text"],
 )
 def test_what_passes_is_asked_again_and_what_is_garbage_fails_alone(trouble: Any) -> None:
     with endpoint(lambda path, body, before: trouble if before < 2 else said("2")) as seen:
@@ -111,6 +115,7 @@ def test_retry_after_is_obeyed_and_pauses_grow_out_of_step() -> None:
     assert patience(reply, 0) == patience(reply, 5) == 7.0
     date = Reply(503, {"retry-after": time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 40))}, b"")
     assert 30 < patience(date, 0) <= 40 and 0 < patience(Reply(503, {"retry-after": "soon"}, b""), 0) <= 0.01
+    assert all(0 < patience(Reply(503, {"retry-after": odd}, b""), 0) <= 0.01 for odd in ("\u00b2", "-3"))
     pauses = [[patience(None, attempt) for _ in range(50)] for attempt in (0, 3, 30)]
     assert max(pauses[0]) < min(pauses[1]) and max(pauses[2]) <= openai.LONGEST_PAUSE_S and len(set(pauses[1])) == 50
     with endpoint(lambda path, body, before: (429, {}, {"Retry-After": "3600"})) as seen:
@@ -148,6 +153,19 @@ def test_the_newer_name_of_the_limit_is_learned() -> None:
     with endpoint(newer) as seen:
         assert [c.finish for c in ask(seen, 3, concurrency=1)] == ["stop"] * 3
     assert len(seen.asked) == 4 and seen.asked[-1][1]["max_completion_tokens"] == 20
+
+
+def test_the_newer_name_of_the_limit_is_learned_by_all_who_used_the_old_one_at_once() -> None:
+    together = threading.Barrier(4)
+
+    def newer(path: str, body: dict[str, Any], before: int) -> Any:
+        if "max_tokens" not in body:
+            return said("2")
+        together.wait(20)
+        return 400, {"error": {"message": "use max_completion_tokens"}}
+
+    with endpoint(newer) as seen:
+        assert [c.finish for c in ask(seen, 4, concurrency=4)] == ["stop"] * 4
 
 
 def test_a_long_text_is_whole_and_the_endpoint_says_whether_it_was_cut() -> None:

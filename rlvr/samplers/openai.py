@@ -27,7 +27,7 @@ from rlvr.errors import ConfigError, SamplerError
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.tokenizers import EOS, POLICY, USER
 
-BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+BUSY = frozenset({408, 409, 425, 429, *range(500, 600)})
 UNFIT = frozenset({400, 413, 422})
 """A request that others like it were not refused for: a filter took offence, or the prompt is too long."""
 STOPPED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
@@ -145,7 +145,9 @@ class OpenAISampler(Sampler):
             choice = said["choices"][0]
             text, reason = choice["message"].get("content") or "", str(choice["finish_reason"])
             usage = used(said.get("usage"))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            if not isinstance(text, str):
+                raise TypeError("its content is no text")
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise NoReply(f"{self.http.told(reply)}; that is no chat completion ({type(error).__name__})") from None
         if reason not in (*STOPPED, *CUT):
             return Completion([], [], "error", f"the endpoint ended an answer of {len(text)} characters by {reason!r}")
@@ -190,7 +192,7 @@ class OpenAISampler(Sampler):
                     self._heard = True
                     return reply
                 told = self.http.told(reply)
-                if reply.status == 400 and self._limit in body and "max_completion_tokens" in told:
+                if reply.status == 400 and "max_tokens" in body and "max_completion_tokens" in told:
                     self._limit = "max_completion_tokens"  # the name that newer models insist on
                     body[self._limit] = body.pop("max_tokens")
                     continue
@@ -217,7 +219,7 @@ def used(usage: Any) -> tuple[int, int]:
 def patience(reply: Reply | None, attempt: int) -> float:
     """How long to wait before asking again: as long as the endpoint says, or twice as long each time, with chance in it."""
     said = (reply.headers.get("retry-after", "") if reply else "").strip()
-    if said.replace(".", "", 1).isdigit():
+    if said.replace(".", "", 1).isdecimal() and said.isascii():
         return float(said)
     if said:
         try:
