@@ -22,6 +22,7 @@ from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.train import train
 from rlvr.model import model_from
 from rlvr.runlog import rows_of
+from rlvr.samplers._http import Http
 from rlvr.samplers._probe import trainer_scores
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
@@ -187,6 +188,42 @@ def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
         script.model, script.name = fresh(9), "default"  # restarted behind our back
         with pytest.raises(SamplerError, match=r"other weights than it was sent: they are called default, and .*-3 was sent"):
             sampler.sample(requests(4), Sampling())
+
+
+def test_a_reload_that_only_the_second_server_skipped_is_found() -> None:
+    lazy, model = Stand(), fresh()
+    with endpoint(Stand()) as one, endpoint(lazy) as two, served(one.url, two.url) as sampler:
+        sampler.load(model, 0)
+        lazy.keeps_its_weights = True
+        with pytest.raises(SamplerError, match=re.escape(two.url) + " still samples from old weights"):
+            sampler.load(nudged(model, 1e-3, 1), 1)
+
+
+def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_too(
+    stand: tuple[Stand, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, url = stand
+    ask = Http.ask
+
+    def hesitates(self: Http, method: str, path: str, body: Any = None, *, until: float) -> Any:
+        if path == GENERATE and body["sampling_params"].get("seed") == 1:
+            time.sleep(0.5)
+        return ask(self, method, path, body, until=until)
+
+    monkeypatch.setattr(Http, "ask", hesitates)
+    with served(url, heartbeat_s=0.2) as sampler:
+        sampler.load(fresh(), 0)
+        script.trouble = {GENERATE: silent}
+        stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], Sampling())
+        monkeypatch.setattr(sampler._engine, "_pulse", lambda left, asked: stream_ends())
+        began = time.monotonic()
+        with pytest.raises(SamplerError, match="no pulse"):
+            next(stream)
+        assert time.monotonic() - began < 15  # not the 30 s of an answer's own deadline
+
+
+def stream_ends() -> None:
+    raise SamplerError("no pulse")
 
 
 STARTS: list[tuple[dict[str, Any], type[Exception], str]] = [

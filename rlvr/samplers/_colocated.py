@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -116,6 +116,10 @@ class Colocated:
         finally:
             if running:
                 engine.abort_request(list(running))
+
+    def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+        """The one engine."""
+        return {self.where: self.score}
 
     def score(self, tokens: Sequence[int]) -> list[float]:
         """The engine's log-probability of each token but the first."""

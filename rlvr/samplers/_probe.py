@@ -35,21 +35,23 @@ class Probe:
         self.noise = NOISE.get(dtype, COARSE)
         self.difference = 0.0
         """The largest difference of the latest check."""
-        self._last: tuple[list[float], list[float]] | None = None
+        self._last: dict[str, tuple[list[float], list[float]]] = {}
+        """What the trainer and each engine said when that engine last moved."""
 
     def check(self, score: Callable[[Sequence[int]], list[float]], model: Any, where: str, version: int) -> None:
         """Compare, or stop the run and say what is wrong with which engine."""
         ours, theirs = trainer_scores(model, self.tokens), score(self.tokens)
         self.difference = apart(ours, theirs)
-        if self._last is not None and theirs == self._last[1]:
-            moved = apart(ours, self._last[0])
+        last = self._last.get(where)
+        if last is not None and theirs == last[1]:
+            moved = apart(ours, last[0])
             if moved > self.noise:
                 raise SamplerError(
                     f"{where} still samples from old weights: since its log-probabilities of the probe last moved, the trainer's "
                     f"moved by {moved:.3g}, and it was sent version {version}. The reload did nothing; resume the run to load anew"
                 )
         else:
-            self._last = (ours, theirs)
+            self._last[where] = (ours, theirs)
         if not self.difference <= self.tolerance:  # NaN is no agreement
             raise SamplerError(
                 f"{where} does not sample from the trainer's weights: at version {version} its log-probabilities of the probe are off by "

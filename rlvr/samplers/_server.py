@@ -16,9 +16,11 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -96,33 +98,35 @@ class Servers:
         """Completions as they end. A group goes to one server, which computes its prompt once."""
         pool = ThreadPoolExecutor(min(len(requests), self.concurrency * len(self.servers)) or 1, thread_name_prefix="vllm")
         waiting: dict[Future[Completion], int] = {}
+        ended: SimpleQueue[Future[Completion]] = SimpleQueue()
         try:
             for index, request in enumerate(requests):
                 place = zlib.crc32(repr(list(request.prompt)).encode()) % len(self.servers)
-                waiting[pool.submit(self._answer, self.servers[place], request, sampling)] = index
+                future = pool.submit(self._answer, self.servers[place], request, sampling)
+                waiting[future] = index
+                future.add_done_callback(ended.put)
             while waiting:
-                done, _ = wait(waiting, timeout=self.patience.heartbeat_s, return_when=FIRST_COMPLETED)
-                if not done:
+                try:
+                    future = ended.get(timeout=self.patience.heartbeat_s)
+                except Empty:
                     self._pulse(len(waiting), len(requests))
-                for future in done:
-                    try:
-                        completion = future.result()
-                    except NoReply as error:
-                        raise SamplerError(f"{error}, with {len(waiting)} of {len(requests)} answers to come. {AGAIN}") from None
-                    yield waiting.pop(future), completion
+                    continue
+                try:
+                    completion = future.result()
+                except NoReply as error:
+                    raise SamplerError(f"{error}, with {len(waiting)} of {len(requests)} answers to come. {AGAIN}") from None
+                yield waiting.pop(future), completion
         finally:
             if waiting:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self.close_connections()
+                while not all(future.done() for future in waiting):  # a thread that was about to ask asks after the first time
+                    self.close_connections()
+                    time.sleep(0.05)
             pool.shutdown(wait=True)
 
-    def score(self, tokens: Sequence[int]) -> list[float]:
-        """The servers' log-probabilities of each token but the first; one server that differs from the others is found here."""
-        found = [self._score(server, tokens) for server in self.servers]
-        for server, scores in zip(self.servers, found, strict=True):
-            if max(abs(a - b) for a, b in zip(scores, found[0], strict=True)) > 0.5:
-                raise SamplerError(f"{server.url} and {self.servers[0].url} do not hold the same weights. {AGAIN}")
-        return found[0]
+    def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+        """Each server: one that skipped a reload is not hidden by the others."""
+        return {f"the vLLM server at {server.url}": partial(self._score, server) for server in self.servers}
 
     def close_connections(self) -> None:
         """Break what is under way."""
@@ -131,7 +135,8 @@ class Servers:
 
     def close(self) -> None:
         """Close the connections and remove the weights that were handed over. The servers go on; they are not ours."""
-        self.close_connections()
+        for server in self.servers:
+            server.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _sent(self, model: Any, version: int) -> str:

@@ -13,7 +13,7 @@ probe is scored on both sides: the run stops if the engine did not take them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -47,8 +47,8 @@ class Engine(Protocol):
         """Completions as they end."""
         ...
 
-    def score(self, tokens: Sequence[int]) -> list[float]:
-        """The log-probability of each token but the first."""
+    def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+        """Each engine by its name, and how it scores: the log-probability of each token but the first."""
         ...
 
     def close(self) -> None:
@@ -141,7 +141,8 @@ class VLLMSampler(Sampler):
         if self._probe is None:
             vocabulary = model.get_input_embeddings().num_embeddings
             self._probe = Probe(vocabulary, self._dtype(model), tolerance=self.probe_tolerance, room=self._engine.max_model_len - 1)
-        self._probe.check(self._engine.score, model, self._engine.where, version)
+        for where, score in self._engine.scorers().items():
+            self._probe.check(score, model, where, version)
 
     def rest(self) -> None:
         """Leave the GPU's memory to the trainer until the next weights come."""
