@@ -63,8 +63,15 @@ class Scorer(nn.Module):
 
 def scorer_in(folder: Path) -> Scorer:
     """A trained one, to be asked and no longer trained."""
+    transformers.utils.logging.set_verbosity_error()  # what is missing is said below
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(folder)
+        model, found = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{folder} holds no reward model: {' '.join(str(error).split())[:300]}") from error
+    if found["missing_keys"] or model.config.num_labels != 1:
+        kind = " or ".join(model.config.architectures or ["model"])
+        raise ConfigError(
+            f"{folder} holds no reward model but a {kind} with no head that gives one score; "
+            "name the checkpoints/last of a run of `rlvr train reward_model`"
+        )
     return Scorer(model).eval().requires_grad_(False)

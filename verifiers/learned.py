@@ -53,6 +53,8 @@ class Learned(Verifier):
             scores = [model.score(task, answer) for model in self.models]
         except Exception as error:
             return Verdict(None, f"a reward model failed: {type(error).__name__}: {error}", fault=Fault.INFRA)
+        if not all(map(math.isfinite, scores)):
+            return Verdict(None, f"a reward model gave {scores}, which is no score; its weights may be spoiled", fault=Fault.INFRA)
         told = ", ".join(f"{score:+.3f}" for score in scores)
         least = 1 / (1 + math.exp(-max(-700.0, min(scores))))
         return Verdict(least, f"reward models say {told}; the true verifier: {truth.reason}", parts | {"learned": least})
