@@ -259,6 +259,9 @@ def test_the_adaptive_coefficient_moves_toward_its_target() -> None:
     high = controller.beta
     controller.observe(0.0, 100)
     assert high == pytest.approx(0.11) and controller.beta == pytest.approx(0.088)
+    few = kl.Controller(0.1, target=0.5, horizon=10)
+    few.observe(0.0, 256)  # one step of many horizons
+    assert few.beta == pytest.approx(0.08)
     fixed = kl.Controller(0.1)
     fixed.observe(5.0, 50)
     assert fixed.beta == 0.1

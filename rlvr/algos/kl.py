@@ -49,4 +49,4 @@ class Controller:
         """After a step: raise beta where the KL is above the target, lower it below."""
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-            self.beta *= 1.0 + error * samples / self.horizon
+            self.beta *= 1.0 + error * min(1.0, samples / self.horizon)  # a step beyond the horizon is one horizon: beta stays above 0
