@@ -43,6 +43,12 @@ def test_a_spent_budget_fills_up_with_flat_groups_and_says_so() -> None:
         DynamicSampling(wanted=0, max_rounds=1)
 
 
+def test_where_no_answer_has_a_score_no_reward_is_reported() -> None:
+    collector = DynamicSampling(wanted=1, max_rounds=1)
+    collector.offer([group(None, None)])
+    assert "dynamic_sampling/reward_kept" not in collector.figures() and collector.figures()["dynamic_sampling/short_by"] == 1
+
+
 def test_the_curriculum_asks_what_is_open_and_forgets_nothing() -> None:
     tasks = [f"t{k}" for k in range(30)]
     curriculum = Curriculum(decay=0.5, floor=0.05)

@@ -76,11 +76,11 @@ class DynamicSampling:
         """The yield and the waste."""
         kept = [e.reward for group in self.groups() for e in group if e.scored and not e.meta.get("greedy")]
         share = sum(self._teaches) / len(self.offered) if self.offered else 0.0
-        return {
+        reward = {"dynamic_sampling/reward_kept": math.fsum(kept) / len(kept)} if kept else {}
+        return reward | {
             "frac_reward_zero_std": 1.0 - share if self.offered else 0.0,
             "dynamic_sampling/rounds": float(self.rounds),
             "dynamic_sampling/groups": float(len(self.offered)),
             "dynamic_sampling/kept_share": share,
             "dynamic_sampling/short_by": float(self.missing),
-            "dynamic_sampling/reward_kept": math.fsum(kept) / len(kept) if kept else 0.0,
         }
