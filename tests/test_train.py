@@ -26,7 +26,7 @@ from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.train import TrainReport, train
 from rlvr.registry import entries
 from rlvr.replay import replay
-from rlvr.runlog import config_of, rows_of
+from rlvr.runlog import RunLog, config_of, rows_of
 from tests.tiny import MODEL, tiny_run
 
 ROOT = Path(__file__).parents[1]
@@ -217,6 +217,32 @@ def test_verify_repeats_a_step_and_catches_one_that_differs(finished: tuple[Path
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(CheckFailed, match=r"step 3 .* its metrics grad_norm"):
         train(tiny_run(**settings), out=folder, resume=True, verify=True, console=Console(file=io.StringIO()))
+
+
+def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    logged: list[int] = []
+
+    def dying(whole: Any) -> Any:
+        def log(self: RunLog, first: Any, *rest: Any) -> None:
+            step = first["step"] if isinstance(first, dict) else first
+            if step in logged and step == 2:
+                raise Killed
+            logged.append(step)
+            whole(self, first, *rest)
+
+        return log
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunLog, "metrics", dying(RunLog.metrics))
+        patch.setattr(RunLog, "episodes", dying(RunLog.episodes))
+        run(tmp_path / "a", log={"save_every": 1})
+    said = io.StringIO()
+    config = tiny_run(log={"save_every": 1})
+    train(config, out=tmp_path / "a", resume=True, verify=True, console=Console(file=said, width=200))
+    assert "step 1 repeated: 16 episodes" in said.getvalue()
 
 
 def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:

@@ -55,11 +55,11 @@ def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[s
         "time/update": updated - sampled,
         "tokens_per_second": tokens_of(harvest.everything) / (ended - clock),
     }
-    run.metrics(row, times)
     if crew.config.log.episodes:
         learned = together(crew.accelerator, lambda: made_of_episodes(learner))
         nothing = [[((), None) for _ in group] for group in harvest.everything[len(harvest.groups) :]]
         run.episodes(step + 1, harvest.everything, [*learned, *nothing])
+    run.metrics(row, times)  # last: a step with a line of metrics has all its episodes, wherever a run is killed
     return row, times
 
 
