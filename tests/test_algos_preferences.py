@@ -292,6 +292,9 @@ def test_a_mismatched_answer_is_a_prompt_with_the_answer_to_another() -> None:
     assert [(e.tokens, e.acted) for e in second[1:]] == [([7, 3, 4, 5], [False, True, True, True])]
     assert all(e.aside and not any(e.rewards) and not any(e.logprobs) for e in (*first[2:], *second[1:]))
     assert preferences.mismatched(groups[:1]) == groups[:1]
+    twice = [groups[0], groups[0], groups[1]]  # a stored run may have asked one prompt in several steps
+    assert [[e.tokens for e in group if e.aside] for group in preferences.mismatched(twice)] == [[[1, 2, 8]], [[1, 2, 8]], [[7, 3, 4, 5]]]
+    assert preferences.mismatched(twice[:2]) == twice[:2]
 
 
 def test_one_batch_of_pairs_is_good_for_one_step() -> None:

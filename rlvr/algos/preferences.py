@@ -207,15 +207,15 @@ def best_ones(groups: Sequence[Sequence[Episode]], at_least: float) -> list[list
 
 
 def mismatched(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
-    """KTO's yardsticks: each group with its prompts continued by the answers of the next group, marked `mismatched`.
+    """KTO's yardsticks: each group with its prompts continued by the answers of the next group with another one, marked `mismatched`.
 
-    With one group there is no other prompt, and nothing is added: KTO then measures from z = 0.
+    Where there is no other prompt, nothing is added: KTO then measures from z = 0.
     """
-    if len(groups) < 2:
-        return [list(group) for group in groups]
+    asked = [[e.tokens[: e.prompt_length] for e in group[:1]] for group in groups]
     longest = max((len(e.tokens) for group in groups for e in group), default=0)
     found = []
-    for group, following in zip(groups, [*groups[1:], groups[0]], strict=True):
+    for g, group in enumerate(groups):
+        following = next((groups[k] for k in [*range(g + 1, len(groups)), *range(g)] if asked[k] != asked[g]), ())
         answers = [e for e in following if e.scored and e.length]
         pairs_ = zip([e for e in group if e.scored and e.length], answers, strict=False)
         found.append([*group, *(_grafted(e, other, longest) for e, other in pairs_)])
