@@ -292,7 +292,7 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     path = Path(folder) / "config.yaml"
     if not path.is_file():
         raise NotFound(f"data.run is {folder!r}, which is no run folder: it has no config.yaml; name a folder that `rlvr train` wrote")
-    theirs = read_yaml(path)
+    theirs = check(read_yaml(path), str(path)).model_dump(mode="json")
     last = Path(folder) / "checkpoints" / "last"
     model = data.get("model") or {}
     if isinstance(model, dict) and not model.keys() & {"path", "config"}:
@@ -300,8 +300,8 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     filled = {"env": theirs["env"], "tokenizer": theirs["tokenizer"] or theirs["model"]["path"]} | data | {"model": model}
     if isinstance(model, dict) and model.get("path") == str(last) and not last.is_dir():
         raise ConfigError(f"{folder} has no checkpoint to start from; set model.path to the model that is to learn")
-    room = {key: theirs["rollout"].get(key) for key in ("max_completion_length", "max_length")}
-    return filled | {"rollout": {key: value for key, value in room.items() if value is not None} | (data.get("rollout") or {})}
+    room = {key: value for key in ("max_completion_length", "max_length") if (value := theirs["rollout"][key]) is not None}
+    return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # what is not is refused
 
 
 def read(target: str) -> dict[str, Any]:

@@ -22,6 +22,17 @@ def test_every_shipped_recipe_is_valid(tmp_path: Path) -> None:
         assert isinstance(load(name, given), RunConfig)
 
 
+def test_a_run_to_learn_from_and_a_rollout_of_another_kind_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "last").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_text(load("quickstart").dump(), "utf-8")
+    with pytest.raises(ConfigError, match="rollout: input should be a valid dictionary"):
+        load("dpo", [f"data.run={tmp_path}", "rollout=3"])
+    for spoiled in ("seed: 0\n", "- 1\n"):
+        (tmp_path / "config.yaml").write_text(spoiled)
+        with pytest.raises(ConfigError, match=r"config\.yaml: "):
+            load("dpo", [f"data.run={tmp_path}"])
+
+
 def test_overrides_reach_any_depth_and_are_read_as_yaml() -> None:
     config = load(
         "quickstart", ["seed=3", "train.learning_rate=1e-4", "algorithm={name: rloo, beta: 0.1}", "env.levels=['1+1']", "warmstart=null"]
