@@ -29,11 +29,13 @@ WARM_UNTIL = 0.5
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("copy", "kto"): {"desirable_from": 1.0, "desirable_weight": 32.0},
     ("copy", "reinforce"): {"learning_rate": 3e-3},
+    ("quickstart", "kto"): {"desirable_weight": 4.0},
 }
 """Settings of a preset in a world that differ from its recipe or from the world's, each with its reason.
 
 Copying pays halves, and KTO knows two kinds of answers: where half right is called desirable, it has nothing more to want. What
-is desirable there is wholly right, which is rare at first; the paper's weights make up for that.
+is desirable there is wholly right, which is rare at first; the paper's weights make up for that. On the quickstart one sampled
+answer in five is right at first: without the weight one seed of three unlearned everything.
 REINFORCE without a baseline makes whatever it says likelier, half right or wholly; at the world's 1e-2 one seed of three settles on
 what it said first.
 """

@@ -63,6 +63,7 @@ def test_what_goes_wrong_with_depth_or_precision_is_told_apart() -> None:
     nothing = Gap("float32", 1.0, "0-3", 10, float("nan"), float("nan"), float("nan"), float("nan"))
     assert "deep in the answers" in verdict([fine, deep])[1] and "lower precision" in verdict([fine, coarse])[1]
     assert verdict([nothing])[0] is False
+    assert verdict([]) == (False, "Nothing was compared: no answer came back whole.")
 
 
 def test_the_doctor_prints_the_differences_and_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

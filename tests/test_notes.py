@@ -66,3 +66,12 @@ def test_stored_answers_are_not_measured_by_what_sampling_would_mend(algorithm: 
 @pytest.mark.parametrize("algorithm", ["rloo", "online_dpo", "ppo", "best_of_n", "gdpo", "reinforce"])
 def test_flat_groups_are_noted_where_they_teach_nothing(algorithm: str) -> None:
     assert len(Notes(tiny_run(algorithm={"name": algorithm})).about(FLAT)) == (algorithm in ("rloo", "online_dpo"))
+
+
+def test_kto_is_told_where_the_undesirable_answers_outweigh_the_desirable_ones() -> None:
+    uneven = QUIET | {"preference/desirable": 10.0, "preference/undesirable": 40.0}
+    [said] = Notes(tiny_run(algorithm={"name": "kto"})).about(uneven)
+    assert "weigh 4.0 times as much" in said and "algorithm.desirable_weight=4 makes them even" in said
+    for better in (uneven | {"preference/desirable": 30.0}, uneven | {"preference/desirable": 0.0}):
+        assert Notes(tiny_run(algorithm={"name": "kto"})).about(better) == []
+    assert Notes(tiny_run(algorithm={"name": "kto", "desirable_weight": 4.0})).about(uneven) == []

@@ -107,6 +107,8 @@ def gaps(model: Any, requests: Sequence[Request], found: Sequence[Completion], p
 
 def verdict(rows: Sequence[Gap]) -> tuple[bool, str]:
     """Whether training on these log-probabilities is sound, and why, in words."""
+    if not rows:
+        return False, "Nothing was compared: no answer came back whole."
     bad = [row for row in rows if not (row.median <= ROUNDING[row.precision] and row.largest <= 20 * ROUNDING[row.precision])]
     if not bad:
         low = max((row.largest for row in rows if row.precision != "float32"), default=0.0)

@@ -11,6 +11,10 @@ from rlvr.registry import from_config
 FAR_APART_KL, FEW_SAMPLES = 0.01, 0.9
 """Beyond these the sampler's and the trainer's probabilities differ by more than rounding."""
 
+KINDS = ("desirable", "undesirable")
+OUTWEIGHED = 0.5
+"""From here down KTO's undesirable answers pull so much harder that it may unlearn everything; its paper advises 1 to 4/3."""
+
 KEPT_FROM = 1e-4
 """From this learning rate on, AdamW's steps change most weights that are held in 16 bits."""
 
@@ -43,6 +47,7 @@ class Notes:
         alone = settings.get("baseline") in ("group", "leave_one_out", "pair") and not settings.get("normalize_then_sum")
         self._flat_is_idle = alone and config.data is None
         """Whether a group whose answers all score the same teaches nothing, and other sampling would help."""
+        self._weights = [float(settings.get(f"{kind}_weight", 1.0)) for kind in KINDS]
 
     def about(self, row: Mapping[str, Any]) -> list[str]:
         """What is to be said of a step's numbers and was not said yet."""
@@ -64,6 +69,12 @@ class Notes:
             found["loss"] = (
                 "the loss is 0 and that is no fault: on-policy every ratio is 1 and the advantages of a group add up to 0. "
                 f"The gradient is not 0 (grad_norm {row['grad_norm']:.3g}); watch that and the reward"
+            )
+        good, bad = (row.get(f"preference/{kind}", 0.0) * weight for kind, weight in zip(KINDS, self._weights, strict=True))
+        if 0 < good < OUTWEIGHED * bad:
+            found["balance"] = (
+                f"in step {step} the undesirable answers weigh {bad / good:.1f} times as much as the desirable ones, and KTO may unlearn "
+                f"everything; algorithm.desirable_weight={self._weights[0] * bad / good:.2g} makes them even (its paper advises 1 to 4/3)"
             )
         if row.get("step/nonfinite"):
             found["nonfinite"] = f"in step {step} a gradient was not finite, so it moved nothing; lower train.learning_rate if this goes on"

@@ -84,6 +84,7 @@ class OpenAISampler(Sampler):
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0")
         self.http, self.model, self.tokenizer = Http(url, key_variable=key_variable), model, tokenizer
+        self.key_variable = key_variable
         self.concurrency, self.retries, self.attempt_s, self.deadline_s = concurrency, retries, attempt_s, deadline_s
         self.gives_text = tokenizer is None
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
@@ -199,7 +200,7 @@ class OpenAISampler(Sampler):
                 if reply.status in UNFIT and self._heard:
                     raise NoReply(told)
                 if reply.status not in BUSY:
-                    raise ConfigError(refused(reply, told, self.model))
+                    raise ConfigError(refused(reply, told, self.model, self.key_variable))
             pause = patience(reply, attempt)
             if attempt == self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
                 break
@@ -229,10 +230,10 @@ def patience(reply: Reply | None, attempt: int) -> float:
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * random.uniform(0.5, 1.0)
 
 
-def refused(reply: Reply, told: str, model: str) -> str:
+def refused(reply: Reply, told: str, model: str, key_variable: str) -> str:
     """What to do about a refusal that asking again will not change."""
     if reply.status in (401, 403):
-        return f"{told}; set the key in the environment variable OPENAI_API_KEY, or name another one with key_variable"
+        return f"{told}; set the key in the environment variable {key_variable}, or name another one with key_variable"
     if reply.status == 404:
         return f"{told}; does the URL end where /chat/completions follows (often in /v1), and is the model called {model!r} there?"
     return told
