@@ -269,7 +269,7 @@ def test_the_adaptive_coefficient_moves_toward_its_target() -> None:
 
 def test_value_pretraining_trains_the_critic_alone_and_then_stops() -> None:
     w, algorithm = World(1), factory("ppo")(value_pretraining_steps=2)
-    for step in range(3):
+    for step in range(4):
         losses, _ = algorithm.losses(w.inputs(critic=True))
         policy, critic = torch.autograd.grad(losses.sum(), (w.new, w.values))
         assert (not policy.any()) == (step < 2) == algorithm.critic_alone and float(critic.abs().sum()) > 0
