@@ -295,6 +295,8 @@ def test_a_mismatched_answer_is_a_prompt_with_the_answer_to_another() -> None:
     twice = [groups[0], groups[0], groups[1]]  # a stored run may have asked one prompt in several steps
     assert [[e.tokens for e in group if e.aside] for group in preferences.mismatched(twice)] == [[[1, 2, 8]], [[1, 2, 8]], [[7, 3, 4, 5]]]
     assert preferences.mismatched(twice[:2]) == twice[:2]
+    three = [*groups, [episode([9], [10], [-1.0], 0.0, "c")]]  # each takes from the one after it
+    assert [e.tokens for group in preferences.mismatched(three) for e in group if e.aside] == [[1, 2, 8], [7, 10], [9, 3, 4, 5]]
 
 
 def test_one_batch_of_pairs_is_good_for_one_step() -> None:
