@@ -117,6 +117,7 @@ def test_the_reference_moves_every_so_many_steps() -> None:
         moved.append(algorithm.refresh())
     assert moved == [0.0, 0.0, 0.7, 0.0, 0.0, 0.7, 0.0]
     still = factory("grpo")(beta=0.1)
+    assert not still.refreshes and factory("grpo")(beta=0.1, ref_model_sync_steps=1).refreshes
     still.observe([1.0], None)
     assert still.refresh() == 0.0
 
@@ -263,6 +264,10 @@ def test_an_unknown_name_is_never_taken_for_a_known_one(name: str) -> None:
     with pytest.raises(ValueError, match="allowed"):
         row_weights([1, 2], ["a", "b"], name, max_length=3)
     assert credit.scaled([[0.0, 1.0]], [[-0.5, 0.5]], name, 0.0) == [[-0.5, 0.5]]
+
+
+def test_a_prompt_with_one_token_counts_as_much_as_another() -> None:
+    assert row_weights([1, 2, 0], ["a", "b", "c"], "prompt-mean") == [0.5, 0.25, 0.0]
 
 
 def test_lists_of_unlike_lengths_are_refused() -> None:

@@ -252,15 +252,15 @@ def test_the_metrics_are_those_of_trl_by_hand() -> None:
             "rewards/chosen": 0.15, "rewards/rejected": -0.25, "rewards/margins": 0.4,
         }
     )  # fmt: skip
-    group = [episode([1], [2], [0.0], reward, "g") for reward in (1.0, 0.5, 0.4)]
+    group = [episode([1], [2], [0.0], reward, "g") for reward in (1.0, 0.5, 0.4, 0.3)]
     kto = factory("kto")(beta=0.5)
     far = replace(group[0], meta={"mismatched": True})
-    kto.credit([[*group, far]], penalties=[[[0.0, 0.4], [0.0, 0.2], [0.0, -0.3], [0.0, 0.1]]])
-    losses = [1 - 1 / (1 + math.exp(-x)) for x in (0.3, 0.1, 0.4)]
+    kto.credit([[*group, far]], penalties=[[[0.0, 0.4], [0.0, 0.2], [0.0, -0.3], [0.0, -0.1], [0.0, 0.1]]])
+    losses = [1 - 1 / (1 + math.exp(-x)) for x in (0.3, 0.1, 0.4, 0.2)]
     assert kto.figures == pytest.approx(
         {
-            "preference/desirable": 2, "preference/undesirable": 1, "kl/mismatched": 0.2, "preference/loss": sum(losses) / 3,
-            "rewards/chosen": 0.3, "rewards/rejected": -0.3, "rewards/margins": 0.6,
+            "preference/desirable": 2, "preference/undesirable": 2, "kl/mismatched": 0.2, "preference/loss": sum(losses) / 4,
+            "rewards/chosen": 0.3, "rewards/rejected": -0.2, "rewards/margins": 0.5,
         }
     )  # fmt: skip
 

@@ -96,7 +96,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"scale_rewards": "group"}, "GAE"),
     ("gdpo", {"scale_rewards": "none"}, "normalize_then_sum"),
     ("grpo", {"reward_weights": {"a": 1.0}}, "gdpo"),
-    ("grpo", {"delta": 1.1}, "under the clip"),
+    ("grpo", {"delta": 1.1}, "under the clip at 1.2 "),
     ("online_dpo", {"beta": 0.0}, "against a reference"),
     ("online_dpo", {"num_iterations": 2}, "holds at the weights"),
     ("kto", {"beta": 0.0}, "against a reference"),
