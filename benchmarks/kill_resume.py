@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rlvr.cli import run
 
 ROOT = Path(__file__).resolve().parents[1]
-DEADLINE_S, ATTEMPTS = 600.0, 5
+DEADLINE_S, ATTEMPTS = 600.0, 20
 RECIPE = f"""
 seed: 0
 env: {{name: "{ROOT}/tests/worlds.py:Sums", below: 12}}
@@ -82,7 +82,7 @@ def at(moment: str, thread: int) -> FrameType | None:
         return None
     if moment == "between minibatches":  # one optimizer step of this training step is done, another is not
         update = next(frame for frame in stack if frame.f_code.co_name == "update")
-        return place if update.f_locals.get("steps", 0) >= 1 else None
+        return place if update.f_locals["descents"].moved else None
     return place
 
 
@@ -160,12 +160,14 @@ def main() -> None:
         for k, moment in enumerate(plan):
             folder, log = home / f"run{k}", home / f"run{k}.log"
             command = ["train", str(recipe), "--out", str(folder)]
-            code = 0
             for _ in range(ATTEMPTS):
                 code = child(command, log, moment, dice)
                 if code:
                     break
                 shutil.rmtree(folder)  # it ended before its moment came: that is no kill
+            else:
+                print(f"{k + 1:3} not killed at: {moment}", file=sys.stderr, flush=True)
+                continue
             hit[moment] += code == -signal.SIGKILL
             if k % 4 == 3:
                 killed_twice += child([*command, "--resume"], log, dice.choice(list(MOMENTS)), dice) == -signal.SIGKILL
@@ -175,7 +177,7 @@ def main() -> None:
             same += not wrong
             if wrong:
                 differing.append(f"{moment}: exit code {code}, {', '.join(wrong)}; {log.read_text()[-400:]}")
-            where = next((line for line in log.read_text().splitlines() if line.startswith("killed at: ")), "not killed")
+            where = next((line for line in log.read_text().splitlines() if line.startswith("killed at: ")), "died")
             print(f"{k + 1:3} {where}: {'DIFFERS' if wrong else 'same'}", file=sys.stderr, flush=True)
         control = sum(outcome(home / "control")[name] != content for name, content in whole.items())
     print(
