@@ -2,9 +2,9 @@
 
     python benchmarks/kill_resume.py --kills 25 [--ahead 1]
 
-Each run is the real command line in a process of its own, forked from one that has torch loaded already. A thread in it
-watches what the main thread is doing (and the one that samples ahead) and, at a random visit to the moment that is planned,
-after a random pause, kills the process with SIGKILL; so every kind of moment is really hit. Every fourth resume is killed too.
+Each run is the real command line in a process of its own, forked from one that has torch loaded already. It is told of every
+call of its threads and, at a random visit to the moment that is planned, after a random pause, kills itself with SIGKILL while
+it is still there; so every kind of moment is really hit. Every fourth resume is killed too.
 The run has dynamic sampling, a curriculum, an adaptive KL and several minibatches a step. The control, a run with another
 seed, must differ.
 """
@@ -50,57 +50,52 @@ log: {{save_every: 2}}
 MOMENTS = {
     "making the folder": ("create", 1, 0.001),
     "warm start": ("supervise", 5, 0.002),
-    "sampling": ("stream", 6, 0.005),
-    "between minibatches": ("_learn", 24, 0.003),
-    "writing the logs": ("_append", 4, 0.0),
+    "sampling": ("stream", 200, 0.001),
+    "between minibatches": ("_learn", 12, 0.01),
+    "writing the logs": ("_append", 16, 0.0005),
     "writing a checkpoint": ("save", 5, 0.02),
     "evaluating": ("accuracy", 3, 0.02),
     "at the end": ("end", 1, 0.1),
 }
 """Per moment: the function of ours that is running then, how often a run comes there, and the longest pause before the kill."""
-OURS = (str(ROOT / "rlvr"),)
+OURS = str(ROOT / "rlvr")
 
 
-def stack_of(thread: int) -> list[FrameType]:
-    """What a thread and the worker that samples ahead of it are doing, innermost first; our own code only."""
-    workers = [other.ident for other in threading.enumerate() if other.name.startswith("ahead")]
-    frames, found = sys._current_frames(), []
-    for each in (thread, *workers):
-        frame = frames.get(each or 0)
-        while frame is not None:
-            if frame.f_code.co_filename.startswith(OURS):
-                found.append(frame)
-            frame = frame.f_back
-    return found
-
-
-def at(moment: str, thread: int) -> FrameType | None:
-    """The frame that shows the thread to be at the moment, or None."""
-    name, stack = MOMENTS[moment][0], stack_of(thread)
-    place = next((frame for frame in stack if frame.f_code.co_name == name), None)
-    if place is None or (moment == "writing a checkpoint" and not place.f_code.co_filename.endswith("checkpoint.py")):
-        return None
+def shows(moment: str, frame: FrameType) -> bool:
+    """Whether what has just been called is what the moment is about."""
+    code = frame.f_code
+    if code.co_name != MOMENTS[moment][0] or not code.co_filename.startswith(OURS):
+        return False
     if moment == "between minibatches":  # one optimizer step of this training step is done, another is not
-        update = next(frame for frame in stack if frame.f_code.co_name == "update")
-        return place if update.f_locals["descents"].moved else None
-    return place
+        caller = frame.f_back
+        return caller is not None and bool(caller.f_locals["descents"].moved)
+    return moment != "writing a checkpoint" or code.co_filename.endswith("checkpoint.py")
 
 
-def die_at(moment: str, dice: random.Random, thread: int) -> None:
-    """Kill this process at one of its visits to the moment."""
+def die_at(moment: str, dice: random.Random) -> None:
+    """Have this process killed at one of its visits to the moment, in whichever thread that is."""
     _, visits, pause = MOMENTS[moment]
-    wanted, seen, last = dice.randint(1, visits), 0, None
-    while True:
-        frame = at(moment, thread)
-        if frame is not None and frame is not last:
-            last, seen = frame, seen + 1
-        if frame is not None and seen >= wanted:
-            if pause:
-                time.sleep(dice.uniform(0, pause))
-            if (here := at(moment, thread) if pause else frame) is not None:
-                print(f"killed at: {moment}, {here.f_code.co_name} line {here.f_lineno}", file=sys.stderr, flush=True)
-                os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(min(0.0002, max(pause, 0.0001)))
+    wanted, seen, inside = dice.randint(1, visits), 0, set[FrameType]()
+
+    def kill(frame: FrameType) -> None:
+        if frame in inside:
+            print(f"killed at: {moment}, {frame.f_code.co_name} line {frame.f_lineno}", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def told(frame: FrameType, event: str, _: object) -> None:
+        nonlocal seen
+        if event == "return":
+            inside.discard(frame)
+        elif event == "call" and shows(moment, frame):
+            seen += 1
+            inside.add(frame)
+            if seen >= wanted:
+                timer = threading.Timer(dice.uniform(0, pause), kill, (frame,))
+                timer.daemon = True
+                timer.start()
+
+    threading.setprofile(told)
+    sys.setprofile(told)
 
 
 def child(arguments: Sequence[str], log: Path, moment: str | None, dice: random.Random) -> int:
@@ -110,9 +105,8 @@ def child(arguments: Sequence[str], log: Path, moment: str | None, dice: random.
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(sink, 1)
         os.dup2(sink, 2)
-        sys.setswitchinterval(1e-4)
         if moment is not None:
-            threading.Thread(target=die_at, args=(moment, dice, threading.get_ident()), daemon=True).start()
+            die_at(moment, dice)
         code = run(arguments)
         sys.stderr.flush()
         os._exit(code)
@@ -177,7 +171,7 @@ def main() -> None:
             same += not wrong
             if wrong:
                 differing.append(f"{moment}: exit code {code}, {', '.join(wrong)}; {log.read_text()[-400:]}")
-            where = next((line for line in log.read_text().splitlines() if line.startswith("killed at: ")), "died")
+            where = next((line for line in log.read_text().splitlines() if line.startswith("killed at: ")), f"{moment}: died")
             print(f"{k + 1:3} {where}: {'DIFFERS' if wrong else 'same'}", file=sys.stderr, flush=True)
         control = sum(outcome(home / "control")[name] != content for name, content in whole.items())
     print(
