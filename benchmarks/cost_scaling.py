@@ -21,6 +21,7 @@ from accelerate import Accelerator
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr.episode import End, Episode
+from rlvr.learn.heap import keep_freed_memory
 from rlvr.learn.learner import Learner, Optimization
 from rlvr.registry import build
 
@@ -74,6 +75,7 @@ def costs(axis: str) -> dict[str, Any]:
 def main() -> None:
     """One axis at a time."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every run on a CPU does
     print(json.dumps({"benchmark": "cost_scaling", "linear": 2.0, **{axis: costs(axis) for axis in START}}))
 
 

@@ -20,6 +20,7 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gath
 
 from rlvr.config import RunConfig
 from rlvr.errors import ConfigError, RlvrError
+from rlvr.learn.heap import keep_freed_memory
 from rlvr.learn.trackers import checked_trackers
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
     )  # fmt: skip
     if accelerator.distributed_type is DistributedType.DEEPSPEED:
         tell_deepspeed(accelerator, config)
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
     return accelerator
 
 

@@ -1,0 +1,42 @@
+"""The heap: what one step frees is there for the next, without the system being asked again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from rlvr.learn.heap import keep_freed_memory
+
+PAGES_TAKEN = """
+import resource, sys, torch
+from rlvr.learn.heap import keep_freed_memory
+
+def taken(rounds):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        torch.ones(12_000_000)  # 48 MB, freed at once
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+torch.set_num_threads(1)
+usual = taken(10)
+assert keep_freed_memory()
+taken(1)
+print(usual, taken(10))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
+def test_memory_that_was_freed_is_taken_again_without_asking_the_system() -> None:
+    untold = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    found = subprocess.run([sys.executable, "-c", PAGES_TAKEN], capture_output=True, text=True, timeout=120, check=True, env=untold)
+    usual, kept = map(int, found.stdout.split())
+    assert usual > 50 and kept < usual / 10
+
+
+def test_an_allocator_that_was_told_what_to_do_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "MALLOC_TRIM_THRESHOLD_", "1000000")
+    assert not keep_freed_memory()
