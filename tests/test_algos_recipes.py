@@ -105,7 +105,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("sft", {"loss_type": "reinforce"}, "imitated as it stands"),
     ("grpo", {"at_least": 0.5}, "do nothing"),
     ("dpo", {"desirable_weight": 2.0}, "do nothing"),
-    ("grpo", {"label_smoothing": 0.1}, "do nothing"),
+    ("grpo", {"label_smoothing": 0.1}, "do nothing here .*loss_type=clip, baseline=group"),
     ("reinforce_pp", {"scale_rewards": "batch"}, "scaled twice"),
     ("grpo", {"returns": "to_go"}, "compare whole answers"),
     ("grpo", {"returns": "to_go", "scale_rewards": "batch"}, "compare whole answers"),
