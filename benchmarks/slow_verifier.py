@@ -1,8 +1,10 @@
 """Is a slow verifier hidden behind sampling? Steps with one that sleeps 200 ms, and with one that does not, in turn.
 
-    python benchmarks/slow_verifier.py [--sampler vllm] [--repeats 5]
+    python benchmarks/slow_verifier.py [--sampler vllm] [--repeats 5] [--hidden 128]
 
-Prints one JSON line: the ratio of the steps' times (median over the repeats) and the share of verification that was hidden.
+Prints one JSON line: the ratio of the steps' times (median over the repeats) and the share of verification that was hidden. What
+lasts longer than sampling cannot be hidden: 256 answers of 200 ms take 1.6 s where 32 are judged at once. So the model is wide
+enough for a step of some seconds; with `--hidden 128` a step is shorter than its verification, and shows what happens then.
 """
 
 from __future__ import annotations
@@ -24,8 +26,6 @@ from rlvr.tokenizers import tokenizer_from
 
 MODEL = {
     "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 384,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
@@ -62,9 +62,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--group", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=512, help="the model's width")
     asked = parser.parse_args()
     tokenizer = tokenizer_from("chars:0123456789+-*=# \n")
-    model = model_from(ModelConfig(config=MODEL), tokenizer, seed=0)
+    model = model_from(ModelConfig(config=MODEL | {"hidden_size": asked.hidden, "intermediate_size": 3 * asked.hidden}), tokenizer, seed=0)
     ratios, shares, times = [], [], []
     with build("sampler", asked.sampler) as sampler:
         sampler.load(model, 0)
@@ -76,7 +77,15 @@ def main() -> None:
                 shares.append(hidden)
                 times.append(instant)
     numbers = {"slow_to_instant": ratios, "hidden_share": shares, "instant_step_s": times}
-    print(json.dumps({"sampler": asked.sampler, **{name: round(statistics.median(values), 3) for name, values in numbers.items()}}))
+    print(
+        json.dumps(
+            {
+                "sampler": asked.sampler,
+                "hidden": asked.hidden,
+                **{name: round(statistics.median(values), 3) for name, values in numbers.items()},
+            }
+        )
+    )
 
 
 if __name__ == "__main__":
