@@ -77,15 +77,8 @@ def main() -> None:
                 shares.append(hidden)
                 times.append(instant)
     numbers = {"slow_to_instant": ratios, "hidden_share": shares, "instant_step_s": times}
-    print(
-        json.dumps(
-            {
-                "sampler": asked.sampler,
-                "hidden": asked.hidden,
-                **{name: round(statistics.median(values), 3) for name, values in numbers.items()},
-            }
-        )
-    )
+    medians = {name: round(statistics.median(values), 3) for name, values in numbers.items()}
+    print(json.dumps({"sampler": asked.sampler, "hidden": asked.hidden, **medians}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ KEPT, LARGE = (1 << 31) - 1, 1 << 28
 def keep_freed_memory() -> bool:
     """Have this process keep what it frees; False where its allocator is not glibc's, or was told already what to do.
 
-    >>> keep_freed_memory() in (True, False)
+    >>> keep_freed_memory()                                  # doctest: +SKIP
     True
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):

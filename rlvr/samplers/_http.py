@@ -75,7 +75,7 @@ class Http:
         self.path = parts.path.rstrip("/")
         self._host, self._port = parts.hostname, port
         self._context = ssl.create_default_context() if parts.scheme == "https" else None
-        self._key_variable = key_variable
+        self.key_variable = key_variable
         self._idle: list[http.client.HTTPConnection] = []
         self._busy: dict[http.client.HTTPConnection, socket.socket | None] = {}
         """Connections in use, each with its socket, from before that connects."""
@@ -204,9 +204,9 @@ class Http:
         connection.close()
 
     def _key(self) -> str:
-        key = os.environ.get(self._key_variable, "").strip() if self._key_variable else ""
+        key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"the key in the environment variable {self._key_variable} holds characters that no key has; set it anew")
+            raise ConfigError(f"the key in the environment variable {self.key_variable} holds characters that no key has; set it anew")
         return key
 
     def _without_key(self, text: str) -> str:

@@ -84,7 +84,6 @@ class OpenAISampler(Sampler):
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0")
         self.http, self.model, self.tokenizer = Http(url, key_variable=key_variable), model, tokenizer
-        self.key_variable = key_variable
         self.concurrency, self.retries, self.attempt_s, self.deadline_s = concurrency, retries, attempt_s, deadline_s
         self.gives_text = tokenizer is None
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
@@ -200,7 +199,7 @@ class OpenAISampler(Sampler):
                 if reply.status in UNFIT and self._heard:
                     raise NoReply(told)
                 if reply.status not in BUSY:
-                    raise ConfigError(refused(reply, told, self.model, self.key_variable))
+                    raise ConfigError(refused(reply, told, self.model, self.http.key_variable))
             pause = patience(reply, attempt)
             if attempt == self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
                 break
