@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
+from statistics import median
 
 import pytest
 
 from rlvr.learn.heap import keep_freed_memory
 
 PAGES_TAKEN = """
-import resource, sys, torch
+import json, resource, torch
 from rlvr.learn.heap import keep_freed_memory
 
-def taken(rounds):
+def taken():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(rounds):
-        torch.ones(12_000_000)  # 48 MB, freed at once
+    torch.ones(12_000_000)  # 48 MB, freed at once
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 torch.set_num_threads(1)
-usual = taken(10)
+usual = [taken() for _ in range(20)]
 assert keep_freed_memory()
-taken(1)
-print(usual, taken(10))
+print(json.dumps([usual, [taken() for _ in range(60)]]))
 """
 
 
@@ -33,8 +33,10 @@ print(usual, taken(10))
 def test_memory_that_was_freed_is_taken_again_without_asking_the_system() -> None:
     untold = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     found = subprocess.run([sys.executable, "-c", PAGES_TAKEN], capture_output=True, text=True, timeout=120, check=True, env=untold)
-    usual, kept = map(int, found.stdout.split())
-    assert usual > 50 and kept < usual / 10
+    usual, kept = json.loads(found.stdout)
+    # The first blocks still grow the heap, and how many do depends on what lies between them; it is what it settles at that counts.
+    settled = median(kept[20:])
+    assert min(usual) > 50 and settled < median(usual) / 10, (usual, kept)
 
 
 def test_an_allocator_that_was_told_what_to_do_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
