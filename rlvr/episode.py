@@ -49,7 +49,8 @@ class Episode:
     """Per token. A terminal verdict pays its score on the last acted token."""
     end: End
     policy_version: int = 0
-    """Of the weights that chose every one of its tokens: a batch is sampled by one version from its first token to its last."""
+    """Of the weights that chose every one of its tokens: a batch is sampled by one version from its first token to its last.
+    -1: no policy's (a gold solution), and its log-probabilities are nobody's either."""
     verdict: Verdict | None = None
     text: str = ""
     """What the policy said, decoded once: the text that was judged."""

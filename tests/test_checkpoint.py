@@ -63,6 +63,16 @@ def test_two_are_kept_and_last_is_the_newest(tmp_path: Path, model: Any) -> None
     assert (home / "last").resolve().name == "step-000003"
 
 
+def test_they_are_ordered_by_number_and_what_is_not_ours_is_left_alone(tmp_path: Path, model: Any) -> None:
+    mine = tmp_path / "checkpoints" / "step-000001-the-good-one"
+    mine.mkdir(parents=True)
+    assert not checkpoint.any_in(tmp_path)
+    for step in (999_950, 999_999, 1_000_000):
+        saved(tmp_path, model, step)
+    assert [place.name for place in checkpoint.whole_ones(tmp_path)] == ["step-1000000", "step-999999"] and mine.is_dir()
+    assert checkpoint.newest(tmp_path).name == "step-1000000"
+
+
 @pytest.mark.parametrize("file", ["model.safetensors", "learner.pt", "progress.json", "manifest.json"])
 @pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
 def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, model: Any, file: str, how: str) -> None:

@@ -66,7 +66,7 @@ def test_text_comes_back_as_tokens_that_say_it() -> None:
 def test_a_conversation_is_read_back_turn_by_turn() -> None:
     task = Task("t", ({"role": "system", "content": "be brief"}, *user("1+1=")), reference="2")
     tokens = [*WORDS.render(task.prompt), *WORDS.encode("é 3"), WORDS.eos_id, *WORDS.render_reply("no")]
-    tokens += [WORDS.eos_id, *WORDS.render_reply("say something")]
+    tokens += [WORDS.eos_id, *WORDS.render_reply("say something"), *WORDS.encode("4"), WORDS.eos_id, *WORDS.render_reply("")]
     assert conversation(Request(tokens, 5, task=task), WORDS) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "1+1="},
@@ -74,6 +74,8 @@ def test_a_conversation_is_read_back_turn_by_turn() -> None:
         {"role": "user", "content": "no"},
         {"role": "assistant", "content": ""},
         {"role": "user", "content": "say something"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": ""},
     ]
 
 
@@ -156,7 +158,7 @@ def test_the_newer_name_of_the_limit_is_learned() -> None:
         return (400, {"error": {"message": "use max_completion_tokens"}}) if "max_tokens" in body else said("2")
 
     with endpoint(newer) as seen:
-        assert [c.finish for c in ask(seen, 3, concurrency=1)] == ["stop"] * 3
+        assert [c.finish for c in ask(seen, 3, concurrency=1, retries=0)] == ["stop"] * 3
     assert len(seen.asked) == 4 and seen.asked[-1][1]["max_completion_tokens"] == 20
 
 
@@ -220,11 +222,15 @@ def test_an_answer_that_was_cut_is_judged_whole_and_shown_as_truncated() -> None
 
 def test_token_ids_go_in_and_come_out_where_the_endpoint_gives_them() -> None:
     choice = {"token_ids": [7, 0], "logprobs": {"token_logprobs": [-0.5, -0.1]}, "finish_reason": "stop"}
-    texts = {0: choice, 1: choice | {"token_ids": None}}
+    texts = {0: choice, 1: choice, 2: choice | {"token_ids": [7, 5]}, 3: choice | {"token_ids": None}}
     with endpoint(lambda path, body, before: (200, {"choices": [texts[before]]})) as seen:
         asked = OpenAISampler(url=seen.url, model="tiny", tokenizer="somewhere")
         (completion,) = asked.sample([Request([2, 5], 4, seed=3)], Sampling(stop_ids=frozenset({0})))
         assert (completion.tokens, completion.logprobs, completion.finish) == ([7, 0], [-0.5, -0.1], "stop")
+        (certain,) = asked.sample([Request([2, 5], 4)], Sampling(temperature=0, stop_ids=frozenset({0})))
+        assert (certain.tokens, certain.logprobs) == ([7, 0], [0.0, 0.0])  # no chance was in it
+        (contrary,) = asked.sample([Request([2, 5], 4)], Sampling(stop_ids=frozenset({0})))
+        assert contrary.finish == "error" and "by 'stop' with the token [5]" in contrary.error
         with pytest.raises(ConfigError, match="gives no token ids back; leave the tokenizer out"):
             asked.sample([Request([2, 5], 4)], Sampling())
         asked.close()

@@ -102,6 +102,17 @@ def test_gold_solutions_are_learned_from_nothing(tmp_path: Path) -> None:
     report = run(tiny_run(**changes), tmp_path / "a")
     assert report.accuracy_before == 0.0 and report.accuracy_after is not None and report.accuracy_after > 0.2
     assert report.held_out_seen == 0
+    row = metrics(tmp_path / "a")[-1]
+    assert row["completions/clipped_ratio"] == 0 and "mismatch_kl" not in row and not any(name.startswith("sampling/") for name in row)
+
+
+def test_gold_solutions_that_do_not_fit_are_cut_and_that_is_said(tmp_path: Path) -> None:
+    cramped: dict[str, Any] = {"rollout": {"max_completion_length": 1}, "algorithm": {"name": "sft"}, "data": {}}
+    config, told = tiny_run(**cramped, warmstart={"steps": 1}, train={"steps": 1}, eval={"tasks": 2}), io.StringIO()
+    train(config, out=tmp_path / "a", console=Console(file=told, width=400))
+    assert metrics(tmp_path / "a")[0]["completions/clipped_ratio"] == 1.0
+    assert "100% of the gold solutions of step 1 are longer than an answer may be" in told.getvalue()
+    assert "solutions cut at rollout.max_completion_length 64" in told.getvalue()
 
 
 def test_best_of_n_raises_the_reward_round_by_round(source: Path, tmp_path: Path) -> None:
@@ -236,6 +247,9 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
         ("reward_model", source, ["train.mixed_precision=bf16"], ConfigError, "mixed_precision is bf16, which a reward model.*at no"),
         ("reward_model", source, ["train.gradient_checkpointing=true"], ConfigError, "max_tokens_per_microbatch; leave it at False"),
         ("reward_model", source, ["train.minibatches_per_step=2"], ConfigError, "prompts_per_step pairs; leave it at 1"),
+        ("reward_model", source, ["warmstart={steps: 5}"], ConfigError, "warmstart is set, which does nothing for a reward model"),
+        ("reward_model", source, ["algorithm=ppo"], ConfigError, "algorithm is set"),
+        ("reward_model", source, ["log.report_to=[tensorboard]"], ConfigError, "log.report_to is set"),
     ):
         begin: Any = train_reward_model if name == "reward_model" else train
         with pytest.raises(error, match=said):

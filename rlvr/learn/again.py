@@ -47,7 +47,7 @@ def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path) -
 def repeatable(folder: Path) -> Path:
     """The newest checkpoint whose next step is in the logs."""
     recorded = {row["step"] for row in rows_of(folder / "metrics.jsonl")}
-    place = next((place for place in checkpoint.whole_ones(folder) if _step(place) + 1 in recorded), None)
+    place = next((place for place in checkpoint.whole_ones(folder) if checkpoint.step_of(place) + 1 in recorded), None)
     if place is None:
         raise NotFound(f"{folder} has no checkpoint with a recorded step after it, so there is nothing to compare; resume without --verify")
     return place
@@ -74,7 +74,3 @@ def compared(folder: Path, scratch: Path, step: int, *, episodes: bool) -> str:
 
 def _episodes(folder: Path, step: int) -> list[str]:
     return [json.dumps(row) for row in rows_of(folder / "episodes.jsonl") if row["step"] == step]
-
-
-def _step(place: Path) -> int:
-    return int(place.name.removeprefix("step-"))

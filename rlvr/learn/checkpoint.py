@@ -62,19 +62,34 @@ def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pro
     partial.rename(place)
     _point(home / "last", place.name)
     _sync(home)
-    for old in sorted(home.glob("step-*"))[:-KEPT]:
+    for old in _in_order(folder)[:-KEPT]:
         shutil.rmtree(old)
     return place
 
 
+def _in_order(folder: Path) -> list[Path]:
+    """A run's checkpoints by their step, and nothing else that lies beside them; as words, 1000000 would come before 999950."""
+    found = (folder / "checkpoints").glob("step-*")
+    return sorted((place for place in found if place.name.removeprefix("step-").isdecimal()), key=step_of)
+
+
+def step_of(place: Path) -> int:
+    """How many steps were done at a checkpoint.
+
+    >>> step_of(Path("runs/a/checkpoints/step-000050"))
+    50
+    """
+    return int(place.name.removeprefix("step-"))
+
+
 def any_in(folder: Path) -> bool:
     """Whether a run got as far as a checkpoint; one that did not can only begin anew."""
-    return any((folder / "checkpoints").glob("step-*"))
+    return bool(_in_order(folder))
 
 
 def newest(folder: Path) -> Path:
     """The newest whole checkpoint of a run."""
-    found = sorted((folder / "checkpoints").glob("step-*"), reverse=True)
+    found = _in_order(folder)
     whole = next(whole_ones(folder), None)
     if whole is None:
         told = f"{len(found)} found, none of them whole" if found else "none was written yet"
@@ -84,7 +99,7 @@ def newest(folder: Path) -> Path:
 
 def whole_ones(folder: Path) -> Iterator[Path]:
     """The checkpoints that can be trusted, the newest first."""
-    for place in sorted((folder / "checkpoints").glob("step-*"), reverse=True):
+    for place in reversed(_in_order(folder)):
         if not torn(place):
             yield place
 

@@ -95,9 +95,15 @@ class Notes:
 
     def _of_sampling(self, row: Mapping[str, Any]) -> dict[str, str]:
         step, found = row["step"], {}
-        if row.get("completions/clipped_ratio", 0.0) > 0.5:
+        clipped = row.get("completions/clipped_ratio", 0.0)
+        if clipped and self.config.data is not None and self.config.data.run is None:
+            found["cut"] = (
+                f"{clipped:.0%} of the gold solutions of step {step} are longer than an answer may be and were cut, so they teach no end; "
+                "raise rollout.max_completion_length"
+            )
+        elif clipped > 0.5 and self.config.data is None:
             found["clipped"] = (
-                f"{row['completions/clipped_ratio']:.0%} of the answers of step {step} ran into the length cap and were "
+                f"{clipped:.0%} of the answers of step {step} ran into the length cap and were "
                 "judged as they stood; raise rollout.max_completion_length, or teach the policy to stop with a warm start"
             )
         if row.get("unscored"):

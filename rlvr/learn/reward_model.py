@@ -147,6 +147,13 @@ def check_settings(config: RunConfig) -> None:
     ):
         if (value := getattr(config.train, name)) != usual:
             raise ConfigError(f"train.{name} is {value}, which a reward model has no use for: {reason}; leave it at {usual}")
+    for name, given in (
+        ("warmstart", config.warmstart is not None),
+        ("algorithm", config.algorithm != {"name": "grpo"}),
+        ("log.report_to", bool(config.log.report_to)),
+    ):
+        if given:
+            raise ConfigError(f"{name} is set, which does nothing for a reward model; leave it out")
 
 
 def material_of(groups: Sequence[Group], config: RunConfig, settings: RewardModelConfig, mdp: TokenMDP) -> Material:

@@ -94,9 +94,10 @@ class Step:
         return out
 
     def _trainer(self) -> Tensor:
-        """The trainer's log-probabilities before any optimizer step; NaN where it made no pass for training."""
+        """The trainer's log-probabilities before any optimizer step; NaN where it made no pass for training, or no policy sampled."""
         trainer = self.columns["first" if "first" in self.columns else "old"]
-        return torch.where(self.rows.repeat([float(m) for m in self.moves]) > 0, trainer, math.nan)
+        looked_at = [moves and e.policy_version >= 0 for e, moves in zip(self.episodes, self.moves, strict=True)]
+        return torch.where(self.rows.repeat([float(both) for both in looked_at]) > 0, trainer, math.nan)
 
     def group_figures(self) -> dict[str, float]:
         """How many groups there are, and how many of them teach nothing."""

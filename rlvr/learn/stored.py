@@ -148,13 +148,14 @@ def gold_groups(asked: Sequence[tuple[int, Task]], mdp: TokenMDP) -> Iterator[Gr
         tokens, acted = gold_row(mdp, task)
         rewards = [0.0] * len(tokens)
         rewards[last_acted(acted)] = 1.0
+        end = End.TERMINATED if tokens[-1] in mdp.tokenizer.stop_ids else End.TRUNCATED
         verdict = Verdict(1.0, "the environment's own solution")
         meta = {"split": "train", "index": index}
-        yield [Episode(task.id, task.id, tokens, acted, [0.0] * len(tokens), rewards, End.TERMINATED, verdict=verdict, text="", meta=meta)]
+        yield [Episode(task.id, task.id, tokens, acted, [0.0] * len(tokens), rewards, end, policy_version=-1, verdict=verdict, meta=meta)]
 
 
 def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
-    """A prompt and its gold solution as tokens, and which of them are to be learned."""
+    """A prompt and its gold solution as tokens, and which of them are to be learned; one without room for its end is cut there."""
     gold = mdp.environment.gold(task)
     if gold is None:
         raise ConfigError(

@@ -41,9 +41,13 @@ def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
         max_completion_length=crew.mdp.max_new_tokens,
     )
     numbers: dict[str, float | str] = {}
+    cut = 0
     for step in range(settings.steps):
         tasks = share(crew.accelerator, schedule.tasks(step * settings.batch_size, settings.batch_size))
-        numbers["loss"] = learner.supervise([gold_row(crew.mdp, task) for _, task in tasks])["loss"]
+        rows = [gold_row(crew.mdp, task) for _, task in tasks]
+        numbers["loss"] = learner.supervise(rows)["loss"]
+        if cut := cut + sum(tokens[-1] not in crew.mdp.tokenizer.stop_ids for tokens, _ in rows):
+            numbers["solutions cut at rollout.max_completion_length"] = f"{cut}"
         work.advance(numbers)
         if settings.until < 1 and (step + 1) % LOOK_EVERY == 0:
             crew.sampler.load(learner.whole(), 0)

@@ -24,6 +24,7 @@ from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.samplers._dialect import finished
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.tokenizers import EOS, POLICY, USER
 
@@ -162,15 +163,15 @@ class OpenAISampler(Sampler):
         reply = self._asked("/completions", body | {"ignore_eos": True} | self._sampling(request, sampling))
         try:
             choice = reply.json()["choices"][0]
-            logprobs = [min(float(logprob), 0.0) for logprob in choice["logprobs"]["token_logprobs"]]
+            logprobs = [float(logprob) for logprob in choice["logprobs"]["token_logprobs"]]
             tokens, reason = choice.get("token_ids"), str(choice["finish_reason"])
         except (ValueError, LookupError, TypeError) as error:
             raise NoReply(f"{self.http.told(reply)}; that is no completion with log-probabilities ({type(error).__name__})") from None
         if not isinstance(tokens, list):
             raise ConfigError(f"{self.http.url} gives no token ids back; leave the tokenizer out to evaluate it by its text")
-        if reason not in ("stop", "length") or len(tokens) != len(logprobs) or not tokens:
-            return Completion([], [], "error", f"the endpoint ended an answer by {reason!r} with {len(tokens)} tokens")
-        return Completion([int(token) for token in tokens], logprobs, "stop" if reason == "stop" else "length")
+        if len(tokens) != len(logprobs):
+            return Completion([], [], "error", f"the endpoint gave {len(tokens)} tokens and {len(logprobs)} log-probabilities")
+        return finished([int(token) for token in tokens], logprobs, reason, sampling)
 
     def _sampling(self, request: Request, sampling: Sampling) -> dict[str, Any]:
         settings: dict[str, Any] = {"model": self.model, "temperature": sampling.temperature, "seed": request.seed, "n": 1}
@@ -180,8 +181,8 @@ class OpenAISampler(Sampler):
 
     def _asked(self, path: str, body: dict[str, Any]) -> Reply:
         """The reply, asked for again while the endpoint is busy; NoReply once there is no time or no attempt left."""
-        until, told, attempt = time.monotonic() + self.deadline_s, "", 0
-        for attempt in range(self.retries + 1):
+        until, told, attempts = time.monotonic() + self.deadline_s, "", 0
+        while True:
             reply: Reply | None = None
             try:
                 reply = self.http.ask("POST", path, body, until=min(until, time.monotonic() + self.attempt_s))
@@ -200,10 +201,10 @@ class OpenAISampler(Sampler):
                     raise NoReply(told)
                 if reply.status not in BUSY:
                     raise ConfigError(refused(reply, told, self.model, self.http.key_variable))
-            pause = patience(reply, attempt)
-            if attempt == self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
+            pause, attempts = patience(reply, attempts), attempts + 1
+            if attempts > self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
                 break
-        raise NoReply(f"no answer after {attempt + 1} attempts: {told}")
+        raise NoReply(f"no answer after {attempts} attempts: {told}")
 
 
 def used(usage: Any) -> tuple[int, int]:
@@ -246,7 +247,7 @@ def conversation(request: Request, words: Tokenizer) -> list[dict[str, str]]:
     role, said = "assistant", list[int]()
     for token in later:
         if token in (USER, POLICY, EOS):
-            if said or (role == "assistant" and token == EOS):
+            if said or (role, token) in (("assistant", EOS), ("user", POLICY)):  # either may have said nothing
                 messages.append({"role": role, "content": words.decode(said)})
             role, said = ("user" if token == USER else "assistant"), []
         else:
