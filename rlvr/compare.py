@@ -7,6 +7,7 @@ with what differs, unless it is forced; so is one over what happened to be judge
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -187,27 +188,37 @@ def _one(
     both = sorted(scores[0].keys() & scores[1].keys())
     if not both:
         return None
-    posed: dict[str, str] = {}
-    """Question to the first task that asks it: what is asked twice is one pair."""
-    pairs: dict[str, list[tuple[float, float]]] = {}
+    pairs: dict[int, list[tuple[float, float]]] = {}
+    asks: dict[int, Sample] = {}
     for key in both:
-        sample = samples[0][key]
-        pairs.setdefault(posed.setdefault(sample.question, sample.task_id), []).append((scores[0][key], scores[1][key]))
-    means = {task: (mean([a for a, _ in found]), mean([b for _, b in found])) for task, found in pairs.items()}
-    by_task = {task: mean([a - b for a, b in found]) for task, found in pairs.items()}
+        pairs.setdefault(key[1], []).append((scores[0][key], scores[1][key]))
+        asks[key[1]] = samples[0][key]
+    means = {index: (mean([a for a, _ in found]), mean([b for _, b in found])) for index, found in pairs.items()}
+    gaps = _by_question(means, asks)
     greedy = all(plan.n_of(item) == 1 and plan.temperature_of(item) == 0 for plan in plans for item in [_item(plan, name)])
     return EnvComparison(
         name=name,
         first=mean([a for a, _ in means.values()]),
         second=mean([b for _, b in means.values()]),
-        paired=paired(list(by_task.values()), greedy=greedy, seed=seed),
+        paired=paired(list(gaps.values()), greedy=greedy, seed=seed),
         adjusted=1.0,
         pairs=len(both),
         unpaired=max(asked - len(both), 0),
-        wins=_sorted(by_task, 1),
-        losses=_sorted(by_task, -1),
+        wins=_sorted(gaps, asks, 1),
+        losses=_sorted(gaps, asks, -1),
     )
 
 
-def _sorted(by_task: Mapping[str, float], sign: int) -> list[str]:
-    return [task for task, value in sorted(by_task.items(), key=lambda pair: -sign * pair[1]) if sign * value > 0]
+def _by_question(means: Mapping[int, tuple[float, float]], asks: Mapping[int, Sample]) -> dict[str, float]:
+    """How much better the first is on each question; one that several tasks ask weighs as many, so the mean is the one over tasks."""
+    gaps: dict[str, list[float]] = {}
+    for index, (a, b) in means.items():
+        gaps.setdefault(asks[index].question, []).append(round(a - b, 12))  # what is left of rounding is no win
+    return {question: math.fsum(found) * len(gaps) / len(means) for question, found in gaps.items()}
+
+
+def _sorted(gaps: Mapping[str, float], asks: Mapping[int, Sample], sign: int) -> list[str]:
+    names: dict[str, str] = {}
+    for sample in asks.values():
+        names.setdefault(sample.question, sample.task_id)
+    return [names[question] for question, gap in sorted(gaps.items(), key=lambda pair: -sign * pair[1]) if sign * gap > 0]

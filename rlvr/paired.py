@@ -55,7 +55,7 @@ def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0)
         high=high,
         p=mcnemar(wins, losses) if exact else sign_flips(differences, seed=seed),
         test="mcnemar" if exact else "sign flips",
-        detectable=POWER * (standard_error(differences) or (high - low) / 2 / Z95),
+        detectable=POWER * ((high - low) / 2 / Z95 if _alike(differences) else standard_error(differences)),
         wins=wins,
         losses=losses,
         ties=len(differences) - wins - losses,
@@ -64,11 +64,16 @@ def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0)
 
 def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
     """By resampling tasks. Where all differ by the same there is nothing to resample: so many others may be left that none was met."""
-    if standard_error(differences) == 0:
+    if _alike(differences):
         same, unmet = differences[0], 1 - 0.05 ** (1 / len(differences))
         return same - unmet * (same + 1), same + unmet * (1 - same)
     low, high = bootstrap(differences, seed=seed)
     return max(low, -1.0), min(high, 1.0)
+
+
+def _alike(differences: Sequence[float]) -> bool:
+    """Whether all are the same, up to rounding."""
+    return max(differences) - min(differences) < 1e-9
 
 
 def sign_flips(differences: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> float:

@@ -106,6 +106,37 @@ def test_both_columns_are_means_over_tasks_as_their_difference_is(tmp_path: Path
     assert (found.first, found.second, found.paired.difference, found.pairs, found.unpaired) == (0.5, 0.0, 0.5, 5, 3)
 
 
+def test_a_question_that_several_tasks_ask_is_one_pair_and_weighs_as_many(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder, policy in ((a, "scripted:gold"), (b, "scripted:noop")):
+        evaluate({"name": SUMS, "below": 2}, policy, split="train", tasks=5, out=folder)  # four questions, the first one twice
+    scored(a, {("Sums", 0, 0): 0.0, ("Sums", 4, 0): 0.0}, otherwise=1.0)
+    scored(b, {}, otherwise=0.0)
+    found = compare(a, b).envs["Sums"]
+    assert (found.first, found.second) == (0.6, 0.0), "the mean over tasks, as the report has it"
+    assert found.paired.difference == pytest.approx(0.6)
+    assert (found.paired.wins, found.paired.ties, found.wins) == (3, 1, ["sums/train/1", "sums/train/2", "sums/train/3"])
+
+
+def test_tasks_of_one_name_that_ask_different_things_are_two_pairs(tmp_path: Path) -> None:
+    a, b = two(tmp_path, tasks=30)
+    for run_ in (a, b):
+        rows = [json.dumps(row | {"task_id": "sum"}) + "\n" for row in rows_in(run_)]
+        (run_ / "episodes.jsonl").write_text("".join(rows), "utf-8")
+    scored(a, {("Sums", 0, 0): 1.0, ("Sums", 0, 1): 1.0}, otherwise=0.0)
+    found = compare(a, b).envs["Sums"]
+    assert (found.first, found.paired.wins, found.paired.ties, found.wins) == (1 / 30, 1, 29, ["sum"])
+
+
+def test_what_rounding_leaves_is_no_win(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder in (a, b):
+        evaluate(SUMS, "scripted:gold", tasks=1, n=3, out=folder)
+    scored(a, {("Sums", 0, 0): 0.1, ("Sums", 0, 1): 0.2}, otherwise=0.0)
+    scored(b, {("Sums", 0, 0): 0.3}, otherwise=0.0)
+    assert compare(a, b).envs["Sums"].paired.ties == 1
+
+
 def test_what_is_dead_in_both_runs_is_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = two(tmp_path)
     alive = {("Sums", index, sample): 1.0 for index in range(28) for sample in range(2)}

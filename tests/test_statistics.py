@@ -168,6 +168,8 @@ def test_a_paired_difference() -> None:
     assert (none.p, none.difference) == (1.0, 0.0) and -0.15 < none.low < 0 < none.high < 0.15 and none.detectable > none.high
     assert paired([0.0] * 100).high == pytest.approx(0.03, abs=1e-3), "the rule of three"
     assert paired([1.0] * 5).high == 1.0 and paired([1.0] * 5).low == pytest.approx(1 - 2 * (1 - 0.05**0.2))
+    third = paired([1 / 3] * 100)
+    assert third.low < 0.32 and third.high > 0.34 and third.detectable > 0.01, "rounding is no spread"
     noise = paired([0.25, -0.25] * 20, seed=1)
     assert noise == paired([0.25, -0.25] * 20, seed=1) and noise.p > 0.9 and noise.low < 0 < noise.high
     assert noise.test == "sign flips" and 0.05 < noise.detectable < 0.15

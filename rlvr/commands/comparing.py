@@ -47,8 +47,8 @@ def caption(found: Comparison) -> str:
     """How the figures were made."""
     tests = " and ".join(sorted({env.paired.test for env in found.envs.values()})).replace("mcnemar", "McNemar's exact test")
     return (
-        f"A task is one pair: intervals by resampling tasks, p by {tests}. MDE, the minimum detectable effect: "
-        "the true difference that so many tasks would show in 4 of 5 comparisons."
+        f"A task is one pair, and so are tasks that ask the same: intervals by resampling tasks, p by {tests}. "
+        "MDE, the minimum detectable effect: the true difference that so many tasks would show in 4 of 5 comparisons."
     )
 
 
