@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from rlvr.config import RunConfig, load
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
+from rlvr.learn import checkpoint
 from rlvr.learn.reward_model import RewardReport, train_reward_model
 from rlvr.learn.stored import Stored, episode_of
 from rlvr.learn.train import TrainReport, train
@@ -279,3 +280,19 @@ def test_a_reward_model_killed_while_it_made_its_folder_begins_anew(source: Path
     config = learned("reward_model", source, "train.steps=1", "train.learning_rate=1e-5", "model.dtype=bfloat16")
     ended = train_reward_model(config, out=tmp_path / "out", resume=True, console=Console(file=screen, width=300))
     assert ended.status == "finished" and "the weights hardly move" in screen.getvalue()
+
+
+def test_a_resumed_reward_model_counts_the_time_of_the_processes_before(source: Path, tmp_path: Path) -> None:
+    config, quiet = learned("reward_model", source, "train.steps=2", "log.save_every=1"), Console(file=io.StringIO())
+    folder = tmp_path / "run"
+    train_reward_model(config, out=folder, console=quiet)
+    shutil.rmtree(folder / "checkpoints" / "step-000002")
+    place = folder / "checkpoints" / "step-000001"
+    progress = json.loads((place / "progress.json").read_text())
+    assert progress["facts"]["seconds"] > 0
+    progress["facts"]["seconds"] = 1000.0  # as if the first process had been slow
+    (place / "progress.json").write_text(json.dumps(progress))
+    (place / "manifest.json").write_text(json.dumps(checkpoint._hashes(place)))
+    again = train_reward_model(config, out=folder, resume=True, console=quiet)
+    told = [row["seconds"] for row in rows_of(folder / "timings.jsonl")]
+    assert told[0] < 1000 < told[1] and 1000 < again.seconds == json.loads((folder / "report.json").read_text())["seconds"] < 2000

@@ -60,6 +60,7 @@ class RewardReport:
     run: str
     steps: int
     seconds: float
+    """From its start, or of all processes together where it was resumed."""
     held_out_pairs: int
     accuracy: float | None
     """The share of held-out pairs that it ranks as the verifier does."""
@@ -121,6 +122,7 @@ def train_reward_model(
             checkpoint.clean(folder)
             state, done = checkpoint.read(place)
             unchanged(state.get("data"), data, config)
+            began -= done.facts.get("seconds", 0.0)  # the processes before this one worked on it too
             trainer.load_state_dict(state)
         run.rewind(done.offsets)
         told = f"{len(material.pairs):,} pairs of {config.data and config.data.run}, {len(material.held_out):,} held out"
@@ -130,10 +132,11 @@ def train_reward_model(
         with Work(screen, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
                 row = one_step(trainer, material, config, step)
-                run.metrics(row, {"step": step + 1, "seconds": round(time.monotonic() - began, 3)})
+                seconds = round(time.monotonic() - began, 3)
+                run.metrics(row, {"step": step + 1, "seconds": seconds})
                 if step + 1 == config.train.steps or (step + 1) % config.log.save_every == 0:
                     state = {**trainer.state_dict(), "data": data}
-                    checkpoint.save(folder, model, exported(tokenizer), state, Progress(step + 1, run.offsets()))
+                    checkpoint.save(folder, model, exported(tokenizer), state, Progress(step + 1, run.offsets(), {"seconds": seconds}))
                 work.advance({"loss": row["loss"], "accuracy": row["accuracy"]})
         return end(trainer, material, run, config, screen, began)
 
