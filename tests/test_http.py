@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,6 +95,39 @@ def test_who_waits_for_a_connection_is_broken_off_too(place: Any) -> None:
         asked.close()
         thread.join(10)
         assert not thread.is_alive() and "broke off" in told[0]
+
+
+@pytest.fixture
+def lost_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Names are looked up for a minute, which no timeout of ours shortens; it is set once a lookup is under way."""
+    asked, over = threading.Event(), threading.Event()
+
+    def looks(*_: Any, **__: Any) -> Any:
+        asked.set()
+        over.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "nobody knows")
+
+    monkeypatch.setattr(socket, "getaddrinfo", looks)
+    yield asked
+    over.set()
+
+
+def test_a_name_that_is_not_found_is_waited_for_until_the_deadline(lost_names: threading.Event) -> None:
+    began = time.monotonic()
+    with pytest.raises(NoReply, match="did not answer in time"):
+        Http("http://somewhere.example").ask("GET", "/", until=began + 0.3)
+    assert time.monotonic() - began < 30
+
+
+def test_who_waits_for_a_name_is_broken_off_too(lost_names: threading.Event) -> None:
+    asked = Http("http://somewhere.example")
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        asking = pool.submit(asked.ask, "GET", "/", until=began + 50)
+        assert lost_names.wait(20)
+        asked.close()
+        assert "broken off by the one who asked" in str(asking.exception(30))
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize("url", ["http://localhost:99999", "http://localhost:port/v1", "http://[::1", "localhost:8000", "ftp://host"])

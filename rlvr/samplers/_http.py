@@ -1,7 +1,7 @@
 """HTTP with one deadline for a whole exchange, for samplers that ask an endpoint.
 
 A timeout for each read, which is what the usual clients have, lets a server that sends a byte a second hold a run for ever.
-Here connecting, sending and every read count against one point in time. The key goes into one header and nowhere else:
+Here looking its name up, connecting, sending and every read count against one point in time. The key goes into one header and nowhere else:
 whatever a server says is cleaned of it before it becomes a message.
 """
 
@@ -16,6 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from rlvr.errors import ConfigError, SamplerError
 
 MOST_BYTES = 1 << 26
 """A longer answer is nobody's answer."""
+LOOK_S = 0.1
+"""How often who waits for a name to be looked up sees whether the exchange was broken off."""
 SHOWN = 300
 """How much of what a server said is shown in a message."""
 
@@ -150,7 +153,7 @@ class Http:
     def _opened(self, connection: http.client.HTTPConnection, until: float) -> socket.socket:
         """A new socket, connected to the first address of the server that takes it."""
         missed: OSError = ConnectionError(f"{self._host} has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, address in self._addresses(connection, until):
             sock = socket.socket(family, kind, protocol)
             try:
                 self._watched(connection, sock)
@@ -168,7 +171,22 @@ class Http:
                 missed = error
         raise missed
 
-    def _watched(self, connection: http.client.HTTPConnection, sock: socket.socket) -> None:
+    def _addresses(self, connection: http.client.HTTPConnection, until: float) -> list[tuple[Any, ...]]:
+        """Where the server is. The system looks names up for as long as it likes: a thread does that, and is left behind if need be."""
+        found: Future[list[tuple[Any, ...]]] = Future()
+
+        def look_up() -> None:
+            try:
+                found.set_result(list(socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)))
+            except Exception as error:  # it belongs to whoever waits
+                found.set_exception(error)
+
+        threading.Thread(target=look_up, name="name lookup", daemon=True).start()
+        while not wait([found], min(_left(until), LOOK_S)).done:
+            self._watched(connection, None)
+        return found.result()
+
+    def _watched(self, connection: http.client.HTTPConnection, sock: socket.socket | None) -> None:
         """Let `abort` know what to break, or learn that it came first."""
         with self._lock:
             if connection not in self._busy:
