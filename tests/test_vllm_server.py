@@ -162,6 +162,42 @@ def test_a_server_that_fails_in_the_middle_stops_the_step_in_time(stand: tuple[S
         assert time.monotonic() - began < 20  # below the 30 s of a single answer's deadline: the heartbeat found it
 
 
+ORDERS = [
+    pytest.param({"/collective_rpc": silent, "/health": silent}, "did not answer in time: no sign of life", id="a reload"),
+    pytest.param({"/collective_rpc": silent, "/health": (503, {})}, r"answered 503: \{\}: its engine is dead", id="a fatal reload"),
+    pytest.param({GENERATE: silent, "/health": silent}, "did not answer in time: no sign of life", id="the probe"),
+]
+
+
+@pytest.mark.parametrize("trouble, words", ORDERS)
+def test_a_server_that_fails_while_it_carries_out_an_order_is_found_by_its_pulse(
+    stand: tuple[Stand, str], trouble: dict[str, Any], words: str
+) -> None:
+    script, url = stand
+    with served(url, heartbeat_s=0.5) as sampler:
+        sampler.load(fresh(), 0)
+        script.trouble = trouble
+        began = time.monotonic()
+        with pytest.raises(SamplerError, match=f"{url} {words}, when {next(iter(trouble))} was to be done"):
+            sampler.load(fresh(), 1)
+        assert time.monotonic() - began < 20  # below the 30 s that an order may take: the heartbeat found it
+
+
+def test_an_order_that_takes_its_time_is_waited_for_while_the_heart_beats(stand: tuple[Stand, str]) -> None:
+    script, url = stand
+    model = fresh()
+
+    def slow(handler: Any) -> None:
+        time.sleep(1.0)
+        del script.trouble["/collective_rpc"]
+        handler.say(200, {"results": [None]})
+
+    with served(url, heartbeat_s=0.1) as sampler:
+        script.keeps_its_weights, script.model, script.trouble = True, model, {"/collective_rpc": slow}
+        sampler.load(model, 0)
+        assert script.name.endswith("-0")
+
+
 def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand, str]) -> None:
     script, url = stand
     with served(url, deadline_s=5.0) as sampler:
@@ -215,7 +251,7 @@ def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_
         sampler.load(fresh(), 0)
         script.trouble = {GENERATE: silent}
         stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], Sampling())
-        monkeypatch.setattr(sampler._engine, "_pulse", lambda left, asked: stream_ends())
+        monkeypatch.setattr(sampler._engine, "_pulse", lambda awaited: stream_ends())
         began = time.monotonic()
         with pytest.raises(SamplerError, match="no pulse"):
             next(stream)

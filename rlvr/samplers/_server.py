@@ -3,8 +3,8 @@
     VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out
 
 Every batch of weights is sent under a name of its own, and each completion says under which name its tokens were sampled. So a
-server that was restarted, or that somebody else feeds, is found at its first answer. While answers are awaited the server's pulse
-is taken; no wait is without a deadline.
+server that was restarted, or that somebody else feeds, is found at its first answer. While answers are awaited, or an order's end, the
+servers' pulse is taken; no wait is without a deadline.
 
 The engine's CPU build has no `vllm` command (write `python -m vllm.entrypoints.openai.api_server --model DIR`), and packs an output head
 that is tied to the embeddings once and for all: such a model it can serve, but not take new weights for; the probe says so.
@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,6 +32,7 @@ from rlvr.samplers._dialect import finished, settings
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers._vllm_version import check_version
 
+T = TypeVar("T")
 COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out"
 ORDERS = ("/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 PREFIX = "rlvr-weights-"
@@ -96,26 +97,33 @@ class Servers:
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Completions as they end. A group goes to one server, which computes its prompt once."""
-        pool = ThreadPoolExecutor(min(len(requests), self.concurrency * len(self.servers)) or 1, thread_name_prefix="vllm")
-        waiting: dict[Future[Completion], int] = {}
-        ended: SimpleQueue[Future[Completion]] = SimpleQueue()
+        calls = []
+        for request in requests:
+            place = zlib.crc32(repr(list(request.prompt)).encode()) % len(self.servers)
+            calls.append(partial(self._answer, self.servers[place], request, sampling))
+        yield from self._awaited(calls, lambda left: f"with {left} of {len(requests)} answers to come")
+
+    def _awaited(self, calls: Sequence[Callable[[], T]], told: Callable[[int], str]) -> Iterator[tuple[int, T]]:
+        """What each call gives, as they end. While nothing comes the servers' pulse is taken; `told` says what so many of them were for."""
+        pool = ThreadPoolExecutor(min(len(calls), self.concurrency * len(self.servers)) or 1, thread_name_prefix="vllm")
+        waiting: dict[Future[T], int] = {}
+        ended: SimpleQueue[Future[T]] = SimpleQueue()
         try:
-            for index, request in enumerate(requests):
-                place = zlib.crc32(repr(list(request.prompt)).encode()) % len(self.servers)
-                future = pool.submit(self._answer, self.servers[place], request, sampling)
+            for index, call in enumerate(calls):
+                future = pool.submit(call)
                 waiting[future] = index
                 future.add_done_callback(ended.put)
             while waiting:
                 try:
                     future = ended.get(timeout=self.patience.heartbeat_s)
                 except Empty:
-                    self._pulse(len(waiting), len(requests))
+                    self._pulse(told(len(waiting)))
                     continue
                 try:
-                    completion = future.result()
+                    given = future.result()
                 except NoReply as error:
-                    raise SamplerError(f"{error}, with {len(waiting)} of {len(requests)} answers to come. {AGAIN}") from None
-                yield waiting.pop(future), completion
+                    raise SamplerError(f"{error}, {told(len(waiting))}. {AGAIN}") from None
+                yield waiting.pop(future), given
         finally:
             if waiting:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -185,10 +193,8 @@ class Servers:
 
     def _done(self, server: Http, path: str, body: Any = None) -> Reply:
         """One order to a server, carried out."""
-        try:
-            reply = server.ask("POST", path, body, until=time.monotonic() + self.patience.deadline_s)
-        except NoReply as error:
-            raise SamplerError(f"{error}, when it was told to do {path}. {AGAIN}") from None
+        order = partial(server.ask, "POST", path, body, until=time.monotonic() + self.patience.deadline_s)
+        [(_, reply)] = self._awaited([order], lambda _: f"when {path} was to be done")
         if reply.status == 404 and path in ORDERS:
             raise SamplerError(f"{server.url} has no {path}, so it takes no weights; start it as `{COMMAND}`")
         if reply.status != 200:
@@ -196,15 +202,15 @@ class Servers:
             raise SamplerError(f"{server.told(reply)}, when it was told to do {path}.{hint} {AGAIN}")
         return reply
 
-    def _pulse(self, left: int, asked: int) -> None:
+    def _pulse(self, awaited: str) -> None:
         """Are the servers still there? Asked when no answer came for a while."""
         for server in self.servers:
             try:
                 reply = server.ask("GET", "/health", until=time.monotonic() + self.patience.heartbeat_s)
             except NoReply as error:
-                raise SamplerError(f"{error}: no sign of life, with {left} of {asked} answers to come. {AGAIN}") from None
+                raise SamplerError(f"{error}: no sign of life, {awaited}. {AGAIN}") from None
             if reply.status != 200:
-                raise SamplerError(f"{server.told(reply)}: its engine is dead, with {left} of {asked} answers to come. {AGAIN}")
+                raise SamplerError(f"{server.told(reply)}: its engine is dead, {awaited}. {AGAIN}")
 
     def _met(self, server: Http) -> int:
         """Wait for the server to come up, and see that it can do what is needed; its longest sequence."""
