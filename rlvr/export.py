@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
-from rlvr.samples import PLAN, REPORT, Plan, plan_of, rows_in, sample_of, write_whole
+from rlvr.samples import PLAN, REPORT, Plan, counted, plan_of, rows_in, sample_of, whole, write_whole
 from rlvr.statistics import mean
 from rlvr.suite import Item
 from rlvr.transcript import messages_of
@@ -93,11 +93,16 @@ def table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
 
 def flat(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     """A sample or an episode as one line of a table."""
-    verdict, acted = row["verdict"] or {}, sum(row["acted"])
+    verdict, (read, written) = row["verdict"] or {}, counted(row)
     values = {"score": verdict.get("score"), "fault": verdict.get("fault", ""), "reason": row["error"] or verdict.get("reason", "")}
-    values |= {"finish": row.get("finish", row["end"]), "tokens": acted, "prompt_tokens": len(row["acted"]) - acted}
+    values |= {"finish": row.get("finish", row["end"]), "tokens": written, "prompt_tokens": read}
     values |= {"prompt": _prompt(row.get("prompt", [])), "reference": _text(row.get("reference"))}
-    return {name: values.get(name, row.get(name)) for name in columns}
+    return {name: _readable(values.get(name, row.get(name))) for name in columns}
+
+
+def _readable(value: Any) -> Any:
+    """Half a surrogate pair, which a text from outside may hold, is no UTF-8: its escape stands for it."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _prompt(messages: Sequence[Mapping[str, str]]) -> str:
@@ -110,7 +115,7 @@ def _text(value: Any) -> str:
 
 def _csv(run: Path, out: Path) -> None:
     columns, lines = table(run)
-    with out.open("w", encoding="utf-8", newline="") as file:
+    with whole(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(lines)
@@ -122,7 +127,8 @@ def _parquet(run: Path, out: Path) -> None:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise MissingExtra("pyarrow", "train", "export --to csv") from error
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table(run)[1]), out)
+    with whole(out) as partial:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table(run)[1]), partial)
 
 
 def _trl(run: Path, out: Path) -> Counter[str]:
@@ -132,7 +138,7 @@ def _trl(run: Path, out: Path) -> Counter[str]:
     """
     left_out: Counter[str] = Counter()
     tokenizer = _tokenizer(run)
-    with out.open("w", encoding="utf-8") as file:
+    with whole(out) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as file:  # half a surrogate pair is no UTF-8
         for row in last_rows(run):
             sample, turns = sample_of(row), _turns(row, tokenizer)
             if sample.score is None or turns is None:

@@ -129,7 +129,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
         chosen = [value for value, own in zip(logprobs, acted, strict=True) if own]
         verdict = row["verdict"] or {}
         failed = row["finish"] == End.FAILED.value
-        read, written = row.get("usage") or (len(acted) - len(chosen), len(chosen))
+        read, written = counted(row)
         return Sample(
             key=(row["env"], row["index"], row["sample"]),
             task_id=row["task_id"],
@@ -148,6 +148,17 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
         raise ConfigError(
             f"a row is no sample of an evaluation ({type(error).__name__}: {error}); was it written by `rlvr eval`?"
         ) from error
+
+
+def counted(row: Mapping[str, Any]) -> tuple[int, int]:
+    """The tokens that were read and written in a row; where the policy gave text, as its endpoint counted them.
+
+    >>> counted({"acted": [0, 0, 1]}), counted({"acted": [0, 0, 1], "usage": [9, 4]})
+    ((2, 1), (9, 4))
+    """
+    written = sum(row["acted"])
+    read, written = row.get("usage") or (len(row["acted"]) - written, written)
+    return read, written
 
 
 def digest(*parts: Any) -> str:
@@ -266,9 +277,25 @@ def writing(folder: Path | None) -> Iterator[None]:
 
 def write_whole(path: Path, text: str) -> None:
     """A small file, written whole or not at all."""
+    with whole(path) as partial:
+        partial.write_text(text, "utf-8")
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write a file that shall be there whole or not at all: it takes its place when it is done, and goes if it never is.
+
+    >>> with whole(Path("runs/mine/samples.csv")) as partial:                 # doctest: +SKIP
+    ...     partial.write_text("a,b", "utf-8")
+    """
     partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, "utf-8")
-    partial.replace(path)
+    try:
+        yield partial
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def _same(folder: Path, plan: Plan) -> None:

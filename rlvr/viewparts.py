@@ -19,7 +19,7 @@ from typing import Any
 
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.samples import ROWS
+from rlvr.samples import ROWS, counted
 from rlvr.tokenizers import tokenizer_from
 
 CHUNK = 500
@@ -70,7 +70,7 @@ class Columns:
         verdict, env = row["verdict"] or {}, str(row.get("env", ""))
         group = f"{env} {row['group']}".strip()
         numbers = {"step": row["step"], "sample": row.get("sample", self._members[group]), "score": verdict.get("score")}
-        numbers |= {"advantage": round(row["advantage"], 4), "tokens": sum(row["acted"])}
+        numbers |= {"advantage": round(row["advantage"], 4), "tokens": counted(row)[1]}
         numbers |= {"glimpse": " ".join(row["text"][: 2 * GLIMPSE].split())[:GLIMPSE]}
         words = {"task": str(row["task_id"]), "env": env, "group": group, "end": str(row.get("finish", row["end"]))}
         words |= {"fault": verdict.get("fault", "none" if verdict else "no verdict")}

@@ -263,6 +263,42 @@ def test_what_has_no_score_is_no_line_for_trl_and_counted(tmp_path: Path) -> Non
     assert found.left_out == {"samples without a score": 59} and len(found.path.read_text("utf-8").splitlines()) == 1
 
 
+def test_a_text_that_is_no_utf8_is_exported_with_its_escape(tmp_path: Path) -> None:
+    a, _ = two(tmp_path, tasks=2)
+    rows = [json.dumps(row | {"text": "half \ud83d"}) + "\n" for row in rows_in(a)]
+    (a / "episodes.jsonl").write_text("".join(rows), "utf-8")
+    assert "half \\ud83d" in export(a, "csv").path.read_text("utf-8")
+    said = [json.loads(line) for line in export(a, "trl-dataset").path.read_text("utf-8").splitlines()]
+    assert said[0]["completion"][0]["content"] == "half \ud83d"
+    import pyarrow.parquet
+
+    assert pyarrow.parquet.read_table(export(a, "parquet").path)["text"][0].as_py() == "half \\ud83d"
+
+
+@pytest.mark.parametrize("to", ["csv", "parquet", "trl-dataset", "markdown"])
+def test_an_export_that_breaks_off_leaves_what_was_there(to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, _ = two(tmp_path)
+    before = (written := export(a, to).path).read_bytes()
+
+    def full(*told: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)  # the last thing that is done
+    for place in (None, tmp_path / "elsewhere"):
+        with pytest.raises(ConfigError, match="No space left on device"):
+            export(a, to, place)
+    assert written.read_bytes() == before and not (tmp_path / "elsewhere").exists()
+    assert not [path for folder in (a, tmp_path) for path in folder.iterdir() if path.name.endswith(".part")]
+
+
+def test_tokens_are_exported_as_the_endpoint_counted_them(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    rows = [json.dumps(row | {"usage": [100, 7]}) + "\n" for row in rows_in(a)]
+    (a / "episodes.jsonl").write_text("".join(rows), "utf-8")
+    with export(a, "csv").path.open(encoding="utf-8", newline="") as file:
+        assert {(row["prompt_tokens"], row["tokens"]) for row in csv.DictReader(file)} == {("100", "7")}
+
+
 def test_an_environment_of_any_name_is_exported(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("- {name: a/b, env: arithmetic, tasks: 2}\n- {name: a%2Fb c, env: arithmetic, tasks: 2}\n", "utf-8")
     evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", out=tmp_path / "a")

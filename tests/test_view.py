@@ -71,6 +71,11 @@ def test_every_episode_of_a_training_run_is_in_the_page(tmp_path: Path) -> None:
     assert found["columns"]["reason"] == {"words": ["12 equals 12"], "at": [0] * len(rows)}
 
 
+def test_tokens_are_those_that_an_endpoint_counted(tmp_path: Path) -> None:
+    made = view(trained(tmp_path / "a", [episode(usage=[100, 7]), episode()]))
+    assert parts(made.path)["columns"]["tokens"] == [7, 3]
+
+
 def test_curves_are_those_of_the_logs_and_a_panel_without_a_number_is_left_out(tmp_path: Path) -> None:
     panels = {panel["title"]: panel for panel in parts(view(trained(tmp_path / "a", [episode()])).path)["head"]["runs"][0]["panels"]}
     assert panels["reward"]["lines"] == {"reward": [0.5, 1.0]} and panels["reward"]["steps"] == [1, 2]
