@@ -27,9 +27,22 @@ def sweep(prefix: str, within: str | None = None) -> int:
     for folder in Path(within or tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if dead((folder / NOTE).read_text("utf-8")):
-                shutil.rmtree(folder)
+                clear_away(folder)
                 removed += 1
     return removed
+
+
+def clear_away(folder: Path) -> None:
+    """Remove a folder of ours, whatever rights a program left in it. The note goes last: of what cannot go, the owner stays known."""
+    if os.geteuid() != 0:  # whom no rights keep out
+        for above, inside, _ in os.walk(folder):
+            for shut in (Path(above, name) for name in inside):
+                if not shut.is_symlink():
+                    shut.chmod(0o700)
+    for path in folder.iterdir():
+        if path.name != NOTE:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.rmtree(folder)
 
 
 @lru_cache(maxsize=4)

@@ -1,15 +1,14 @@
 """The folders a program may write to: given to it before, emptied after, whatever it left in them.
 
 A place belongs to the supervisor and is lent through its *group*, so that the program can fill it but never lock us out of
-it. Folders that the program made inside are its own; those are emptied under its own user id, by a helper that moves each
-folder up before emptying it, so that depth does not matter. Runs inside the container: standard library only.
+it. Folders that the program made inside are its own; those are emptied under its own user id, by a helper that opens each
+folder and moves it up before emptying it, so that neither rights nor depth matter. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -30,16 +29,14 @@ def lend(places: list[str], gid: int | None) -> None:
 def empty(places: list[str], uid: int | None, gid: int | None) -> None:
     """Leave nothing of a program's in any place. Raises OSError when something stays."""
     for place in places:
+        if uid is None:
+            os.chmod(place, 0o700)  # a program that runs as we do may have shut it
         for name in os.listxattr(place):
             os.removexattr(place, name)
         with os.scandir(place) as entries:
             listed = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
         if any(is_dir for _, is_dir in listed):
-            if uid is None:
-                shutil.rmtree(place, ignore_errors=True)
-                os.makedirs(place, 0o700, exist_ok=True)
-            else:
-                as_user(uid, gid, lambda place=place: _flatten(place))  # type: ignore[misc]
+            as_user(uid, gid, lambda place=place: _flatten(place))  # type: ignore[misc]
         for path, is_dir in listed:
             if not is_dir:
                 with contextlib.suppress(FileNotFoundError):
@@ -57,15 +54,16 @@ def foreign(places: list[str], uids: set[int]) -> set[str]:
     return found
 
 
-def as_user(uid: int, gid: int | None, work: Callable[[], None]) -> None:
-    """Do something small in a process of its own under another user id, within a deadline."""
+def as_user(uid: int | None, gid: int | None, work: Callable[[], None]) -> None:
+    """Do something small in a process of its own, under another user id where there is one, within a deadline."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
-            os.setgroups([])
-            os.setresgid(gid or uid, gid or uid, gid or uid)
-            os.setresuid(uid, uid, uid)
+            if uid is not None:
+                os.setgroups([])
+                os.setresgid(gid or uid, gid or uid, gid or uid)
+                os.setresuid(uid, uid, uid)
             work()
             status = 0
         finally:
@@ -78,7 +76,7 @@ def as_user(uid: int, gid: int | None, work: Callable[[], None]) -> None:
         time.sleep(0.0005)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    raise OSError(f"the helper for user {uid} did not end within {PATIENCE_S:.0f} s")
+    raise OSError(f"the helper for user {os.getuid() if uid is None else uid} did not end within {PATIENCE_S:.0f} s")
 
 
 def _flatten(place: str) -> None:

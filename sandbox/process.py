@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +23,7 @@ from pathlib import Path
 
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.owner import own_folder, sweep
+from rlvr.owner import clear_away, own_folder, sweep
 from rlvr.sandbox._channel import BOOT, Channel, readable, refuse
 from rlvr.sandbox._frames import Torn
 from rlvr.sandbox._pool import Pool, processors
@@ -100,7 +99,8 @@ class Local(Channel):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(30)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            clear_away(Path(self._folder))
 
 
 class ProcessSandbox(Sandbox):

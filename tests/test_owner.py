@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from rlvr.owner import NOTE, dead, own_folder, owner, place, sweep
+import pytest
+
+from rlvr.owner import NOTE, clear_away, dead, own_folder, owner, place, sweep
+from rlvr.sandbox._places import as_user, empty
+
+PLAIN = 65534 if os.geteuid() == 0 else None
+"""A user whom rights keep out."""
 
 
 def test_only_what_the_dead_of_this_machine_left_is_swept(tmp_path: Path) -> None:
@@ -31,3 +40,65 @@ def test_only_what_the_dead_of_this_machine_left_is_swept(tmp_path: Path) -> Non
     assert (mine / NOTE).read_text() == owner(os.getpid()) and not dead(owner(os.getpid()))
     assert sweep("ours-", str(tmp_path)) == 3
     assert {path.name for path in tmp_path.iterdir()} == {"ours-far", "ours-torn", "ours-unsigned", "theirs-dead", mine.name}
+
+
+@pytest.fixture
+def everybodys() -> Iterator[Path]:
+    """A folder that every user reaches, which those of pytest are not."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+def shut_in(folder: Path) -> None:
+    """What a program may leave: folders that not even their owner may enter."""
+    (folder / "outer" / "inner").mkdir(parents=True)
+    (folder / "outer" / "inner" / "file").touch()
+    (folder / "link").symlink_to(folder.parent.parent)
+    for path in ("outer/inner", "outer", "."):
+        (folder / path).chmod(0)
+
+
+@pytest.mark.parametrize("removed", [clear_away, lambda folder: sweep("ours-", str(folder.parent))], ids=["by its owner", "by a sweep"])
+def test_folders_that_a_program_shut_go_too(everybodys: Path, removed: Callable[[Path], Any]) -> None:
+    def work() -> None:
+        mine = own_folder("ours-", str(everybodys))
+        (mine / NOTE).write_text("|".join((*place(), str(os.getpid()), "1")))  # whose number we have now
+        (mine / "work").mkdir()
+        shut_in(mine / "work")
+        (everybodys / "left").touch()
+        removed(mine)
+
+    as_user(PLAIN, None, work)
+    assert [path.name for path in everybodys.iterdir()] == ["left"] and everybodys.stat().st_mode & 0o777 == 0o777
+
+
+def test_a_place_that_a_program_shut_is_emptied_for_the_next_one(everybodys: Path) -> None:
+    def work() -> None:
+        lent = everybodys / "lent"
+        lent.mkdir()
+        shut_in(lent)
+        empty([str(lent)], None, None)
+        (everybodys / "emptied").touch()
+
+    as_user(PLAIN, None, work)
+    assert {path.name for path in everybodys.iterdir()} == {"lent", "emptied"} and not list((everybodys / "lent").iterdir())
+
+
+def test_a_folder_that_cannot_go_yet_goes_with_a_later_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):  # whichever way a folder is read, in some of them the note comes before the rest
+        folder = tmp_path / f"ours-{number}"
+        folder.mkdir()
+        (folder / NOTE).write_text("|".join((*place(), str(os.getpid()), "1")))
+        (folder / f"stuck-{number}").mkdir()
+    rmdir = os.rmdir
+
+    def busy(path: Any, **how: Any) -> None:
+        if "stuck" in str(path):
+            raise OSError("it is in use")
+        rmdir(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        assert sweep("ours-", str(tmp_path)) == 0
+    assert sweep("ours-", str(tmp_path)) == 20 and not list(tmp_path.iterdir())
