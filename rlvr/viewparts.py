@@ -64,12 +64,17 @@ class Columns:
         self.numbers: dict[str, list[Any]] = {name: [] for name in ("step", "sample", "score", "advantage", "tokens", "glimpse")}
         self.words = {name: Coded() for name in ("task", "env", "group", "fault", "end", "reason")}
         self._members: Counter[str] = Counter()
+        self._alike: dict[tuple[str, int, str], dict[str, int]] = {}
+        """The groups of one step whose tasks have one name: which number each has."""
 
     def append(self, row: Mapping[str, Any]) -> None:
         """One more episode."""
         verdict, env = row["verdict"] or {}, str(row.get("env", ""))
         group = f"{env} {row['group']}".strip()
-        numbers = {"step": row["step"], "sample": row.get("sample", self._members[group]), "score": verdict.get("score")}
+        alike = self._alike.setdefault((env, row["step"], str(row["task_id"])), {})
+        nth = alike.setdefault(group, len(alike))
+        sample = row.get("sample", self._members[group])
+        numbers = {"step": row["step"], "sample": f"{sample}.{nth}" if nth else sample, "score": verdict.get("score")}
         numbers |= {"advantage": round(row["advantage"], 4), "tokens": counted(row)[1]}
         numbers |= {"glimpse": " ".join(row["text"][: 2 * GLIMPSE].split())[:GLIMPSE]}
         words = {"task": str(row["task_id"]), "env": env, "group": group, "end": str(row.get("finish", row["end"]))}

@@ -76,6 +76,12 @@ def test_tokens_are_those_that_an_endpoint_counted(tmp_path: Path) -> None:
     assert parts(made.path)["columns"]["tokens"] == [7, 3]
 
 
+def test_tasks_of_one_name_keep_their_samples_apart(tmp_path: Path) -> None:
+    groups = ("1:0", "1:0", "1:1", "1:1", "2:0")
+    made = view(trained(tmp_path / "a", [episode(int(group[0]), group=group, task_id="one") for group in groups]))
+    assert parts(made.path)["columns"]["sample"] == [0, 1, "0.1", "1.1", 0]
+
+
 def test_curves_are_those_of_the_logs_and_a_panel_without_a_number_is_left_out(tmp_path: Path) -> None:
     panels = {panel["title"]: panel for panel in parts(view(trained(tmp_path / "a", [episode()])).path)["head"]["runs"][0]["panels"]}
     assert panels["reward"]["lines"] == {"reward": [0.5, 1.0]} and panels["reward"]["steps"] == [1, 2]
