@@ -196,13 +196,15 @@ class SampleFile:
         try:
             made = () if folder.exists() else (folder,)
             folder.mkdir(parents=True, exist_ok=True)
-            if any(not path.name.startswith(".") for path in folder.iterdir()):
+            if _begun(folder):
                 _same(folder, plan)
+            file._file = _alone(appended(folder / ROWS), folder)
+            if (folder / PLAN).is_file():
+                _same(folder, plan)  # once more: another one may have begun at the same time, and have ended
             else:
                 file._new = (folder / PLAN, folder / VERSIONS, folder / ROWS, *made)
                 write_whole(folder / PLAN, plan.dump())
                 write_whole(folder / VERSIONS, json.dumps(versions(), indent=2) + "\n")
-            file._file = _alone(appended(folder / ROWS), folder)
             file.torn = _mend(folder / ROWS)
             _mend(folder / TIMES)
         except OSError as error:
@@ -296,6 +298,11 @@ def whole(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a folder holds more than what one leaves that was killed before it had a plan."""
+    return any(path.name != ROWS or path.stat().st_size for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _same(folder: Path, plan: Plan) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.model import exported, model_from
 from rlvr.samplers.scripted import Scripted
-from rlvr.samples import rows_in
+from rlvr.samples import Plan, plan_of, rows_in, samples_of
 from rlvr.summary import EnvSummary
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.tokenizers import CharTokenizer
@@ -250,6 +251,29 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Attempt, "run", meanwhile)
     with pytest.raises(ConfigError, match="another process is writing"):
         evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
+
+
+def test_two_that_begin_at_once_leave_the_plan_of_the_one_that_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dump, asked = Plan.dump, []
+
+    def meanwhile(plan: Plan) -> str:
+        asked.append(plan.policy)
+        if len(asked) == 1:
+            with suppress(ConfigError):
+                evaluate(SUMS, "scripted:noop", tasks=5, out=tmp_path / "e")
+        return dump(plan)
+
+    monkeypatch.setattr(Plan, "dump", meanwhile)
+    with suppress(ConfigError):
+        evaluate(SUMS, "scripted:gold", tasks=5, out=tmp_path / "e")
+    gold = plan_of(tmp_path / "e").policy == "scripted:gold"
+    assert [sample.score for sample in samples_of(tmp_path / "e").values()] == [float(gold)] * 5
+
+
+def test_one_killed_before_its_plan_was_written_leaves_the_place_free(tmp_path: Path) -> None:
+    for name in (".eval.yaml.part", "episodes.jsonl"):
+        (tmp_path / name).touch()
+    assert evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path).sampled == 3
 
 
 def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
