@@ -6,6 +6,7 @@ A user sees one message on standard error, never a traceback; RLVR_TRACEBACK=1 b
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -235,6 +236,8 @@ def doctor(
 
 def main() -> None:
     """The entry point of the `rlvr` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a text may hold what this encoding, or none, can write
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

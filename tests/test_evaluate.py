@@ -440,6 +440,21 @@ def test_other_bad_requests(tmp_path: Path) -> None:
             evaluate(suite, policy, **kwargs)
 
 
+@pytest.mark.parametrize("price", ["nan,1", "-1,2", "inf,1", "1", "a,b"])
+def test_a_price_that_is_none(price: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["eval", SUMS, "--policy", "scripted:gold", "--tasks", "2", "--price", price, "--json"]) == 2
+    assert "is not READ,WRITTEN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("encoding", "json_"), [("ascii", False), ("utf-8", False), ("utf-8", True)])
+def test_what_an_encoding_cannot_write_does_not_end_a_report(encoding: str, json_: bool, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text('[{env: arithmetic, name: "half \\ud83d – é", tasks: 2}]', "utf-8")
+    line = [sys.executable, "-m", "rlvr", "eval", str(tmp_path / "mine.yaml"), "--policy", "scripted:gold", *["--json"] * json_]
+    env = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+    said = subprocess.run(line, env=env, capture_output=True, timeout=120, check=True).stdout.decode(encoding)
+    assert "half \\ud83d" in said and (not json_ or "half \ud83d – é" in json.loads(said)["envs"])
+
+
 def test_a_policy_that_never_comes_up_leaves_the_place_free(tmp_path: Path) -> None:
     for place in (tmp_path / "new", tmp_path):
         with pytest.raises(RlvrError, match="the script 'nobody' is not known"):
