@@ -70,6 +70,10 @@ class Attempt:
 
     def run(self, spec: Spec, environments: Mapping[str, Environment], wanted: Mapping[str, Sequence[Draw]]) -> None:
         """Sample what is missing, environment by environment. The policy is not even loaded where nothing is."""
+        gone = self.file.samples.keys() - {key_of(draw) for draws in wanted.values() for draw in draws}
+        if gone:
+            name, index, _ = min(gone)
+            raise ConfigError(f"{name} has no task {index} any more, which was sampled; restore the data, or choose another --out")
         for draws in wanted.values():
             self._same_questions(draws)
         todo = [item for item in self.plan.envs if any(key_of(draw) not in self.had for draw in wanted[item.name])]

@@ -110,6 +110,9 @@ def _judged_anew(row: Mapping[str, Any], task: Task, verdict: Verdict) -> dict[s
 
 def _task(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environment]) -> Task:
     split = next(item.split for item in plan.envs if item.name == row["env"])
+    size = environments[row["env"]].size(split)
+    if size is not None and row["index"] >= size:
+        raise ConfigError(f"task {row['task_id']!r} is there no more: {row['env']} has {size} now; restore the data of then")
     task = environments[row["env"]].task(split, row["index"])
     if [dict(message) for message in task.prompt] != row["prompt"]:
         raise ConfigError(f"task {row['task_id']!r} asks something else now than when it was sampled; judge with the settings of then")

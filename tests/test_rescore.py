@@ -122,6 +122,15 @@ def test_a_run_does_not_go_on_with_another_question(world: World, tmp_path: Path
     assert world.evaluate(a).sampled == 0
 
 
+def test_a_task_that_is_there_no_more_is_told(world: World, tmp_path: Path) -> None:
+    world.evaluate(a := tmp_path / "a")
+    world.asks([["a", "1"], ["b", "2"]])
+    with pytest.raises(ConfigError, match="Asked has no task 2 any more"):
+        world.evaluate(a)
+    with pytest.raises(ConfigError, match="task 'asked/2' is there no more: Asked has 2 now"):
+        rescore(a)
+
+
 def test_a_run_may_grow_while_it_is_judged(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world.evaluate(a := tmp_path / "a")
     reads = 0

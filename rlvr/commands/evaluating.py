@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,8 @@ def _price(text: str) -> Price | None:
         return None
     try:
         read, written = (float(part) for part in text.split(","))
+        if not (0 <= read < math.inf and 0 <= written < math.inf):
+            raise ValueError("no price")
     except ValueError as error:
         raise ConfigError(f"--price {text!r} is not READ,WRITTEN, the prices of a million tokens; for example --price 0.25,1.25") from error
     return Price(read, written)
