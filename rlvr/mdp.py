@@ -151,6 +151,10 @@ class TokenMDP:
     def judge(self, state: State) -> Verdict:
         """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
         verdict = judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, state.said))
+        return self.with_earned(state, verdict)
+
+    def with_earned(self, state: State, verdict: Verdict) -> Verdict:
+        """The verdict with what the environment says of when its score was earned."""
         if not verdict.scored:
             return verdict
         try:

@@ -1,36 +1,43 @@
 """Judge the samples of an evaluation again, without sampling: by a verifier that was mended, or with other settings.
 
 The old run stays as it is. Each answer is put to the verifier as it was recorded, beside the reference as it is now; answers that
-never came stay failed. Called again, it judges what could not be judged, and what was sampled or corrected since.
+never came stay failed. When a score was earned is worked out anew too. Called again, it judges what could not be judged, and what was
+sampled or corrected since.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from rich.console import Console
 
-from rlvr.contracts import Environment
+from rlvr.contracts import Environment, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluate import Report, report_on, verifier_label
 from rlvr.judges import Judges
-from rlvr.mdp import judged
+from rlvr.mdp import State, TokenMDP, judged, last_acted
 from rlvr.progress import Work
 from rlvr.registry import from_config
 from rlvr.samples import ROWS, Key, Plan, SampleFile, plan_of, question_of, rows_in
 from rlvr.suite import with_settings
 from rlvr.task import Fault, Task, Verdict
+from rlvr.transcript import messages_of
+from rlvr.viewparts import tokenizer_of
 
 AT_ONCE, DEADLINE_S = 256, 600.0
 """How many answers are put to the judges at a time, and how long one may take."""
+Reader = Callable[[], Tokenizer | None]
+"""Who gives the policy's tokenizer, where that is at hand."""
+UNKNOWN = "when the score was earned is not known: the policy's tokenizer, which tells its turns apart, is not at hand"
 
 
 def rescore(
@@ -52,15 +59,18 @@ def rescore(
         # which row of a sample is to be judged: its last one, or none where that has its verdict already
         last = {_key(row): None if _done(row, plan, environments, file) else number for number, row in enumerate(rows_in(run))}
         todo = (row for number, row in enumerate(rows_in(run)) if last.get(_key(row)) == number)  # the run may have grown meanwhile
-        had = list(last.values()).count(None)
+        had, unknown, tokenizer = list(last.values()).count(None), 0, _reader(plan)
         stack.callback((judges := Judges(8)).close)
         if had < len(last):
             file.outdate()
         with Work(console or Console(quiet=True), "judged", len(last), had, patience_s=5.0) as work:
             while rows := list(islice(todo, AT_ONCE)):
-                for row in _again(rows, plan, environments, judges):
+                for row in _again(rows, plan, environments, judges, tokenizer):
+                    unknown += (row["verdict"] or {}).get("detail", {}).get("earned") == UNKNOWN
                     file.append(row)
                     work.advance({})
+        if unknown and console:
+            console.print(f"note: {UNKNOWN}, for {unknown} of {len(last) - had} answers", highlight=False, markup=False, soft_wrap=True)
         return report_on(plan, file, environments, out, select=select, sampled=len(last) - had)
 
 
@@ -74,13 +84,13 @@ def _done(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environ
     return sample.score is not None and sample.question == question_of(_task(row, plan, environments))
 
 
-def _again(rows: list[dict[str, Any]], plan: Plan, environments: Mapping[str, Environment], judges: Judges) -> Iterator[dict[str, Any]]:
+def _again(
+    rows: list[dict[str, Any]], plan: Plan, environments: Mapping[str, Environment], judges: Judges, tokenizer: Reader
+) -> Iterator[dict[str, Any]]:
     """The rows as they are now: with the present reference, and its verdict."""
     tasks = [_task(row, plan, environments) for row in rows]
     futures = [
-        None
-        if row["finish"] == End.FAILED.value
-        else judges.submit(judged, environments[row["env"]].verifier, task, partial(str, row["text"]))
+        None if row["finish"] == End.FAILED.value else judges.submit(_verdict, environments[row["env"]], task, row, tokenizer)
         for row, task in zip(rows, tasks, strict=True)
     ]
     for row, task, future in zip(rows, tasks, futures, strict=True):
@@ -88,24 +98,49 @@ def _again(rows: list[dict[str, Any]], plan: Plan, environments: Mapping[str, En
             yield row | {"reference": task.reference}
             continue
         try:
-            verdict = future.result(timeout=DEADLINE_S)
+            verdict, rewards = future.result(timeout=DEADLINE_S)
         except FutureTimeout:
-            verdict = Verdict(None, f"the verifier gave no verdict within {DEADLINE_S:g} s", fault=Fault.INFRA)
-        yield _judged_anew(row, task, verdict)
+            verdict, rewards = Verdict(None, f"the verifier gave no verdict within {DEADLINE_S:g} s", fault=Fault.INFRA), []
+        yield _judged_anew(row, task, verdict, rewards)
 
 
-def _judged_anew(row: Mapping[str, Any], task: Task, verdict: Verdict) -> dict[str, Any]:
-    scored, reward = verdict.score is not None, verdict.score or 0.0
-    kept = dict(row)
-    if not math.isclose(math.fsum(row.get("rewards", ())), reward, abs_tol=1e-6):
-        kept.pop("rewards", None)  # without them the whole of it is paid at the end
-    return kept | {
+def _verdict(environment: Environment, task: Task, row: Mapping[str, Any], tokenizer: Reader) -> tuple[Verdict, list[float]]:
+    """The verdict on a recorded answer, and what each token is paid where not all of it is paid at the end."""
+    verdict = judged(environment.verifier, task, partial(str, row["text"]))
+    if not verdict.scored or not (verdict.earned or type(environment).earned is not Environment.earned):
+        return verdict, []
+    spoken = tokenizer()
+    if spoken is None or (messages := messages_of(row, spoken)) is None:
+        return replace(verdict, earned=(), detail={**verdict.detail, "earned": UNKNOWN}), []
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    mdp, state = TokenMDP(environment, spoken), State(task, row["tokens"], [bool(own) for own in row["acted"]], said)
+    verdict = mdp.with_earned(state, verdict)
+    return verdict, mdp.rewards(state, verdict) if verdict.earned else []
+
+
+def _reader(plan: Plan) -> Reader:
+    """The policy's tokenizer, loaded by the first judge who has to know what was said when."""
+    lock, load = Lock(), cache(partial(tokenizer_of, plan.policy_folder or plan.policy.partition(":")[2]))
+
+    def tokenizer() -> Tokenizer | None:
+        with lock:
+            return load()
+
+    return tokenizer
+
+
+def _judged_anew(row: Mapping[str, Any], task: Task, verdict: Verdict, rewards: list[float]) -> dict[str, Any]:
+    scored = verdict.score is not None
+    new = {
         "reference": task.reference,
-        "reward": reward,
+        "reward": verdict.score or 0.0,
         "end": row["finish"] if scored else End.FAILED.value,
         "verdict": verdict.record(),
         "error": "" if scored else verdict.reason,
     }
+    if rewards and any(rewards[: last_acted(row["acted"])]):  # without them the whole of it is paid at the end
+        new["rewards"] = [round(reward, 6) for reward in rewards]
+    return {key: value for key, value in row.items() if key != "rewards"} | new
 
 
 def _task(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environment]) -> Task:

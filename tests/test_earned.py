@@ -61,6 +61,9 @@ class PaidTalk(Talk):
         super().__init__(verifier=verifier or Whole())
         self.shift = shift
 
+    def gold(self, task: Task) -> str:
+        return "9"  # in every turn
+
     def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
         return [Earned(turn.count("9") / 8, turn=i + self.shift) for i, turn in enumerate(said)]
 

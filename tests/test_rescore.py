@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import rlvr.rescore
 from rlvr.cli import run
 from rlvr.compare import compare
+from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluate import Report, evaluate
 from rlvr.rescore import rescore
 from rlvr.samples import rows_in, samples_of
+from rlvr.tokenizers import CharTokenizer
 
 WORLD = '''
 """Questions from a file, and a verifier that is away while a file says so."""
@@ -149,16 +153,42 @@ def test_beside_a_corrected_reference_the_new_run_holds_the_new_one(world: World
     world.evaluate(a := tmp_path / "a")
     row = first(a)
     paid = [0.0] * (len(row["acted"]) - 2) + [0.25, 0.75]
-    write(a, row | {"rewards": paid})
+    write(a, row | {"rewards": paid})  # by a verifier of then
     rescore(a, out=tmp_path / "same")
-    assert first(tmp_path / "same")["rewards"] == paid
+    assert first(tmp_path / "same")["reward"] == 1.0 and "rewards" not in first(tmp_path / "same")
     world.asks([["a", "7"], ["b", "2"], ["c", "3"]])
     rescore(a, out=tmp_path / "b")
     new = first(tmp_path / "b")
-    assert (new["reference"], new["reward"], "rewards" in new) == ("7", 0.0, False)
+    assert (new["reference"], new["reward"]) == ("7", 0.0)
     with pytest.raises(ConfigError, match="1 of 3 prompts or references differ"):
         compare(a, tmp_path / "b")
     assert rescore(a, out=tmp_path / "same").sampled == 1 and scores(tmp_path / "same") == [0.0, 1.0, 1.0]
+
+
+def test_when_a_score_was_earned_is_worked_out_anew(tmp_path: Path) -> None:
+    evaluate({"name": "tests/test_earned.py:PaidTalk"}, "scripted:gold", tasks=2, out=tmp_path / "a")
+    rescore(tmp_path / "a", out=tmp_path / "same")
+    before, again = first(tmp_path / "a"), first(tmp_path / "same")
+    assert before["turns"] == 3 and [reward for reward in before["rewards"] if reward] == [0.125] * 3
+    assert again["verdict"] == before["verdict"] and again["rewards"] == before["rewards"]
+    rescore(tmp_path / "a", out=tmp_path / "other", settings={"shift": -1})
+    assert [part["turn"] for part in first(tmp_path / "other")["verdict"]["earned"]] == [-1, 0, 1]
+    rescore(tmp_path / "a", out=tmp_path / "wrong", settings={"shift": 1})
+    lost = first(tmp_path / "wrong")
+    assert lost["verdict"]["fault"] == "infra" and "earned in turn 3, and there were 3" in lost["error"] and "rewards" not in lost
+
+
+@pytest.mark.parametrize("tokenizer", [None, CharTokenizer()], ids=["none", "another"])
+def test_without_the_policy_s_tokenizer_it_is_said_that_nobody_knows_when_a_score_was_earned(
+    tokenizer: Tokenizer | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate({"name": "tests/test_earned.py:PaidTalk"}, "scripted:gold", tasks=2, out=tmp_path / "a")
+    monkeypatch.setattr("rlvr.rescore.tokenizer_of", lambda spec: tokenizer)
+    screen = io.StringIO()
+    rescore(tmp_path / "a", out=tmp_path / "b", console=Console(file=screen, width=300))
+    row = first(tmp_path / "b")
+    assert row["reward"] == 0.375 and "rewards" not in row and "earned" not in row["verdict"]
+    assert "is not known" in row["verdict"]["detail"]["earned"] and "is not at hand, for 2 of 2 answers" in screen.getvalue()
 
 
 def test_a_report_does_not_outlive_the_samples_it_was_made_of(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
