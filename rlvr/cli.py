@@ -30,6 +30,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs inst
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin, such as seed=3; the value is YAML.")
 ]
+STOPPED = 130
+"""The exit code of a command that a person ended."""
 KINDS = "envs, verifiers, sandboxes, samplers, algorithms, recipes, suites"
 
 
@@ -246,9 +248,11 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app(args=list(arguments), prog_name="rlvr", standalone_mode=False)
         sys.stdout.flush()
+        if code == STOPPED:  # what Typer makes of a Ctrl-C
+            return _fail("stopped", STOPPED)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        return _fail("stopped", 130)
+        return _fail("stopped", STOPPED)
     except SystemExit:  # Typer's way to end when the reader of a pipe has seen enough; nobody else exits in here
         return 0
     except Exception as error:
@@ -261,7 +265,7 @@ def _explain(error: Exception) -> int:
     if isinstance(error, RlvrError):
         return _fail(f"error: {error}", error.exit_code)
     if type(error).__name__ == "Abort":
-        return _fail("stopped", 130)
+        return _fail("stopped", STOPPED)
     if callable(said := getattr(error, "format_message", None)):  # Typer's own complaints about the arguments
         context = getattr(error, "ctx", None)
         return _fail(f"error: {str(said()).rstrip('.')}; `{context.command_path if context else 'rlvr'} --help` explains", 2)

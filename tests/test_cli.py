@@ -36,6 +36,15 @@ def parsed(line: list[str], capsys: Said, code: int = 0) -> Any:
     return json.loads(obey([*line, "--json"], capsys, code))
 
 
+def test_a_command_that_a_person_ends_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    def ended(*told: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlvr.commands.listing.list_plugins", ended)
+    assert run(["list"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
 def test_every_command_has_json_and_help(capsys: Said) -> None:
     verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
     assert {"list", "show", "new", "check", "verify", "train", "eval", "compare", "export", "view", "replay", "doctor"} <= verbs
