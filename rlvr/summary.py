@@ -19,6 +19,8 @@ from rlvr.statistics import Estimate, best_at, budgets, estimate, majority_at, m
 UNSCORED_LIMIT = TRUNCATED_LIMIT = 0.02
 CUT_AFTER = 0.01
 """The share of answers that a suggested cap would still cut off, if lengths go on as they began."""
+FURTHEST = 8.0
+"""How many times the present cap the suggestion is at most: where it would have to be more, so many are cut that nobody can tell."""
 SELECTORS: Mapping[str, Callable[[Sample], float]] = {
     "shortest": lambda sample: sample.tokens,
     "longest": lambda sample: -sample.tokens,
@@ -59,7 +61,7 @@ class EnvSummary:
     completed: float | None
     """The mean score of the scored samples that were not cut off."""
     cap: int | None
-    """A length cap that would cut off fewer than 1 in 100, where it now cuts off more than 2 in 100."""
+    """A length cap to try, where it now cuts off more than 2 in 100."""
     repeated: int
     """Tasks that ask what another one asks: they are one cluster with it."""
     cut: dict[str, int] = field(default_factory=dict)
@@ -73,6 +75,12 @@ class EnvSummary:
     def refused(self) -> bool:
         """Whether too much is unscored for a headline."""
         return self.unscored > UNSCORED_LIMIT * self.samples
+
+    @property
+    def cap_suffices(self) -> bool:
+        """Whether that cap would cut off 1 in 100, as far as the lengths tell."""
+        told: float = CUT_AFTER ** (1 / FURTHEST)
+        return self.cut.get("tokens", 0) <= told * self.samples
 
     def record(self, *, allow_unscored: bool = False) -> dict[str, Any]:
         """The summary as JSON for programs, with `best_at` where it was asked for; figures are null where the headline is refused."""
@@ -166,9 +174,9 @@ def selector_known(name: str) -> str:
 
 
 def _cap(samples: Sequence[Sample], truncated: int) -> int:
-    """The cap that would cut off 1 in 100, if the lengths go on falling as they did up to the present one."""
+    """The cap that would cut off 1 in 100, if the lengths go on falling as they did up to the present one; but no more than FURTHEST."""
     longest = max(1, *(sample.tokens for sample in samples))  # an endpoint may count none
     share = min(truncated / len(samples), 0.95)
-    wanted = longest * min(math.log(CUT_AFTER) / math.log(share), 8.0)
+    wanted = longest * min(math.log(CUT_AFTER) / math.log(share), FURTHEST)
     step: int = 2 ** max(int(math.log2(wanted)) - 3, 0)
     return math.ceil(wanted / step) * step

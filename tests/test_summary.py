@@ -65,6 +65,14 @@ def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
     assert summary({0: [sample(0, 0, 1.0)]}, 1).cap is None
 
 
+def test_where_most_are_cut_no_cap_is_promised_to_do() -> None:
+    end = {"finish": "truncated", "cut": "tokens"}
+    for cut, promised in ((56, True), (57, False)):
+        groups = {i: [sample(i, 0, 0.0, tokens=100, **(end if i < cut else {"finish": "terminated"}))] for i in range(100)}
+        (line,) = cautions(summary(groups, 1), False)
+        assert ("would leave 1 in 100 cut" in line, "try about 832 tokens" in line) == (promised, not promised)
+
+
 def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
     ends = [{"finish": "truncated", "cut": cut} for cut in ("turns", "turns", "window")] + [{"finish": "terminated"}]
     found = summary({i: [sample(i, 0, 1.0, **end)] for i, end in enumerate(ends)}, 1)

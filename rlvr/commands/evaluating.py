@@ -115,7 +115,9 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
         lines.append(f"{env.name}: {env.missing} samples are missing; the same command goes on where it stopped")
     for what, count in env.cut.items():
         if count > TRUNCATED_LIMIT * env.samples:
-            more = f"; about {env.cap} tokens (--max-new-tokens) would leave 1 in 100 cut" if what == "tokens" else ""
+            told = f"about {env.cap} tokens (--max-new-tokens)"
+            advice = f"; {told} would leave 1 in 100 cut" if env.cap_suffices else f"; try {told}, so many were cut that more may be needed"
+            more = advice if what == "tokens" else ""
             lines.append(f"{env.name}: {share(count, env.samples)} {CUT[what]}; {completed(env)}{more}")
     if env.empty:
         lines.append(f"{env.name}: in {share(env.empty, env.samples)} the policy said nothing; they are judged like any other answer")
