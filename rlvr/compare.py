@@ -98,10 +98,11 @@ def compare(first: Path, second: Path, *, force: bool = False, seed: int = 0) ->
     if differences and not force:
         raise ConfigError(f"{first} and {second} are no match: {'; '.join(differences)}. --force compares them all the same")
     found: dict[str, EnvComparison] = {}
-    notes, gaps = [], []
+    unended = [f"what {run} has not sampled yet (the command that began it goes on)" for run in (first, second) if not _ended(run)]
+    notes, gaps = [*unended], []
     for name in shared:
         items = [_item(plan, name) for plan in plans]
-        tasks = [_tasks(run, item) for run, item in zip((first, second), items, strict=True)]
+        tasks = _tasks((first, second), items)
         asked = min(tasks) * min(plan.n_of(item) for plan, item in zip(plans, items, strict=True))
         if tasks[0] != tasks[1]:
             notes.append(f"{name}: {max(tasks) - min(tasks)} tasks that only {first if tasks[0] > tasks[1] else second} asks")
@@ -117,7 +118,8 @@ def compare(first: Path, second: Path, *, force: bool = False, seed: int = 0) ->
     if not found:
         raise ConfigError(f"nothing can be compared: {'; '.join(notes)}")
     if gaps and not force:
-        raise ConfigError(f"{'; '.join(gaps)}: too many to leave out. `rlvr eval ... --retry` asks again; --force compares the others")
+        again = "" if unended else "`rlvr eval ... --retry` asks again; "
+        raise ConfigError(f"{'; '.join([*unended, *gaps])}: too many to leave out. {again}--force compares the others")
     adjusted = holm([env.paired.p for env in found.values()])
     envs = {name: replace(env, adjusted=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
     return Comparison(first, second, envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)
@@ -161,12 +163,23 @@ def _item(plan: Plan, name: str) -> Item:
     return next(item for item in plan.envs if item.name == name)
 
 
-def _tasks(run: Path, item: Item) -> int:
-    """How many tasks a run asks: as its report says, once there is one; a split may have fewer than the plan asks for."""
+def _ended(run: Path) -> bool:
+    """Whether a run has everything that it asks for: only then it has a report."""
+    return (run / REPORT).is_file()
+
+
+def _tasks(runs: tuple[Path, Path], items: Sequence[Item]) -> list[int]:
+    """How many tasks each run asks: as its report says; before there is one as planned, but no more than the split has in the other."""
+    told = [_reported(run, item) for run, item in zip(runs, items, strict=True)]
+    ends = [found for found, item in zip(told, items, strict=True) if found is not None and found < item.tasks]
+    return [min([item.tasks, *ends]) if found is None else found for found, item in zip(told, items, strict=True)]
+
+
+def _reported(run: Path, item: Item) -> int | None:
     try:
         return int(json.loads((run / REPORT).read_text("utf-8"))["envs"][item.name]["tasks"])
     except (OSError, ValueError, LookupError, TypeError):
-        return item.tasks
+        return None
 
 
 def _scoreless(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]]) -> str:

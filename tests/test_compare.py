@@ -96,6 +96,19 @@ def scored(run: Path, scores: Mapping[tuple[str, int, int], float | None], *, ot
     (run / "episodes.jsonl").write_text("".join(rows), "utf-8")
 
 
+def test_a_run_that_has_not_come_to_its_end_is_told_apart(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for folder, policy in ((a, "scripted:gold"), (b, "scripted:noop")):
+        evaluate({"name": SUMS, "below": 5}, policy, tasks=100, out=folder)  # the split has 25
+    (b / "report.json").unlink()
+    (b / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in list(rows_in(b))[:20]), "utf-8")
+    with pytest.raises(ConfigError, match=r"what .*b has not sampled yet .*; Sums: 5 of the 25 samples") as refused:
+        compare(a, b)
+    assert "--retry" not in str(refused.value), "it does not ask for what is missing"
+    found = compare(a, b, force=True)
+    assert len(found.notes) == 2 and "that only" not in str(found.notes), "both ask the same"
+
+
 def test_both_columns_are_means_over_tasks_as_their_difference_is(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     for folder in (a, b):

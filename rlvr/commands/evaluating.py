@@ -112,7 +112,7 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
         )
     lines += [f"{env.name}: {count} unscored: {reason:.120}" for reason, count in list(env.reasons.items())[:REASONS]]
     if env.missing:
-        lines.append(f"{env.name}: {env.missing} samples are missing; the same command goes on where it stopped")
+        lines.append(f"{env.name}: {env.missing} samples are missing; the command that samples them goes on where it stopped")
     for what, count in env.cut.items():
         if count > TRUNCATED_LIMIT * env.samples:
             told = f"about {env.cap} tokens (--max-new-tokens)"
@@ -141,7 +141,7 @@ def closing(report: Report, price: Price | None) -> str:
     line = f"{samples:,} samples"
     if report.run and report.sampled < samples:
         line += f" ({report.sampled:,} of them new)"
-    line += f", {written:,} tokens in {report.seconds:.1f} s"
+    line += f", {written:,} tokens" + (f" in {report.seconds:.1f} s" if report.timed_tokens else "")
     if report.timed_tokens and report.seconds:
         line += f", {report.timed_tokens / report.seconds:,.0f} tokens/s"
     if price:
