@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +26,7 @@ from rlvr.learn.banner import banner
 from rlvr.learn.crew import assemble
 from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.train import TrainReport, train
+from rlvr.owner import NOTE, place
 from rlvr.registry import entries
 from rlvr.replay import replay
 from rlvr.runlog import RunLog, config_of, rows_of
@@ -204,7 +207,13 @@ def test_a_run_killed_while_it_made_its_folder_begins_anew(finished: tuple[Path,
         run(tmp_path / "c", resume=True, **settings)
 
 
-def test_verify_repeats_a_step_and_catches_one_that_differs(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+def test_verify_repeats_a_step_and_catches_one_that_differs(
+    finished: tuple[Path, TrainReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    killed = tmp_path / "temporary" / "rlvr-again-killed"
+    killed.mkdir(parents=True)
+    (killed / NOTE).write_text("|".join((*place(), str(os.getpid()), "1")))  # our number, but of another birth
     settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
     folder = tmp_path / "a"
     shutil.copytree(finished[0], folder, symlinks=True)
@@ -217,6 +226,7 @@ def test_verify_repeats_a_step_and_catches_one_that_differs(finished: tuple[Path
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(CheckFailed, match=r"step 3 .* its metrics grad_norm"):
         train(tiny_run(**settings), out=folder, resume=True, verify=True, console=Console(file=io.StringIO()))
+    assert not list((tmp_path / "temporary").glob("rlvr-again-*"))
 
 
 def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

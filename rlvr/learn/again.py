@@ -10,7 +10,6 @@ still be resumed, but not to the bit; better to know before than after.
 from __future__ import annotations
 
 import json
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,14 +22,19 @@ from rlvr.learn.ahead import look_ahead
 from rlvr.learn.crew import assemble, taken_back
 from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import by_main
+from rlvr.owner import clear_away, own_folder, sweep
 from rlvr.runlog import RunLog, rows_of
+
+SCRATCH = "rlvr-again-"
 
 
 def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path) -> str:
     """Repeat the first step after a checkpoint that the logs still hold; what was compared, or CheckFailed."""
     place = by_main(accelerator, lambda: repeatable(folder))
     with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-again-")))
+        sweep(SCRATCH)
+        scratch = own_folder(SCRATCH)
+        stack.callback(clear_away, scratch)
         crew = assemble(config, accelerator, stack, weights=place)
         look_ahead(crew, stack)
         step = taken_back(crew, folder, place).step
