@@ -97,12 +97,13 @@ def flat(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     values = {"score": verdict.get("score"), "fault": verdict.get("fault", ""), "reason": row["error"] or verdict.get("reason", "")}
     values |= {"finish": row.get("finish", row["end"]), "tokens": written, "prompt_tokens": read}
     values |= {"prompt": _prompt(row.get("prompt", [])), "reference": _text(row.get("reference"))}
-    return {name: _readable(values.get(name, row.get(name))) for name in columns}
+    line = {name: values.get(name, row.get(name)) for name in columns}
+    return {name: _utf8(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
-def _readable(value: Any) -> Any:
-    """Half a surrogate pair, which a text from outside may hold, is no UTF-8: its escape stands for it."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+def _utf8(text: str) -> str:
+    """Half a surrogate pair, which a text may hold, is no UTF-8, and readers stop at its escape: a question mark stands for it."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _prompt(messages: Sequence[Mapping[str, str]]) -> str:
@@ -138,7 +139,7 @@ def _trl(run: Path, out: Path) -> Counter[str]:
     """
     left_out: Counter[str] = Counter()
     tokenizer = _tokenizer(run)
-    with whole(out) as partial, partial.open("w", encoding="utf-8", errors="backslashreplace") as file:  # half a surrogate pair is no UTF-8
+    with whole(out) as partial, partial.open("w", encoding="utf-8", errors="replace") as file:
         for row in last_rows(run):
             sample, turns = sample_of(row), _turns(row, tokenizer)
             if sample.score is None or turns is None:
@@ -195,14 +196,15 @@ def _inspect(run: Path, out: Path) -> Counter[str]:
     plan, tokenizer, left_out = plan_of(run), _tokenizer(run), Counter[str]()
     out.mkdir(parents=True, exist_ok=True)
     created = datetime.fromtimestamp((run / PLAN).stat().st_mtime, UTC).isoformat(timespec="seconds")
+    status = "success" if (run / REPORT).is_file() else "started"
     rows: dict[str, list[dict[str, Any]]] = {item.name: [] for item in plan.envs}
     for row in last_rows(run):
         turns = _turns(row, tokenizer)
         left_out[f"first turns of {UNREAD}"] += turns is None
         rows[row["env"]].append(row | {"said": turns or [{"role": "assistant", "content": row["text"]}]})
     for item in plan.envs:
-        log = _log(plan, item, rows[item.name], created)
-        write_whole(out / f"{_quoted(item.name)}.json", json.dumps(log, indent=1))
+        log = _log(plan, item, rows[item.name], created, status)
+        write_whole(out / f"{_quoted(item.name)}.json", _utf8(json.dumps(log, indent=1, ensure_ascii=False)))
     return +left_out
 
 
@@ -211,7 +213,7 @@ def _quoted(name: str) -> str:
     return re.sub(r'[%/\\:*?"<>|\x00-\x1f]', lambda found: quote(found[0], safe=""), name)
 
 
-def _log(plan: Plan, item: Item, rows: list[dict[str, Any]], created: str) -> dict[str, Any]:
+def _log(plan: Plan, item: Item, rows: list[dict[str, Any]], created: str, status: str) -> dict[str, Any]:
     """One environment as an evaluation log of inspect_ai, version 2 of its format."""
     name, n, temperature = item.name, plan.n_of(item), plan.temperature_of(item)
     scorer = plan.verifiers.get(name, "verifier").partition(" ")[0].lower()
@@ -226,7 +228,7 @@ def _log(plan: Plan, item: Item, rows: list[dict[str, Any]], created: str) -> di
     counts = {"scored_samples": scored, "unscored_samples": len(rows) - scored}
     return {
         "version": 2,
-        "status": "success",
+        "status": status,
         "eval": {
             "created": created,
             "task": f"rlvr/{name}",

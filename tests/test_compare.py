@@ -276,16 +276,25 @@ def test_what_has_no_score_is_no_line_for_trl_and_counted(tmp_path: Path) -> Non
     assert found.left_out == {"samples without a score": 59} and len(found.path.read_text("utf-8").splitlines()) == 1
 
 
-def test_a_text_that_is_no_utf8_is_exported_with_its_escape(tmp_path: Path) -> None:
+def test_a_text_that_is_no_utf8_is_exported_so_that_others_read_it(tmp_path: Path) -> None:
     a, _ = two(tmp_path, tasks=2)
     rows = [json.dumps(row | {"text": "half \ud83d"}) + "\n" for row in rows_in(a)]
     (a / "episodes.jsonl").write_text("".join(rows), "utf-8")
-    assert "half \\ud83d" in export(a, "csv").path.read_text("utf-8")
+    assert "half ?" in export(a, "csv").path.read_text("utf-8")
     said = [json.loads(line) for line in export(a, "trl-dataset").path.read_text("utf-8").splitlines()]
-    assert said[0]["completion"][0]["content"] == "half \ud83d"
+    assert said[0]["completion"][0]["content"] == "half ?"
+    assert "half ?" in (export(a, "inspect").path / "Sums.json").read_text("utf-8")
     import pyarrow.parquet
 
-    assert pyarrow.parquet.read_table(export(a, "parquet").path)["text"][0].as_py() == "half \\ud83d"
+    assert pyarrow.parquet.read_table(export(a, "parquet").path)["text"][0].as_py() == "half ?"
+
+
+def test_for_inspect_a_run_that_has_not_come_to_its_end_is_no_success(tmp_path: Path) -> None:
+    a, _ = two(tmp_path, tasks=2)
+    status = [json.loads((export(a, "inspect").path / "Sums.json").read_text("utf-8"))["status"]]
+    (a / "report.json").unlink()
+    status.append(json.loads((export(a, "inspect").path / "Sums.json").read_text("utf-8"))["status"])
+    assert status == ["success", "started"]
 
 
 @pytest.mark.parametrize("to", ["csv", "parquet", "trl-dataset", "markdown"])
