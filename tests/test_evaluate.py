@@ -34,7 +34,7 @@ from rlvr.task import Fault, Task, Verdict, user
 from rlvr.tokenizers import CharTokenizer
 from tests.endpoint import closed_port
 from tests.tiny import MODEL
-from tests.worlds import DIGITS
+from tests.worlds import DIGITS, Sums
 
 SUMS = "tests/worlds.py:Sums"
 
@@ -424,7 +424,7 @@ def test_a_policy_that_is_none(policy: str, told: str) -> None:
 
 
 def test_other_bad_requests(tmp_path: Path) -> None:
-    cases: list[tuple[str, str, dict[str, Any], str]] = [
+    cases: list[tuple[str | Environment, str, dict[str, Any], str]] = [
         (SUMS, "scripted:golden", {}, "did you mean 'gold'"),
         (SUMS, "hf:nowhere", {}, "nowhere"),
         (SUMS, "scripted:gold", {"tasks": 0}, "tasks is 0"),
@@ -433,6 +433,7 @@ def test_other_bad_requests(tmp_path: Path) -> None:
         ("quik", "scripted:gold", {}, "did you mean 'quick'"),
         ("quik.yaml", "scripted:gold", {}, "no suite 'quik.yaml'"),
         ("quick", "scripted:gold", {"settings": {"levels": []}}, "arithmetic.levels"),
+        (Sums(), "scripted:gold", {"settings": {"below": 3}}, "would do nothing: this Sums is made already"),
         ("quick", "scripted:gold", {"settings": {"arthmetic.levels": []}}, "did you mean 'arithmetic'"),
     ]
     for suite, policy, kwargs, told in cases:
