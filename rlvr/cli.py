@@ -170,7 +170,7 @@ def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A folder that `rlvr eval --out` wrote.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same tasks.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Compare even if prompts, verifiers or sampling differ, or much has no score.")
+        bool, typer.Option("--force", help="Compare even if prompts, settings, verifiers or sampling differ, or much has no score.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     json: Json = False,

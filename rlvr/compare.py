@@ -10,19 +10,22 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, RlvrError
 from rlvr.paired import Paired, holm, paired
+from rlvr.registry import load, parameters
 from rlvr.samples import REPORT, Key, Plan, Sample, plan_of, rows_in, samples_of
 from rlvr.statistics import mean
 from rlvr.suite import Item
 from rlvr.summary import UNSCORED_LIMIT
+from rlvr.task import plain
 
 SAMPLED_BY = ("split", "max_new_tokens", "max_length")
-"""Settings of an environment that both runs must share; its own settings show in the prompts."""
+"""Beside an environment's own settings, what both runs must share: how many turns there are shows in no prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,21 @@ def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
         settings["temperature"] = (a.temperature_of(old), b.temperature_of(new))
         settings["verifier"] = (a.verifiers.get(name), b.verifiers.get(name))
         settings["verifier's settings"] = (old.env.get("verifier"), new.env.get("verifier"))
+        if old.env["name"] == new.env["name"]:
+            made = made_with(old), made_with(new)
+            settings |= {f"the environment's {key}": (made[0].get(key), made[1].get(key)) for key in sorted(made[0] | made[1])}
         found += [f"{name}: {key} is {one} and {other}" for key, (one, other) in settings.items() if one != other]
     return found
+
+
+def made_with(item: Item) -> dict[str, Any]:
+    """The settings of an environment, those that nobody gave included. Where its problems lie is none: they show in the prompts."""
+    usual: dict[str, Any] = {}
+    with suppress(RlvrError):  # it is not at hand any more
+        fields = parameters(load("env", item.env["name"]))
+        usual = {name: field.default for name, field in fields.items() if field.default is not field.empty}
+    settings: dict[str, Any] = plain(usual | item.env)
+    return {name: value for name, value in settings.items() if name not in ("name", "path", "verifier")}
 
 
 def asked_otherwise(runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]], shared: Sequence[str]) -> list[str]:

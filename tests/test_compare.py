@@ -72,6 +72,15 @@ def test_runs_of_different_verifiers_are_refused(tmp_path: Path) -> None:
         compare(tmp_path / "a", tmp_path / "b")
 
 
+def test_runs_of_an_environment_with_other_settings_are_refused_though_the_prompts_are_the_same(tmp_path: Path) -> None:
+    usual: dict[str, Any] = {"turns": 7}
+    for name, settings in (("a", {}), ("b", usual), ("c", {"turns": 3})):
+        evaluate("guess_number", "scripted:gold", tasks=5, settings=settings, out=tmp_path / name)
+    assert not compare(tmp_path / "a", tmp_path / "b").differences, "seven turns are the usual ones"
+    with pytest.raises(ConfigError, match="guess_number: the environment's turns is 7 and 3"):
+        compare(tmp_path / "a", tmp_path / "c")
+
+
 def test_what_only_one_run_has_is_left_out_and_said(tmp_path: Path) -> None:
     a, b = two(tmp_path, tasks=20)
     lines = (b / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
