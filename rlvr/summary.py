@@ -57,7 +57,7 @@ class EnvSummary:
     """Scored samples in which the policy said nothing; judged like any other answer."""
     avg: Estimate | None
     at: dict[str, dict[int, Estimate | None]]
-    """`pass_at`, `pass_all`, `maj_at`, `best_at`: figures by k. A figure is None where no task has k samples."""
+    """`pass_at`, `pass_all`, `maj_at`, `best_at`: figures by k. A figure is None where no task has k samples, or nothing to choose by."""
     completed: float | None
     """The mean score of the scored samples that were not cut off."""
     cap: int | None
@@ -157,7 +157,8 @@ def _figures(groups: Mapping[int, Sequence[Sample]], n: int, votes: Votes | None
         found["maj_at"] = {k: estimate([majority_at(classes, scores, k) for classes, scores in cast], questions) for k in ks}
     if select:
         ranked = [[score for s in sorted(group, key=SELECTORS[select]) for score in _scores([s])] for group in judged.values()]
-        found["best_at"] = {k: estimate([best_at(scores, k) for scores in ranked], questions) for k in ks}
+        told = select != "confident" or any(s.confidence for group in judged.values() for s in group)
+        found["best_at"] = {k: estimate([best_at(scores, k) for scores in ranked], questions) if told else None for k in ks}
     return found
 
 

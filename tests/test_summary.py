@@ -89,6 +89,20 @@ def test_best_of_n_chooses_by_what_it_is_told() -> None:
         assert best is not None and best.value == score
 
 
+def test_without_log_probabilities_nobody_is_the_most_confident() -> None:
+    groups = {0: [sample(0, 0, 1.0, confidence=0.0), sample(0, 1, 0.0, confidence=0.0)]}
+    found = summary(groups, 2, select="confident")
+    assert found.at["best_at"] == {1: None, 2: None} and found.record()["best_at"] == {"1": None, "2": None}
+    assert any("no best@k by confidence" in line for line in cautions(found, False))
+    assert not any("best@k" in line for line in cautions(summary(groups, 2, select="longest"), False))
+
+
+def test_reasons_are_a_line_each_and_none_is_passed_over() -> None:
+    groups = {i: [sample(i, 0, None, reason=f"away\x1b[31m\n{i % 5}")] for i in range(10)}
+    lines = [line for line in cautions(summary(groups, 1), True) if "unscored" in line]
+    assert lines == [*(f"e: 2 unscored: away [31m {i}" for i in range(3)), "e: 4 unscored for 2 other reasons"]
+
+
 def test_a_headline_stands_at_two_in_a_hundred_and_falls_above() -> None:
     for unscored, refused in ((2, False), (3, True)):
         groups = {i: [sample(i, 0, None if i < unscored else 1.0, reason="away")] for i in range(100)}

@@ -110,7 +110,10 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
             f"{env.name}: no headline, {share(env.unscored, env.samples)} have no score; "
             f"--retry asks for them again, --allow-unscored shows the figure over the rest"
         )
-    lines += [f"{env.name}: {count} unscored: {reason:.120}" for reason, count in list(env.reasons.items())[:REASONS]]
+    shown = list(env.reasons.items())[:REASONS]
+    lines += [f"{env.name}: {count} unscored: {_one_line(reason):.120}" for reason, count in shown]
+    if rest := env.unscored - sum(count for _, count in shown):
+        lines.append(f"{env.name}: {rest} unscored for {len(env.reasons) - len(shown)} other reasons")
     if env.missing:
         lines.append(f"{env.name}: {env.missing} samples are missing; the command that samples them goes on where it stopped")
     for what, count in env.cut.items():
@@ -126,7 +129,14 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
     short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
     if short:
         lines.append(f"{env.name}: the figures at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
+    if env.scored and not any(env.at.get("best_at", {1: True}).values()):
+        lines.append(f"{env.name}: no best@k by confidence: there are no log-probabilities (from an endpoint, or where sampling is greedy)")
     return lines
+
+
+def _one_line(text: str) -> str:
+    """What came from outside, without what would act on a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def completed(env: EnvSummary) -> str:
