@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from rlvr.config import ModelConfig
@@ -28,13 +28,7 @@ def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, 
     if config.path is not None:
         if not Path(config.path).is_dir():
             raise ConfigError(f"model.path is {config.path!r}, which is no folder; give one that holds a Hugging Face model")
-        logging.disable_progress_bar()  # one bar at a time, and it is ours
-        try:
-            return AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(
-                f"model.path {config.path!r} does not hold a causal language model: {' '.join(str(error).split())[:300]}"
-            ) from error
+        return _model_in(config.path, dtype)
     settings = dict(config.config or {})
     family = settings.pop("model_type", None)
     if not isinstance(family, str):
@@ -47,6 +41,28 @@ def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, 
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(ids | settings)), dtype=dtype)
     except Exception as error:
         raise ConfigError(f"model.config makes no model: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _model_in(folder: str, dtype: torch.dtype) -> Any:
+    """The model of a folder, with every weight from there, and fit to be saved again."""
+    logging.disable_progress_bar()  # one bar at a time, and it is ours
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except Exception as error:  # a torn file, other shapes, no JSON: each library has an error of its own
+        raise ConfigError(f"model.path {folder!r} does not hold a causal language model: {' '.join(str(error).split())[:300]}") from error
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"model.path {folder!r} does not hold a whole causal language model: {len(missing)} weights are missing, such as "
+            f"{missing[0]}, and would be random; is it a reward model, or a copy that broke off?"
+        )
+    usual = model.generation_config
+    try:
+        usual.validate(strict=True)
+    except ValueError:  # such as a temperature without do_sample: it loads, and could never be saved
+        ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+        model.generation_config = GenerationConfig(**{name: getattr(usual, name) for name in ids})
+    return model
 
 
 def exported(tokenizer: TokenizerContract) -> Any:

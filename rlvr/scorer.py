@@ -28,11 +28,16 @@ def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
     dtype = getattr(torch, config.dtype)
     try:
         if config.path is not None:
-            return AutoModelForSequenceClassification.from_pretrained(config.path, num_labels=1, dtype=dtype, pad_token_id=None)
+            made, found = AutoModelForSequenceClassification.from_pretrained(
+                config.path, num_labels=1, dtype=dtype, pad_token_id=None, output_loading_info=True
+            )
+            if lost := sorted(name for name in found["missing_keys"] if not name.startswith("score.")):
+                raise ConfigError(f"{len(lost)} weights are missing there, such as {lost[0]}, and would be random")
+            return made
         settings = dict(config.config or {})
         ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
-        made = AutoConfig.for_model(settings.pop("model_type"), **(ids | settings), num_labels=1)
-        return AutoModelForSequenceClassification.from_config(made, dtype=dtype)
+        shape = AutoConfig.for_model(settings.pop("model_type"), **(ids | settings), num_labels=1)
+        return AutoModelForSequenceClassification.from_config(shape, dtype=dtype)
     except Exception as error:
         raise ConfigError(
             f"no reward model can be made of {config}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
