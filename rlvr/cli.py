@@ -125,7 +125,9 @@ def eval_(
     ] = "",
     policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")] = "",
     n: Annotated[int | None, typer.Option("-n", help="Answers for each task; default: what the suite says, or 1.")] = None,
-    tasks: Annotated[int | None, typer.Option("--tasks", "--limit", help="How many tasks of each environment, from the first on.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option("--tasks", "--limit", help="How many tasks, from the first on; default: the suite's, or 100.")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Which split; default: what the suite says, or test.")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy; default: the suite's, or 0 for one answer a task, 1 for several.")

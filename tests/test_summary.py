@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from rlvr.commands.evaluating import cautions
+from rlvr.commands.evaluating import cautions, show
+from rlvr.evaluate import Report
 from rlvr.registry import build
-from rlvr.samples import Sample
+from rlvr.samples import Plan, Sample
+from rlvr.suite import Item
 from rlvr.summary import EnvSummary, summarised
 from rlvr.task import Task, user
 from rlvr.votes import classes
@@ -95,6 +99,14 @@ def test_without_log_probabilities_nobody_is_the_most_confident() -> None:
     assert found.at["best_at"] == {1: None, 2: None} and found.record()["best_at"] == {"1": None, "2": None}
     assert any("no best@k by confidence" in line for line in cautions(found, False))
     assert not any("best@k" in line for line in cautions(summary(groups, 2, select="longest"), False))
+
+
+def test_where_every_headline_is_refused_there_is_no_table_of_figures() -> None:
+    groups = {0: [sample(0, k, None, reason="away") for k in range(2)]}
+    plan = Plan(suite="s", policy="scripted:gold", envs=[Item(name="e", env={"name": "arithmetic"}, n=2)])
+    console = Console(file=(said := io.StringIO()), width=100)
+    show(console, Report("s", None, plan, {"e": summary(groups, 2)}))
+    assert "refused" in said.getvalue() and "environment  figure" not in said.getvalue()
 
 
 def test_reasons_are_a_line_each_and_none_is_passed_over() -> None:

@@ -63,9 +63,9 @@ def show(console: Console, report: Report, *, allow_unscored: bool = False, pric
     console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   {plan.ways}, seed {plan.seed}"))
     console.print()
     console.print(headlines(envs, allow_unscored))
-    if any(env.n > 1 for env in envs):
+    if several := [env for env in envs if env.n > 1 and env.avg and (allow_unscored or not env.refused)]:
         console.print()
-        console.print(figures([env for env in envs if env.n > 1 and (allow_unscored or not env.refused)], console.width))
+        console.print(figures(several, console.width))
     lines = [line for env in envs for line in cautions(env, allow_unscored)]
     if lines:
         console.print()
