@@ -8,10 +8,11 @@ An evaluation that was killed goes on where it stopped: the same call samples wh
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,10 +27,13 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.registry import Spec, entries, from_config, load, parameters
 from rlvr.rollout import Draw, seed_of
-from rlvr.samples import REPORT, Plan, SampleFile, write_whole, writing
+from rlvr.samples import REPORT, Plan, SampleFile, digest, write_whole, writing
 from rlvr.suite import Item, Suite, suite_from
 from rlvr.summary import EnvSummary, selector_known, summarised
 from rlvr.votes import classes
+
+PIECES, PIECE = 64, 65536
+"""How much of each file of weights is looked at to know it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,8 @@ def evaluate(
         plan = Plan(
             suite=found.name,
             policy=policy,
-            policy_folder=folder_of(policy),
+            policy_folder=(folder := folder_of(policy)),
+            policy_weights=weights_of(folder),
             n=items[0].n or 1,
             temperature=items[0].temperature or 0.0,
             seed=seed,
@@ -192,6 +197,21 @@ def folder_of(policy: str) -> str:
     factory: Any = load("sampler", name)
     place = Path(rest)
     return str(place.resolve()) if factory.policy_form.endswith(":DIR") and place.is_dir() else ""
+
+
+def weights_of(folder: str) -> str:
+    """A digest of the weights in a folder, from pieces all over each file, so that large ones take no time; empty where there are none."""
+    if not folder:
+        return ""
+    pieces = []
+    with suppress(OSError):  # what cannot be read is told where the model is loaded
+        for path in sorted(path for path in Path(folder).iterdir() if path.suffix in (".safetensors", ".bin")):
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                for at in range(0, size, max(size // PIECES, PIECE)):
+                    file.seek(at)
+                    pieces.append((path.name, size, hashlib.blake2b(file.read(PIECE)).hexdigest()))
+    return digest(pieces) if pieces else ""
 
 
 def verifier_label(verifier: Verifier) -> str:

@@ -46,6 +46,8 @@ class Plan(Section):
     policy: str
     policy_folder: str = ""
     """Where the folder that the policy names really was: `checkpoints/last` is a link that moves."""
+    policy_weights: str = ""
+    """A digest of the weights in it: a folder may hold another model the next day."""
     n: int = Field(default=1, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     """Like `n`, of an environment that has none of its own. One of several that have: the first one's."""
@@ -82,8 +84,8 @@ class Plan(Section):
     def spelled_out(self, like: Plan) -> Plan:
         """Written so that it can be held against `like`: one of an earlier version says less, and a folder that is gone is no other one."""
         envs = [item.model_copy(update={"n": self.n_of(item), "temperature": self.temperature_of(item)}) for item in self.envs]
-        folder = self.policy_folder if like.policy_folder else ""
-        return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "policy_folder": folder})
+        known = {name: getattr(self, name) if getattr(like, name) else "" for name in ("policy_folder", "policy_weights")}
+        return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, **known})
 
     def dump(self) -> str:
         """The plan as YAML."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from rlvr.attempt import Attempt
@@ -340,6 +341,21 @@ def test_a_link_that_leads_to_another_policy_now_is_noticed(tmp_path: Path) -> N
         asked()
     last.unlink()
     assert asked().sampled == 0  # whoever deletes a model may still read its report
+
+
+def test_another_model_in_the_same_folder_is_noticed(tmp_path: Path) -> None:
+    tokenizer = CharTokenizer(DIGITS)
+    asked = partial(evaluate, SUMS, f"hf:{tmp_path / 'model'}", tasks=2, out=tmp_path / "e")
+    model = model_from(ModelConfig(config=MODEL), tokenizer)
+    for sampled in (2, 0):
+        model.save_pretrained(tmp_path / "model")
+        exported(tokenizer).save_pretrained(tmp_path / "model")
+        assert asked().sampled == sampled
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(ConfigError, match="policy_weights"):
+        asked()
 
 
 def test_a_full_disk_is_told_and_what_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
