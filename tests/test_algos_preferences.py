@@ -265,6 +265,11 @@ def test_the_metrics_are_those_of_trl_by_hand() -> None:
     )  # fmt: skip
 
 
+def test_an_answer_without_a_score_is_not_pulled() -> None:
+    pulls = preferences.of_kto([[1.0, None]], [[0.2, 0.2]], [], 0.1, desirable_from=0.5, weights=(1.0, 1.0))
+    assert pulls.advantages[0][0] > 0 and pulls.advantages[0][1] == 0 and pulls.figures["preference/undesirable"] == 0
+
+
 @pytest.mark.parametrize("name", ["dpo", "kto", "best_of_n"])
 def test_two_processes_pull_as_one_would(name: str) -> None:
     groups = [*Stand(3).groups, *Stand(4).groups]
@@ -295,6 +300,8 @@ def test_a_mismatched_answer_is_a_prompt_with_the_answer_to_another() -> None:
     twice = [groups[0], groups[0], groups[1]]  # a stored run may have asked one prompt in several steps
     assert [[e.tokens for e in group if e.aside] for group in preferences.mismatched(twice)] == [[[1, 2, 8]], [[1, 2, 8]], [[7, 3, 4, 5]]]
     assert preferences.mismatched(twice[:2]) == twice[:2]
+    lone = [groups[0], groups[0][:1]]  # nor is it another prompt where it has fewer answers
+    assert preferences.mismatched(lone) == lone
     three = [*groups, [episode([9], [10], [-1.0], 0.0, "c")]]  # each takes from the one after it
     assert [e.tokens for group in preferences.mismatched(three) for e in group if e.aside] == [[1, 2, 8], [7, 10], [9, 3, 4, 5]]
 
