@@ -299,6 +299,7 @@ def test_what_can_be_learned_from_stored_groups() -> None:
     assert [[e.reward for e in g] for g in factory("dpo")().learnable(groups)] == [[1.0, 0.0]]
     assert [[e.reward for e in g] for g in factory("dpo")(pairs_per_group=2).learnable(groups)] == [[1.0, 0.0]]
     assert factory("kto")().learnable(groups) == groups
+    assert factory("kto")(desirable_from=0.7).learnable(groups) == groups  # one is above it, and none upon it
     assert [[e.reward for e in g] for g in factory("sft")().learnable(groups)] == [[1.0]]
     for name, given, reason in (
         ("dpo", groups[1:], "no pair"), ("kto", groups[1:], "are undesirable"), ("kto", [[said(0.5)]], "are desirable"),
