@@ -276,6 +276,7 @@ def test_value_pretraining_trains_the_critic_alone_and_then_stops() -> None:
         algorithm.observe([1.0], None)
         resumed = factory("ppo")(value_pretraining_steps=2)
         resumed.load_state_dict(algorithm.state_dict())
+        assert algorithm.critic_alone == resumed.critic_alone == (step + 1 < 2)
         algorithm = resumed
 
 

@@ -265,6 +265,10 @@ def test_the_metrics_are_those_of_trl_by_hand() -> None:
     )  # fmt: skip
 
 
+def test_answers_that_are_worlds_apart_are_pulled_all_or_not_at_all() -> None:
+    assert [preferences.pull(d, 0.1, "dpo", 0.0) for d in (-1e6, 0.0, 1e6)] == [0.1, 0.05, 0.0]
+
+
 def test_an_answer_without_a_score_is_not_pulled() -> None:
     pulls = preferences.of_kto([[1.0, None]], [[0.2, 0.2]], [], 0.1, desirable_from=0.5, weights=(1.0, 1.0))
     assert pulls.advantages[0][0] > 0 and pulls.advantages[0][1] == 0 and pulls.figures["preference/undesirable"] == 0
