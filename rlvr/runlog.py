@@ -18,7 +18,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
@@ -176,6 +177,24 @@ def episode_row(step: int, episode: Episode, advantages: Sequence[float], log_ra
         "logprobs": [round(value, 6) for value in episode.logprobs],
         **{name: [round(value, 6) for value in values] for name, values in told.items()},
     }
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a run folder: two that write to it would tear its logs and remove each other's checkpoints.
+
+    The system lets go of the lock however a process ends.
+    """
+    with (folder / "config.yaml").open("r+b") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"another process is training in {folder}; wait for it or stop it, or choose another --out") from error
+        except (ImportError, OSError):  # not every system has locks; there the user has to take care
+            pass
+        yield
 
 
 def unbegun(folder: Path) -> bool:

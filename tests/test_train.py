@@ -29,7 +29,7 @@ from rlvr.learn.train import TrainReport, train
 from rlvr.owner import NOTE, place
 from rlvr.registry import entries
 from rlvr.replay import replay
-from rlvr.runlog import RunLog, config_of, rows_of
+from rlvr.runlog import RunLog, alone_in, config_of, rows_of
 from tests.tiny import MODEL, tiny_run
 
 ROOT = Path(__file__).parents[1]
@@ -260,6 +260,14 @@ def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(ConfigError, match="never overwritten"):
         run(folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_folder_in_which_another_process_trains_is_left_alone(finished: tuple[Path, TrainReport]) -> None:
+    folder, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with alone_in(folder), pytest.raises(ConfigError, match="another process is training in"):
+        run(folder, resume=True, train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 

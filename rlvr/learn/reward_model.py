@@ -41,7 +41,7 @@ from rlvr.model import exported
 from rlvr.progress import Work
 from rlvr.registry import from_config
 from rlvr.rollout import seed_of
-from rlvr.runlog import RunLog, rows_of, unbegun
+from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
 from rlvr.scorer import scorer_from
 from rlvr.tokenizers import tokenizer_from
 
@@ -112,6 +112,7 @@ def train_reward_model(
         place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None
         run = RunLog.reopen(folder, config) if resume and not unbegun(folder) else RunLog.create(folder, config)
         stack.callback(run.close)
+        stack.enter_context(alone_in(folder))
         model = scorer_from(ModelConfig(path=str(place), dtype=config.model.dtype) if place else config.model, tokenizer, config.seed)
         trainer = ScorerTrainer(
             model, optimization(config), total_steps=config.train.steps, device=accelerator.device,

@@ -44,7 +44,7 @@ from rlvr.learn.trackers import Trackers
 from rlvr.learn.warmstart import warmstart
 from rlvr.model import exported
 from rlvr.progress import Work
-from rlvr.runlog import RunLog, rows_of, unbegun
+from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ def train(
         look_ahead(crew, stack)
         if fresh:
             by_main(accelerator, lambda: RunLog.create(folder, config).close())
+        by_main(accelerator, lambda: stack.enter_context(alone_in(folder)))
         run = RunLog(folder, writes=main, reports=Trackers(accelerator, config, folder))
         stack.callback(run.close)
         screen.print(banner(crew, folder))
