@@ -94,6 +94,11 @@ class Episode:
         return bool(self.meta.get("greedy") or self.meta.get("mismatched"))
 
     @property
+    def cut_off(self) -> bool:
+        """Whether there was no room left for what it would have said. One that used up its turns has said each of them to its end."""
+        return self.end is End.TRUNCATED and self.meta.get("cut") != "turns"
+
+    @property
     def length(self) -> int:
         """How many tokens the policy chose."""
         return sum(self.acted)

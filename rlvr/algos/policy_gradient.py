@@ -20,7 +20,7 @@ from rlvr.algorithm import Algorithm, LossInputs
 from rlvr.algos import aggregate, credit, kl, mismatch, preferences, surrogate, values
 from rlvr.algos.credit import Rewards, Total, alone
 from rlvr.algos.settings import Settings, active
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class PolicyGradient(Algorithm):
 
     def trains(self, episode: Episode) -> bool:
         """Whether its tokens may train as well: overlong filtering masks an answer that was cut off, and keeps its reward."""
-        return self.counts(episode) and not (self.settings.mask_truncated_completions and episode.end is End.TRUNCATED)
+        return self.counts(episode) and not (self.settings.mask_truncated_completions and episode.cut_off)
 
     # ---- loss -----------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from rlvr.contracts import Sampling
-from rlvr.evaluate import average, draws
+from rlvr.evaluate import average, count_of, draws
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import share, together
 from rlvr.learn.schedule import Schedule
+from rlvr.task import Task
 
 
 def accuracy(crew: Crew) -> float | None:
@@ -24,17 +25,26 @@ def mean_score(crew: Crew, split: str, tasks: int, temperature: float = 0.0) -> 
 
 
 def held_out_seen(crew: Crew) -> tuple[int, int]:
-    """How many different questions are held out, and how many of them training ever came past."""
+    """How many different tasks are held out, and how many of them training ever came past."""
     config, environment = crew.config, crew.environment
-    size = environment.size(config.eval.split)
-    count = config.eval.tasks if size is None else min(config.eval.tasks, size)
-    held_out = {environment.task(config.eval.split, index).question for index in range(count)}
+    count = count_of(environment, config.eval.split, config.eval.tasks)
+    held_out = {asked(environment.task(config.eval.split, index)) for index in range(count)}
+    questions = {question for question, _ in held_out}
     passed = [(crew.questions.schedule, crew.questions.position)]
     if config.warmstart:
         passed.append(
             (Schedule(environment, "train", seed=config.seed, purpose="warmstart"), config.warmstart.steps * config.warmstart.batch_size)
         )
-    trained = {task.question for schedule, asked in passed for _, task in schedule.tasks(0, asked)}
+    trained = {asked(task) for schedule, end in passed for _, task in schedule.tasks(0, end) if task.question in questions}
     if crew.stored is not None:
-        trained |= crew.stored.questions(crew.mdp)
+        trained |= {asked(task) for task in crew.stored.tasks(crew.mdp)}
     return len(held_out), len(held_out & trained)
+
+
+def asked(task: Task) -> tuple[str, str]:
+    """What makes a task another one than the next: its question, and its answer where many have one question.
+
+    >>> asked(Task("t", user("Guess my number from 1 to 10."), "7"))        # doctest: +SKIP
+    ('Guess my number from 1 to 10.', "'7'")
+    """
+    return task.question, repr(task.reference)

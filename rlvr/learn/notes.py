@@ -104,7 +104,8 @@ class Notes:
         elif clipped > 0.5 and self.config.data is None:
             found["clipped"] = (
                 f"{clipped:.0%} of the answers of step {step} ran into the length cap and were "
-                "judged as they stood; raise rollout.max_completion_length, or teach the policy to stop with a warm start"
+                "judged as they stood; raise rollout.max_completion_length (and rollout.max_length, where that "
+                "is what leaves no room), or teach the policy to stop with a warm start"
             )
         if row.get("unscored"):
             found["unscored"] = (

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rlvr.episode import End, Episode
+from rlvr.episode import Episode
 from rlvr.errors import RlvrError
 from rlvr.learn.collect import Harvest, collect, tokens_of
 from rlvr.learn.crew import Crew
@@ -105,7 +105,7 @@ def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
         "reward_std": spread,
         "completions/mean_length": sum(lengths) / len(lengths),
         "completions/max_length": max(lengths),
-        "completions/clipped_ratio": sum(episode.end is End.TRUNCATED for episode in everyone) / len(everyone),
+        "completions/clipped_ratio": sum(episode.cut_off for episode in everyone) / len(everyone),
         "unscored": len(everyone) - len(rewards),
         "num_tokens": sum(lengths),
     }

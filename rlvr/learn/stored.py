@@ -44,9 +44,9 @@ class Stored:
         """The groups from one position on."""
         return [self.all[place_in(len(self.all), self.seed, "stored", position)] for position in range(first, first + count)]
 
-    def questions(self, mdp: TokenMDP) -> set[str]:
-        """Every question among them."""
-        return {mdp.environment.task(e.meta["split"], e.meta["index"]).question for group in self.all for e in group[:1]}
+    def tasks(self, mdp: TokenMDP) -> list[Task]:
+        """What they are answers to."""
+        return [mdp.environment.task(e.meta["split"], e.meta["index"]) for group in self.all for e in group[:1]]
 
 
 def digest(groups: Sequence[Group]) -> str:
