@@ -70,6 +70,8 @@ class TokenMDP:
         if self.max_length < 2:
             raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
         self._stops = tokenizer.stop_ids
+        if environment.max_turns > 1:
+            tokenizer.render_reply("a")  # a chat template that cannot go on is found now, and not in every single conversation
 
     def start(self, task: Task) -> State:
         """The state before the policy's first token."""

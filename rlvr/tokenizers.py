@@ -116,21 +116,38 @@ class HFTokenizer:
         return str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render(self, messages: Sequence[Message]) -> list[int]:
-        """Through the chat template where there is one; otherwise the bare text of the messages."""
+        """Through the chat template where there is one; otherwise the bare text of the messages, begun as every text of this model is."""
         if not self.tokenizer.chat_template:
-            return self.encode("\n".join(message["content"] for message in messages))
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return self.encode(text)
+            return self._beginning() + self.encode("\n".join(message["content"] for message in messages))
+        return self.encode(self._written(messages, add_generation_prompt=True))
+
+    def _beginning(self) -> list[int]:
+        """The BOS token of models that never saw a text without one."""
+        bos = self.tokenizer.bos_token_id
+        return [int(bos)] if bos is not None and list(self.tokenizer.encode("a"))[:1] == [bos] else []
+
+    def _written(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        try:
+            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt))
+        except Exception as error:  # a template may refuse what it does not know, such as a system message
+            roles = ", ".join(message["role"] for message in messages)
+            raise ConfigError(f"the tokenizer's chat template cannot write a conversation of {roles}: {error}") from error
 
     def render_reply(self, text: str) -> list[int]:
         """What the template puts between the policy's stop id and its next turn."""
         if not self.tokenizer.chat_template:
             return self.encode("\n" + text + "\n")
         said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        before = self.encode(self.tokenizer.apply_chat_template(said, tokenize=False))
+        before = self.encode(self._written(said, add_generation_prompt=False))
         after = self.render([*said, {"role": "user", "content": text}])
         ends = [i for i, token in enumerate(before) if token in self.stop_ids]
-        if not ends or after[: ends[-1] + 1] != before[: ends[-1] + 1]:
+        if not ends:
+            stops = ", ".join(self.tokenizer.convert_ids_to_tokens(sorted(self.stop_ids)))
+            raise ConfigError(
+                f"this chat template ends no turn with a token at which the policy stops ({stops}), so no conversation can go on; "
+                "add the token that it ends turns with to eos_token_id in the model's generation_config.json"
+            )
+        if after[: ends[-1] + 1] != before[: ends[-1] + 1]:
             raise EnvError("this chat template rewrites earlier turns, so a conversation cannot be continued token by token")
         return after[ends[-1] + 1 :]
 
@@ -154,9 +171,9 @@ def tokenizer_from(spec: str) -> Tokenizer:
     except ModuleNotFoundError as error:
         raise MissingExtra("transformers", "train", "use the tokenizer 'chars' or 'bytes'") from error
     stops: Any = None
-    if (Path(spec) / "generation_config.json").is_file():
-        stops = GenerationConfig.from_pretrained(spec).eos_token_id
     try:
+        if (Path(spec) / "generation_config.json").is_file():
+            stops = GenerationConfig.from_pretrained(spec).eos_token_id
         # for some model families AutoTokenizer overrules a folder that says it holds a plain fast tokenizer
         plain = _class_of(Path(spec)) in ("TokenizersBackend", "PreTrainedTokenizerFast")
         loaded = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(spec)

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError, EnvError
+from rlvr.mdp import TokenMDP
 from rlvr.task import Message, user
 from rlvr.tokenizers import ASCII, EOS, POLICY, UNKNOWN, USER, ByteTokenizer, CharTokenizer, HFTokenizer, tokenizer_from
+from tests.worlds import Sums, Talk
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -134,10 +136,30 @@ def test_the_templates_words_are_the_templates_tokens(hf: HFTokenizer) -> None:
     assert hf.tokenizer.decode(hf.render_reply("No.")) == "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("template", [FORGETFUL, ENDLESS])
-def test_a_template_that_cannot_be_continued_is_refused(template: str) -> None:
-    with pytest.raises(EnvError, match="cannot be continued token by token"):
-        HFTokenizer(hugging_face(template)).render_reply("No.")
+@pytest.mark.parametrize(
+    "template, told",
+    [(FORGETFUL, "cannot be continued token by token"), (ENDLESS, r"ends no turn with a token at which the policy stops \(<\|im_end\|>\)")],
+)
+def test_a_template_that_cannot_be_continued_is_refused_before_anything_is_said(template: str, told: str) -> None:
+    tokenizer = HFTokenizer(hugging_face(template))
+    with pytest.raises((EnvError, ConfigError), match=told):
+        TokenMDP(Talk(), tokenizer)
+    TokenMDP(Sums(), tokenizer)  # one turn has nothing to go on with
+
+
+def test_a_template_that_refuses_a_role_says_so() -> None:
+    strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% endfor %}"
+    with pytest.raises(ConfigError, match="cannot write a conversation of system, user: System role not supported"):
+        HFTokenizer(hugging_face(strict)).render(user("2+2=", system="Add."))
+
+
+def test_bare_text_begins_as_all_texts_of_its_model_do() -> None:
+    fast = hugging_face(None)
+    fast.bos_token = "<|im_start|>"
+    plain = HFTokenizer(fast).render(user("2+2="))
+    whole: Any = fast.backend_tokenizer
+    whole.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", fast.bos_token_id)])
+    assert HFTokenizer(fast).render(user("2+2=")) == [fast.bos_token_id, *plain] == list(fast("2+2=")["input_ids"])
 
 
 def test_without_a_template_the_bare_text_is_the_prompt() -> None:
