@@ -27,7 +27,7 @@ SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_wit
 class Section(BaseModel):
     """What all sections share: unknown keys are refused, values are never bent to fit."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=Section)
@@ -126,7 +126,7 @@ class TrainConfig(Section):
     steps: int = Field(default=100, ge=1)
     learning_rate: float = Field(default=1e-5, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     lr_scheduler: str = "constant"
     warmup_steps: int = Field(default=0, ge=0)
     minibatches_per_step: int = Field(default=1, ge=1)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from rlvr.config import ModelConfig
 from rlvr.errors import ConfigError
+from rlvr.learn.train import train
 from rlvr.model import model_from
 from rlvr.scorer import scorer_from
 from rlvr.tokenizers import CharTokenizer
-from tests.tiny import MODEL
+from tests.tiny import MODEL, tiny_run
 
 TOKENIZER = CharTokenizer("0123456789+=")
 
@@ -63,6 +66,25 @@ def test_a_folder_that_does_not_load_is_one_message(folder: Path, fault: str) ->
         path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(ConfigError, match="does not hold a causal language model"):
         model_from(ModelConfig(path=str(folder)))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_answers_beyond_the_positions_that_a_model_knows_are_refused(tmp_path: Path, family: str) -> None:
+    small = {"model_type": family, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8}
+    long: dict[str, Any] = {"rollout": {"max_completion_length": 20}, "train": {"steps": 1}, "warmstart": None, "eval": {"tasks": 2}}
+    with pytest.raises(ConfigError, match=r"may come to 2[0-9] tokens, and this model knows 8 positions; set rollout.max_length=8"):
+        train(tiny_run(model={"config": small}, **long), out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    stretched = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    if family == "llama":
+        model = {"config": small | {"rope_parameters": stretched, "intermediate_size": 32}}
+        train(tiny_run(model=model, **long), out=tmp_path / "a", console=Console(file=io.StringIO()))
+
+
+def test_an_adapter_is_no_model(folder: Path, tmp_path: Path) -> None:
+    changed(folder, "adapter_config.json", base_model_name_or_path="elsewhere")
+    with pytest.raises(ConfigError, match="holds an adapter and no model"):
+        train(tiny_run(model={"path": str(folder)}), out=tmp_path / "a")
 
 
 def test_a_model_whose_generation_settings_contradict_each_other_can_be_saved(folder: Path, tmp_path: Path) -> None:

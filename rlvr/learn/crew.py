@@ -92,15 +92,20 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     optimization(config).check(algorithm, adapted=config.model.lora is not None, max_completion_length=mdp.max_new_tokens)
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     size = PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT)
-    check_prompts(mdp, "train", map(schedule.index, range(min(looks, size))))
+    longest = check_prompts(mdp, "train", map(schedule.index, range(min(looks, size))))
     held_out = count_of(environment, config.eval.split, config.eval.tasks)
-    check_prompts(mdp, config.eval.split, range(min(held_out, PROMPTS_LOOKED_AT)))
+    longest = max(longest, check_prompts(mdp, config.eval.split, range(min(held_out, PROMPTS_LOOKED_AT))))
     environment.ready()
     sampler: Sampler = stack.enter_context(from_config("sampler", config.rollout.sampler))
+    if config.model.path is not None and (Path(config.model.path) / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"model.path {config.model.path!r} holds an adapter and no model; name a folder with both in one (peft: merge_and_unload)"
+        )
     model = model_from(ModelConfig(path=str(weights), dtype=config.model.dtype) if weights else config.model, tokenizer, config.seed)
     rows = model.get_input_embeddings().num_embeddings
     if rows < tokenizer.vocab_size:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids but the model knows {rows}; give the model its own tokenizer")
+    check_window(mdp, model, longest)
     if config.model.lora is not None:
         adapter.check(model, config.model.lora)
         if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
@@ -184,8 +189,8 @@ def optimization(config: RunConfig) -> Optimization:
     return Optimization(**settings)
 
 
-def check_prompts(mdp: TokenMDP, split: str, indices: Iterable[int]) -> None:
-    """Every prompt of the run must fit now; a prompt that does not is found here and not in step 700."""
+def check_prompts(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
+    """Every prompt of the run must fit now; a prompt that does not is found here and not in step 700. How long the longest is."""
     longest = 0
     for index in indices:
         task = mdp.environment.task(split, index)
@@ -197,4 +202,17 @@ def check_prompts(mdp: TokenMDP, split: str, indices: Iterable[int]) -> None:
     if longest + 1 > mdp.max_length:
         raise ConfigError(
             f"the longest prompt of split {split!r} is {longest} tokens; rollout.max_length {mdp.max_length} leaves no room to answer"
+        )
+    return longest
+
+
+def check_window(mdp: TokenMDP, model: Any, longest: int) -> None:
+    """A model knows so many positions; beyond them it fails, or talks nonsense. One whose positions are stretched knows more of them."""
+    settings = model.config.get_text_config()
+    known = getattr(settings, "max_position_embeddings", None)
+    reached = min(mdp.max_length, longest + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
+    if known and reached > known and "'factor'" not in str(getattr(settings, "rope_parameters", None)):
+        raise ConfigError(
+            f"prompt and answer may come to {reached} tokens, and this model knows {known} positions; set rollout.max_length={known}, "
+            "or lower rollout.max_completion_length"
         )
