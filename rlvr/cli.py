@@ -6,6 +6,7 @@ A user sees one message on standard error, never a traceback; RLVR_TRACEBACK=1 b
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -266,6 +267,9 @@ def run(arguments: Sequence[str]) -> int:
 def _explain(error: Exception) -> int:
     if isinstance(error, RlvrError):
         return _fail(f"error: {error}", error.exit_code)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" (writing {error.filename})" if error.filename else ""
+        return _fail(f"error: there is no room left on the disk{where}; make room and go on: rlvr train --resume, or the same rlvr eval", 3)
     if type(error).__name__ == "Abort":
         return _fail("stopped", STOPPED)
     if callable(said := getattr(error, "format_message", None)):  # Typer's own complaints about the arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -285,6 +286,18 @@ def test_an_internal_error_is_one_line_and_says_how_to_see_more(
     monkeypatch.setenv("RLVR_TRACEBACK", "1")
     with pytest.raises(KeyError):
         run(["list"])
+
+
+def test_a_full_disk_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlvr.commands import listing
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/metrics.jsonl")
+
+    monkeypatch.setattr(listing, "list_plugins", full)
+    assert run(["list"]) == 3
+    said = capsys.readouterr().err
+    assert "no room left on the disk (writing runs/a/metrics.jsonl)" in said and "fault of rlvr" not in said
 
 
 def test_the_table_of_files_is_what_it_says() -> None:

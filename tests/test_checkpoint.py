@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlvr.config import ModelConfig
-from rlvr.errors import ConfigError, NotFound
+from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.model import exported, model_from
@@ -119,6 +119,19 @@ def test_half_written_leavings_are_swept(tmp_path: Path, model: Any) -> None:
     (home / ".last.part").symlink_to("step-000002")
     checkpoint.clean(tmp_path)
     assert sorted(p.name for p in home.iterdir()) == ["last", "step-000001"]
+
+
+def test_one_that_finds_no_room_says_so_and_takes_none(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = saved(tmp_path, model, 1)
+
+    def full(_: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos")  # what torch says of a full disk
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RlvrError, match=r"step 2 could not be written to .* GB are left: .* make room, then go on with --resume"):
+        saved(tmp_path, model, 2)
+    assert sorted(p.name for p in older.parent.iterdir()) == ["last", "step-000001"] and checkpoint.newest(tmp_path) == older
 
 
 def test_a_tokenizer_with_several_chat_templates_is_saved_and_guarded(tmp_path: Path, model: Any) -> None:

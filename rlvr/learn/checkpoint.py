@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from rlvr.errors import ConfigError, NotFound
+from rlvr.errors import ConfigError, NotFound, RlvrError
 
 KEPT = 2
 
@@ -49,14 +49,14 @@ def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pro
     if partial.exists():
         shutil.rmtree(partial)
     partial.mkdir()
-    model.save_pretrained(partial)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(partial)
-    torch.save({**state, "rng": torch.get_rng_state()}, partial / "learner.pt")
-    (partial / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
-    (partial / "manifest.json").write_text(json.dumps(_hashes(partial), indent=2), "utf-8")
-    for path in partial.rglob("*"):
-        _sync(path)
+    try:
+        _write(partial, model, tokenizer, state, progress)
+    except Exception as error:  # each library says in its own way that a disk is full
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RlvrError(
+            f"the checkpoint of step {progress.step} could not be written to {home}, where {shutil.disk_usage(home).free / 1e9:.1f} GB are "
+            f"left: {type(error).__name__}: {error}; make room, then go on with --resume"
+        ) from error
     if place.exists():
         shutil.rmtree(place)
     partial.rename(place)
@@ -65,6 +65,18 @@ def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pro
     for old in _in_order(folder)[:-KEPT]:
         shutil.rmtree(old)
     return place
+
+
+def _write(place: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> None:
+    """The files of one checkpoint, until they are on the disk."""
+    model.save_pretrained(place)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(place)
+    torch.save({**state, "rng": torch.get_rng_state()}, place / "learner.pt")
+    (place / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
+    (place / "manifest.json").write_text(json.dumps(_hashes(place), indent=2), "utf-8")
+    for path in place.rglob("*"):
+        _sync(path)
 
 
 def _in_order(folder: Path) -> list[Path]:
