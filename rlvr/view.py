@@ -150,7 +150,7 @@ def _training(run: Path) -> dict[str, Any]:
     clock: dict[Any, dict[str, Any]] = {row.get("step"): row for row in timings}
     rows = [clock.get(row.get("step"), {}) | row for row in metrics]
     told = {name: _json(run / REPORT).get(name) for name in ("accuracy_before", "accuracy_after", "seconds")}
-    facts = {"steps": len(rows), **{name: value for name, value in told.items() if value is not None}}
+    facts = {"steps": len(rows), **{name: value for name, value in told.items() if value is not None}} | _state(run)
     settings = (run / "config.yaml").read_text("utf-8")
     return {"name": run.resolve().name, "kind": "training", "facts": facts, "panels": panels(rows), "figures": None, "settings": settings}
 
@@ -160,9 +160,14 @@ def _evaluation(run: Path) -> dict[str, Any]:
     plan, report = plan_of(run), _json(run / REPORT)
     head = ["environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed"]
     lines = [_figures(name, env) for name, env in report.get("envs", {}).items()]
-    facts = {"suite": plan.suite, "policy": plan.policy, "sampled": plan.ways, "seed": plan.seed}
+    facts = {"suite": plan.suite, "policy": plan.policy, "sampled": plan.ways, "seed": plan.seed} | _state(run)
     figures = {"head": head, "lines": lines} if lines else None
     return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.dump()}
+
+
+def _state(run: Path) -> dict[str, str]:
+    """A run has its report from its end on."""
+    return {} if (run / REPORT).is_file() else {"state": "unfinished"}
 
 
 def _figures(name: str, env: Mapping[str, Any]) -> list[str]:

@@ -105,7 +105,9 @@ def test_an_evaluation_shows_its_figures_and_the_samples_that_count(tmp_path: Pa
     assert found["head"]["runs"][0]["kind"] == "evaluation" and found["head"]["runs"][0]["episodes"] == 20
     assert found["head"]["runs"][0]["figures"]["lines"][0][:3] == ["Sums", "2", "100.0%"]
     assert found["texts-0"][0]["text"] == "asked again" and found["texts-0"][0]["prompt"][0]["role"] == "user"
-    assert len(set(found["columns"]["group"]["at"])) == 10
+    assert len(set(found["columns"]["group"]["at"])) == 10 and "state" not in found["head"]["runs"][0]["facts"]
+    (tmp_path / "a" / "report.json").unlink()  # as of a run that was killed
+    assert parts(view(tmp_path / "a").path)["head"]["runs"][0]["facts"]["state"] == "unfinished"
 
 
 def test_tests_and_faults_come_with_their_episode(tmp_path: Path) -> None:
@@ -158,6 +160,7 @@ def test_what_the_trainer_saw_comes_with_the_tokens(tmp_path: Path) -> None:
 def test_a_run_that_is_watched_is_written_again_as_it_grows(tmp_path: Path) -> None:
     folder = trained(tmp_path / "a", [episode(1)])
     seen: list[tuple[int, int]] = []
+    assert parts(view(folder).path)["head"]["runs"][0]["facts"]["state"] == "unfinished"
 
     def told(written: Written) -> None:
         seen.append((written.episodes, parts(written.path)["head"]["reload_s"]))
@@ -168,7 +171,7 @@ def test_a_run_that_is_watched_is_written_again_as_it_grows(tmp_path: Path) -> N
 
     last = watch(folder, told=told, pause_s=0.01)
     assert seen == [(1, 1), (2, 1)] and last.episodes == 2
-    assert parts(last.path)["head"]["reload_s"] == 0 and parts(last.path)["head"]["runs"][0]["facts"]["accuracy_after"] == 0.5
+    assert parts(last.path)["head"]["reload_s"] == 0 and parts(last.path)["head"]["runs"][0]["facts"] == {"steps": 2, "accuracy_after": 0.5}
 
 
 def test_a_run_that_is_watched_from_its_first_moment_and_left_with_ctrl_c(tmp_path: Path) -> None:
