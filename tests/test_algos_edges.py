@@ -110,6 +110,9 @@ def test_what_an_algorithm_asks_of_the_learner() -> None:
     assert ppo.trains_flat and ppo.needs_value and not ppo.penalises_reward
     assert [factory(n)().single_step for n in ("dpo", "kto", "best_of_n")] == [True, True, False]
     assert [factory(n)().needs_mismatched for n in ("dpo", "kto", "best_of_n")] == [False, True, False]
+    assert [factory(n)().bypass for n in ("sft", "best_of_n", "dpo")] == [True, True, False]
+    stale = [factory("grpo")(), factory("grpo")(old_from_sampler=True), *(factory(n)() for n in ("online_dpo", "kto", "best_of_n"))]
+    assert [dict(a.when_stale) for a in stale] == [{"importance_sampling_correction": "token_truncate"}, {}, {}, {}, {}]
 
 
 def test_the_reference_moves_every_so_many_steps() -> None:
