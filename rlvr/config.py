@@ -16,7 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.overrides import number, overridden
+from rlvr.overrides import number, overridden, yielding
 from rlvr.yamlfile import read_yaml
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -278,7 +278,8 @@ def recipes() -> dict[str, Path]:
 
 def load(target: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe by name or path, apply the overrides, check everything."""
-    return check(_completed(overridden(read(target), overrides)), target)
+    recipe = yielding(read(target), overrides) if target in recipes() else read(target)
+    return check(_completed(overridden(recipe, overrides)), target)
 
 
 def _completed(data: dict[str, Any]) -> dict[str, Any]:
@@ -309,8 +310,7 @@ def read(target: str) -> dict[str, Any]:
     path = recipes().get(target, Path(target).expanduser())
     if not path.is_file():
         raise NotFound(f"no recipe {target!r}: neither a file nor a name; {suggest(target, recipes())}")
-    data = read_yaml(path)
-    if not isinstance(data, dict):
+    if not isinstance(data := read_yaml(path), dict):
         raise ConfigError(f"{path} holds {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
     return dict(number(data))
 

@@ -31,6 +31,20 @@ def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     return data
 
 
+def yielding(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A recipe that comes with rlvr, where a run is learned from: its own environment, tokenizer and model are an example and give way.
+
+    >>> yielding({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
+    {'train': {'steps': 1}, 'rollout': {}}
+    """
+    data = overridden({}, overrides).get("data")
+    if not isinstance(data, Mapping) or data.get("run") is None:
+        return recipe
+    example = ("env", "tokenizer", "model", "warmstart", "max_completion_length")
+    plain = {key: value for key, value in recipe.items() if key not in example}
+    return plain | {"rollout": {key: value for key, value in recipe.get("rollout", {}).items() if key not in example}}
+
+
 def _set(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
     if data is None:
         data = {}

@@ -77,7 +77,7 @@ def test_every_group_comes_once_before_any_comes_again(source: Path) -> None:
 METHODS: dict[str, list[str]] = {
     "dpo": [],
     "kto": ["algorithm.desirable_weight=3"],
-    "sft": ["env={name: tests/worlds.py:First}", "tokenizer=chars:0123456789+=", "rollout.max_completion_length=3"],
+    "sft": [],
 }
 
 
