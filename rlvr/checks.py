@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any
 
 from rlvr import canaries
+from rlvr.blame import place_of
 from rlvr.contracts import Example, Plugin, Verifier
-from rlvr.errors import ConfigError, PluginError, suggest
+from rlvr.errors import ConfigError, PluginError, RlvrError, suggest
 from rlvr.registry import build, kind_of
 from rlvr.task import Fault, Task, Verdict, user
 
@@ -100,15 +101,25 @@ def run(steps: Steps) -> Iterator[Check]:
         except PluginError as error:
             yield Check("it can be built", False, str(error))
             return
+        except RlvrError:
+            raise
+        except (Exception, SystemExit) as error:  # between two checks only `close` is called
+            yield Check("it can be closed", False, _raised(error))
+            return
         name, look = step
         try:
             wrong = look()
         except CannotCheck as reason:
             yield Check(name, True, str(reason), skipped=True)
-        except Exception as error:
-            yield Check(name, False, f"raised {type(error).__name__}: {' '.join(str(error).split())[:400]}")
+        except (Exception, SystemExit) as error:
+            yield Check(name, False, _raised(error))
         else:
             yield Check(name, not wrong, wrong)
+
+
+def _raised(error: BaseException) -> str:
+    place = place_of(error)
+    return f"raised {type(error).__name__}: {' '.join(str(error).split())[:400]}" + (f" ({place})" if place else "")
 
 
 def first(texts: Iterator[str]) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from rlvr.blame import place_of
 from rlvr.errors import ConfigError, RlvrError
 
 app = typer.Typer(
@@ -256,20 +257,23 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return _fail("stopped", STOPPED)
-    except SystemExit:  # Typer's way to end when the reader of a pipe has seen enough; nobody else exits in here
-        return 0
-    except Exception as error:
-        if os.environ.get("RLVR_TRACEBACK"):
+    except (Exception, SystemExit) as error:
+        if os.environ.get("RLVR_TRACEBACK") and isinstance(error, Exception):
             raise
         return _explain(error)
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: Exception | SystemExit) -> int:
     if isinstance(error, RlvrError):
         return _fail(f"error: {error}", error.exit_code)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" (writing {error.filename})" if error.filename else ""
         return _fail(f"error: there is no room left on the disk{where}; make room and go on: rlvr train --resume, or the same rlvr eval", 3)
+    if place := place_of(error):
+        said = " ".join(str(error).split())
+        return _fail(f"error: a plugin raised {type(error).__name__}: {said:.400} ({place}); RLVR_TRACEBACK=1 shows how it came there", 2)
+    if isinstance(error, SystemExit):  # Typer's way to end when the reader of a pipe has seen enough
+        return 0
     if type(error).__name__ == "Abort":
         return _fail("stopped", STOPPED)
     if callable(said := getattr(error, "format_message", None)):  # Typer's own complaints about the arguments

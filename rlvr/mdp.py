@@ -163,7 +163,7 @@ class TokenMDP:
             if earned := self.environment.earned(state.task, state.said, verdict):
                 verdict = replace(verdict, earned=tuple(earned))
                 self.rewards(state, verdict)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Verdict(None, f"{type(self.environment).__name__}.earned: {type(error).__name__}: {error}", fault=Fault.INFRA)
         return verdict
 
@@ -210,7 +210,7 @@ class TokenMDP:
     def _answer(self, state: State) -> str:
         try:
             return self.environment.answer(state.task, state.said)
-        except Exception:  # the verdict says so
+        except (Exception, SystemExit):  # the verdict says so
             return ""
 
 
@@ -229,18 +229,18 @@ def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
 
 
 def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:
-    """A verdict, whatever the verifier does: one that raises or returns nonsense is the machinery's fault, never a score.
+    """A verdict, whatever the verifier does: one that raises, exits or returns nonsense is the machinery's fault, never a score.
 
     >>> judged(make("verifier", "numeric"), Task("t", user("2+2="), "4"), lambda: "4").score        # doctest: +SKIP
     1.0
     """
     try:
         text = answer()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
     try:
         verdict = verifier.verify(task, text)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
     if not isinstance(verdict, Verdict):
         return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)

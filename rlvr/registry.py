@@ -19,14 +19,17 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlvr import foreign
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
 
 PACKAGE = Path(__file__).parent
+FILE_MODULE = "_rlvr_plugin_"
+"""How the name of a module begins that was made of a file of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,8 @@ def entries(kind: str) -> list[Entry]:
     """Everything registered of one kind, sorted by name; nothing is imported."""
     k = kind_of(kind)
     found = {name: Entry(name, k.name, "rlvr", summary) for name, summary in _ours(k).items()}
-    for name, points in _points(k.group).items():
-        owners = sorted({_owner(point.dist) for point in points} | ({"rlvr"} if name in found else set()))
+    for name, points in foreign.points(k.group).items():
+        owners = sorted({foreign.owner(point.dist) for point in points} | ({"rlvr"} if name in found else set()))
         if len(owners) > 1:
             clash = f"{' and '.join(owners)} both claim {k.name} {name!r}; uninstall one, or name the object as path/to/file.py:Object"
             found[name] = Entry(name, k.name, " + ".join(owners), error=clash)
@@ -182,14 +185,13 @@ def build(kind: str, name: str, /, **kwargs: Any) -> Any:
         if missing:
             raise ConfigError(f"{k.name} {name!r} needs {', '.join(map(repr, missing))}; `rlvr show {k.name} {name}` explains it")
         return factory(**given)
-    except RlvrError:
-        _close(built)
-        raise
-    except (TypeError, ValueError) as error:
-        _close(built)
-        raise ConfigError(f"{k.name} {name!r} refuses its settings {_short(kwargs)}: {error}") from error
-    except Exception as error:
-        _close(built)
+    except (Exception, SystemExit) as error:  # a constructor that leaves must not take the command with it, as if all were well
+        for plugin in built:
+            plugin.close()
+        if isinstance(error, RlvrError):
+            raise
+        if isinstance(error, TypeError | ValueError):
+            raise ConfigError(f"{k.name} {name!r} refuses its settings {_short(kwargs)}: {error}") from error
         raise PluginError(f"{k.name} {name!r} cannot be built: {type(error).__name__}: {error}") from error
 
 
@@ -242,32 +244,6 @@ def _ours(kind: Kind) -> dict[str, str]:
     return {path.stem: _summary(path) for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")}
 
 
-def _points(group: str) -> dict[str, list[EntryPoint]]:
-    try:
-        points = list(entry_points(group=group))
-    except Exception:  # one package's malformed entry_points.txt must not hide everybody else's plugins
-        points = [point for dist in distributions() for point in _readable(dist) if point.group == group]
-    found: dict[str, list[EntryPoint]] = {}
-    for point in points:
-        if point.name not in (None, "") and point not in found.get(point.name, []):
-            found.setdefault(point.name, []).append(point)
-    return found
-
-
-def _readable(dist: Distribution) -> list[EntryPoint]:
-    try:
-        return list(dist.entry_points)
-    except Exception:
-        return []
-
-
-def _owner(dist: Distribution | None) -> str:
-    try:
-        return str(dist.metadata["Name"] or "?") if dist else "?"
-    except Exception:
-        return "?"
-
-
 @lru_cache(maxsize=256)
 def _summary(path: Path) -> str:
     """The first line of a file's docstring, read without running the file."""
@@ -284,7 +260,7 @@ def _first_line(text: str | None) -> str:
 def _from_file(kind: Kind, target: str) -> Callable[..., Any]:
     path, attribute = module_of(target)
     # the same file is the same module, whoever asks; another file of that name is another module
-    alias = f"_rlvr_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    alias = f"{FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if alias not in sys.modules:
         spec = importlib.util.spec_from_file_location(alias, path)
         if spec is None or spec.loader is None:
@@ -336,11 +312,6 @@ def _callable(factory: Any, kind: Kind, name: str) -> Callable[..., Any]:
         raise PluginError(f"{kind.name} {name!r} is {factory!r}; a plugin is a class or a function that takes keyword arguments")
     plugin: Callable[..., Any] = factory
     return plugin
-
-
-def _close(built: list[Any]) -> None:
-    for plugin in built:
-        plugin.close()
 
 
 def _short(kwargs: Mapping[str, Any]) -> str:

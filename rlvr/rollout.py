@@ -222,7 +222,7 @@ class _Talk:
                 self.mdp.extend_by_text(self.state, completion.tokens, spent=completion.usage[1], cut=completion.finish == "length")
         except RlvrError as error:
             self.error = f"the sampler's tokens do not fit: {error}"
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.error = f"{type(self.mdp.environment).__name__}.reply raised {type(error).__name__}: {error}"
         else:
             self.logprobs += completion.logprobs

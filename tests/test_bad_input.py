@@ -17,7 +17,7 @@ from rlvr.registry import PACKAGE
 
 BROKEN = '''
 """Plugins with faults."""
-from rlvr import Environment, Task, Verdict, Verifier, user
+from rlvr import Environment, Example, Task, Verdict, Verifier, user
 
 class Raises(Verifier):
     def verify(self, task, answer):
@@ -45,6 +45,15 @@ class Explodes(Verifier):
     def __init__(self):
         raise RuntimeError("boom")
 
+class Leaves(Verifier):
+    examples = (Example("Paris", right=("Paris",), wrong=("Rome",)),)
+    def verify(self, task, answer):
+        raise SystemExit(0)
+
+class LeavesAtOnce(Leaves):
+    def __init__(self):
+        raise SystemExit(0)
+
 class Empty(Environment):
     needs = {"verifier": "exact"}
     def __init__(self, *, verifier):
@@ -53,6 +62,20 @@ class Empty(Environment):
         return 0
     def task(self, split, index):
         raise IndexError(index)
+
+class Lost(Empty):
+    def size(self, split):
+        return None
+
+class Left(Lost):
+    def task(self, split, index):
+        raise SystemExit(0)
+
+class Unclosable(Lost):
+    def task(self, split, index):
+        return Task(f"{split}/{index}", user("why?"), "because")
+    def close(self):
+        raise RuntimeError("no way to close")
 
 class Long(Empty):
     def size(self, split):
@@ -228,7 +251,8 @@ def test_there_are_enough_cases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("Raises", "a fault of the author's"), ("NaN", "nan"), ("Two", "2.0"), ("Number", "not a Verdict")]
+    ("name", "words"),
+    [("Raises", "a fault of the author's"), ("NaN", "nan"), ("Two", "2.0"), ("Number", "not a Verdict"), ("Leaves", "SystemExit")],
 )
 def test_a_broken_verifier_gives_no_score(name: str, words: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", f"broken.py:{name}", *VERIFY, "--json"]) == 0
@@ -240,6 +264,29 @@ def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: py
     assert run(["eval", "digit_sum", "--policy", "scripted:gold", "--set", "verifier=broken.py:Raises", "--tasks", "3", "--json"]) == 1
     said = capsys.readouterr().out
     assert '"avg": null' in said and '"unscored": 3' in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["eval", "broken.py:Lost", "--policy", "scripted:noop"], ["IndexError: 0", "broken.py:", "in task"]),
+        (["eval", "broken.py:Left", "--policy", "scripted:noop"], ["SystemExit: 0", "in task"]),
+        (["eval", "broken.py:Unclosable", "--policy", "scripted:noop"], ["no way to close", "in close"]),
+        (["verify", "broken.py:LeavesAtOnce", *VERIFY], ["cannot be built: SystemExit"]),
+    ],
+)
+def test_a_plugin_that_raises_is_told_where_and_is_no_success(
+    arguments: list[str], words: list[str], desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    said = capsys.readouterr().err
+    assert [word for word in words if word not in said] == [] and "fault of rlvr" not in said and said.startswith("error: "), said
+
+
+@pytest.mark.parametrize(("kind", "name"), [("verifier", "Leaves"), ("verifier", "LeavesAtOnce"), ("env", "Left"), ("env", "Unclosable")])
+def test_what_leaves_has_failed_its_kit(kind: str, name: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", kind, f"broken.py:{name}"]) == 1
+    assert ("in close" if name == "Unclosable" else "SystemExit: 0") in capsys.readouterr().out
 
 
 def test_a_run_is_not_resumed_under_another_configuration(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,11 +91,16 @@ class BadReply(Talk):
         raise KeyError("lost")
 
 
-def test_an_environment_that_raises_fails_its_episode_alone() -> None:
-    environment = BadReply()
+class LeavingReply(Talk):
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        raise SystemExit(0)
+
+
+@pytest.mark.parametrize(("environment", "told"), [(BadReply(), "BadReply.reply raised KeyError"), (LeavingReply(), "raised SystemExit")])
+def test_an_environment_that_raises_fails_its_episode_alone(environment: Environment, told: str) -> None:
     with rollout_of(environment, Scripted(answers=["1"])) as rollout:
         episode = rollout.collect(draws(environment, 1), Sampling())[0]
-    assert episode.end is End.FAILED and "BadReply.reply raised KeyError" in episode.error
+    assert episode.end is End.FAILED and told in episode.error
 
 
 class Hangs(Match):

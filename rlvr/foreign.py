@@ -1,0 +1,52 @@
+"""What other packages bring: their entry points, read as metadata alone, so that a broken package hides nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
+
+
+def points(group: str) -> dict[str, list[EntryPoint]]:
+    """The entry points of a group, by name; a name that several packages claim has several.
+
+    >>> points("rlvr.nothing")
+    {}
+    """
+    try:
+        found = list(entry_points(group=group))
+    except Exception:  # one package's malformed entry_points.txt must not hide everybody else's plugins
+        found = [point for dist in distributions() for point in _readable(dist) if point.group == group]
+    named: dict[str, list[EntryPoint]] = {}
+    for point in found:
+        if point.name not in (None, "") and point not in named.get(point.name, []):
+            named.setdefault(point.name, []).append(point)
+    return named
+
+
+def owner(dist: Distribution | None) -> str:
+    """The name of the package that brings an entry point.
+
+    >>> owner(None)
+    '?'
+    """
+    try:
+        return str(dist.metadata["Name"] or "?") if dist else "?"
+    except Exception:
+        return "?"
+
+
+def packages(groups: Iterable[str]) -> set[str]:
+    """What the entry points of these groups import, by the first part of the name.
+
+    >>> packages(["rlvr.nothing"])
+    set()
+    """
+    found = (point for group in groups for named in points(group).values() for point in named)
+    return {point.value.split(":")[0].split(".")[0].strip() for point in found}
+
+
+def _readable(dist: Distribution) -> list[EntryPoint]:
+    try:
+        return list(dist.entry_points)
+    except Exception:
+        return []
