@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,6 +24,7 @@ from rlvr import canaries
 from rlvr._gymnasium import gym_id
 from rlvr.checks import CannotCheck, Steps, closed, first, shown
 from rlvr.contracts import Environment
+from rlvr.elsewhere import SECONDS, elsewhere
 from rlvr.env import OBSERVATIONS, TokenEnv, make_token_env
 from rlvr.goldlint import ungradeable
 from rlvr.mdp import judged
@@ -41,7 +39,6 @@ PROVOKED = 4
 COMPARED = 200
 """Tasks of each split that are only read."""
 REPLAYED = 12
-PROCESS_SECONDS = 120
 
 
 def env_checks(name: str, settings: dict[str, Any]) -> Steps:
@@ -117,7 +114,7 @@ class _EnvKit:
         return ""
 
     def other_process(self) -> str:
-        same = self._elsewhere("digest") == digest(self.name, self.settings)
+        same = elsewhere(digest, self.name, self.settings) == digest(self.name, self.settings)
         return "" if same else "its tasks differ there; draw from random.Random(text), never from hash() or the clock"
 
     def disjoint(self) -> str:
@@ -202,7 +199,7 @@ class _EnvKit:
         return ""
 
     def vectors(self) -> str:
-        return self._elsewhere("vectors")
+        return str(elsewhere(vectors, self.name, self.settings))
 
     def replays(self) -> str:
         env = self._token_env(obs="ids")
@@ -243,21 +240,6 @@ class _EnvKit:
         verdict = self._judge(task, answer)
         return "" if verdict.score == 0.0 else f"{task.id}: {canaries.short(answer)} {shown(verdict)}"
 
-    def _elsewhere(self, what: str) -> str:
-        """Call a function of this module in a fresh interpreter, which shares nothing with this one but the spec."""
-        code = f"import sys, json; from rlvr.envkit import {what}; print({what}(*json.load(sys.stdin)))"
-        child = subprocess.run(
-            [sys.executable, "-c", code],
-            input=json.dumps([self.name, self.settings]),
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_SECONDS,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONHASHSEED": "random"},
-        )
-        if child.returncode:
-            raise RuntimeError(f"in another process: {(child.stderr.strip().splitlines() or ['it died'])[-1]}")
-        return child.stdout.strip()
-
     def _token_env(self, **form: Any) -> TokenEnv:
         return TokenEnv(env={"name": self.name, **self.settings}, tokenizer="bytes", render_mode="ansi", **form)
 
@@ -289,7 +271,7 @@ def vectors(name: str, settings: dict[str, Any]) -> str:
     try:
         a = together.reset(seed=[5, 6])
         apart.reset_async(seed=[5, 6])
-        b = apart.reset_wait(timeout=PROCESS_SECONDS)
+        b = apart.reset_wait(timeout=SECONDS)
         if not np.array_equal(a[0], b[0]):
             return "after reset(seed=[5, 6]) their observations differ"
         together.action_space.seed(0)
@@ -297,7 +279,7 @@ def vectors(name: str, settings: dict[str, Any]) -> str:
             actions = together.action_space.sample()
             x = together.step(actions)
             apart.step_async(actions)
-            y = apart.step_wait(timeout=PROCESS_SECONDS)
+            y = apart.step_wait(timeout=SECONDS)
             if not all(np.array_equal(p, q) for p, q in zip(x[:4], y[:4], strict=True)):
                 return f"at step {step} they differ"
     finally:

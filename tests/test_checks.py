@@ -206,6 +206,16 @@ def test_a_check_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     assert only(env_checks(none, {}), "the gold answer scores 1").skipped
 
 
+@pytest.mark.parametrize("wanted", ["another process gets the same tasks", "SyncVectorEnv and AsyncVectorEnv agree"])
+def test_what_a_plugin_prints_is_not_taken_for_a_result(wanted: str, tmp_path: Path) -> None:
+    name = planted(tmp_path, ENV, "number = self", "print('loading', flush=True); number = self")
+    check = only(env_checks(name, {}), wanted)
+    assert check.ok, check
+    name = planted(tmp_path, ENV, "number = self", "print('loading', flush=True); raise SystemExit(0); number = self")
+    check = only(env_checks(name, {}), wanted)
+    assert not check.ok, check
+
+
 def test_there_is_no_kit_for_a_sampler() -> None:
     with pytest.raises(ConfigError, match="no kit for a sampler"):
         check_plugin("sampler", "hf")
