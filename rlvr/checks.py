@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,9 +20,12 @@ from rlvr import canaries
 from rlvr.blame import place_of
 from rlvr.contracts import Example, Plugin, Verifier
 from rlvr.errors import ConfigError, PluginError, RlvrError, suggest
+from rlvr.judges import Judges
 from rlvr.registry import build, kind_of
 from rlvr.task import Fault, Task, Verdict, user
 
+DEADLINE_S = 600.0
+"""How long one check may take: far longer than any needs, so that what takes longer hangs."""
 BROKEN_REFERENCES: tuple[Any, ...] = ([], {}, "", " ", float("nan"), object, {"unknown": 1}, ["", None], b"bytes")
 
 
@@ -106,15 +109,28 @@ def run(steps: Steps) -> Iterator[Check]:
         except (Exception, SystemExit) as error:  # between two checks only `close` is called
             yield Check("it can be closed", False, _raised(error))
             return
-        name, look = step
-        try:
-            wrong = look()
-        except CannotCheck as reason:
-            yield Check(name, True, str(reason), skipped=True)
-        except (Exception, SystemExit) as error:
-            yield Check(name, False, _raised(error))
-        else:
-            yield Check(name, not wrong, wrong)
+        made = _made(*step)
+        if made is None:
+            yield Check(step[0], False, f"not done after {DEADLINE_S:g} s: something in it waits for ever; what follows was not looked at")
+            return
+        yield made
+
+
+def _made(name: str, look: Callable[[], str]) -> Check | None:
+    """The check, in a thread that is left behind where it does not come back in time."""
+    judges = Judges(1)
+    looked = judges.submit(look)
+    try:
+        if not wait([looked], DEADLINE_S).done:
+            return None
+        wrong = looked.result()
+    except CannotCheck as reason:
+        return Check(name, True, str(reason), skipped=True)
+    except (Exception, SystemExit) as error:
+        return Check(name, False, _raised(error))
+    finally:
+        judges.close()
+    return Check(name, not wrong, wrong)
 
 
 def _raised(error: BaseException) -> str:
@@ -235,8 +251,11 @@ class _VerifierKit:
     def threads(self) -> str:
         asked = [(e, answer) for e in self._some() for answer in (*e.right, *e.wrong)][:24]
         alone = [self._of(*pair).score for pair in asked] * 2
-        with ThreadPoolExecutor(8) as pool:
-            together = [verdict.score for verdict in pool.map(lambda pair: self._of(*pair), asked * 2)]
+        judges = Judges(8)  # not Python's own threads, which hold up the end of the process where they lock each other out
+        try:
+            together = [verdict.result().score for verdict in [judges.submit(self._of, *pair) for pair in asked * 2]]
+        finally:
+            judges.close()
         pairs = zip(asked * 2, alone, together, strict=True)
         return first(f"{canaries.short(pair[1])}: alone {a}, among others {b}" for pair, a, b in pairs if a != b)
 
