@@ -17,6 +17,7 @@ from rlvr.registry import PACKAGE
 
 BROKEN = '''
 """Plugins with faults."""
+import threading
 from rlvr import Environment, Example, Task, Verdict, Verifier, user
 
 class Raises(Verifier):
@@ -49,6 +50,10 @@ class Leaves(Verifier):
     examples = (Example("Paris", right=("Paris",), wrong=("Rome",)),)
     def verify(self, task, answer):
         raise SystemExit(0)
+
+class Waits(Verifier):
+    def verify(self, task, answer):
+        threading.Event().wait(5)
 
 class LeavesAtOnce(Leaves):
     def __init__(self):
@@ -258,6 +263,16 @@ def test_a_broken_verifier_gives_no_score(name: str, words: str, desk: Path, cap
     assert run(["verify", f"broken.py:{name}", *VERIFY, "--json"]) == 0
     said = capsys.readouterr().out
     assert '"score": null' in said and '"fault": "infra"' in said and words in said
+
+
+@pytest.mark.parametrize("what", [VERIFY, ["--file", "pair.jsonl"]], ids=["one answer", "a file"])
+def test_a_verifier_that_waits_for_ever_is_not_waited_for(
+    what: list[str], desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlvr.commands.verifying.DEADLINE_S", 0.3)
+    (desk / "pair.jsonl").write_text('{"id": 1, "reference": "4", "answer": "4"}\n', "utf-8")
+    assert run(["verify", "broken.py:Waits", *what, "--json"]) == 0
+    assert '"score": null, "reason": "the verifier gave no verdict within 0.3 s", "fault": "infra"' in capsys.readouterr().out
 
 
 def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:

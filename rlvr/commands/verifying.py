@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,20 +18,24 @@ from rlvr.commands import screen
 from rlvr.commands.settings import settings_from
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
+from rlvr.judges import Judges
 from rlvr.mdp import judged
 from rlvr.progress import Work
 from rlvr.registry import build
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, user
 
 AHEAD = 8
 """How many answers may wait for each worker: enough to keep it busy, few enough to stream a file of any size."""
 
+DEADLINE_S = 600.0
+"""How long a verdict is waited for, as in a rollout."""
+
 
 def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> None:
     """Judge the answer given on the command line."""
-    task = Task("answer", user(""), _value(reference), _meta_from(meta))
+    row = {"id": 1, "reference": _value(reference), "answer": answer, "meta": _meta_from(meta)}
     with build("verifier", name, **settings_from(pairs)) as verifier:
-        verdict = judged(verifier, task, lambda: answer)
+        ((_, verdict),) = in_order([row], _judge(verifier), workers=1)
     if json:
         screen.say_json(verdict.record())
         return
@@ -70,18 +74,26 @@ def in_order(
 ) -> Iterator[tuple[dict[str, Any], Verdict]]:
     """Every row with its verdict, in the order of the rows, judged by a bounded pool that never runs far ahead."""
     waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="verify")
+    judges = Judges(workers)
     try:
         for row in rows:
-            waiting.append((row, pool.submit(judge, row)))
+            waiting.append((row, judges.submit(judge, row)))
             while waiting and (len(waiting) >= workers * AHEAD or waiting[0][1].done()):
                 first, future = waiting.popleft()
-                yield first, future.result()
+                yield first, _in_time(future)
         while waiting:
             first, future = waiting.popleft()
-            yield first, future.result()
+            yield first, _in_time(future)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        judges.close()
+
+
+def _in_time(verdict: Future[Verdict]) -> Verdict:
+    """A verdict that has been waited for long enough is the machinery's fault."""
+    if not wait([verdict], DEADLINE_S).done:
+        verdict.cancel()
+        return Verdict(None, f"the verifier gave no verdict within {DEADLINE_S:g} s", fault=Fault.INFRA)
+    return verdict.result()
 
 
 def _judge(verifier: Verifier) -> Callable[[dict[str, Any]], Verdict]:
