@@ -270,8 +270,8 @@ def _explain(error: Exception | SystemExit) -> int:
         where = f" (writing {error.filename})" if error.filename else ""
         return _fail(f"error: there is no room left on the disk{where}; make room and go on: rlvr train --resume, or the same rlvr eval", 3)
     if place := place_of(error):
-        said = " ".join(str(error).split())
-        return _fail(f"error: a plugin raised {type(error).__name__}: {said:.400} ({place}); RLVR_TRACEBACK=1 shows how it came there", 2)
+        words = " ".join(str(error).split())
+        return _fail(f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows how it came there", 2)
     if isinstance(error, SystemExit):  # Typer's way to end when the reader of a pipe has seen enough
         return 0
     if type(error).__name__ == "Abort":
