@@ -18,7 +18,18 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("envs", "verifiers", "sandbox")
 PLUGINS = (*ROOMS, "algos", "samplers")
 # Floors of the core, lowest first; a core module that is not named stands with TokenEnv on the third.
-FLOORS = {"task": 0, "episode": 0, "answers": 0, "errors": 0, "yamlfile": 0, "overrides": 0, "contracts": 1, "registry": 1, "config": 1}
+FLOORS = {
+    "task": 0,
+    "episode": 0,
+    "answers": 0,
+    "errors": 0,
+    "yamlfile": 0,
+    "overrides": 0,
+    "foreign": 0,
+    "contracts": 1,
+    "registry": 1,
+    "config": 1,
+}
 MIDDLE, PLUGIN, LEARN, TOP = 2, 3, 4, 5
 HEAVY = ("torch", "transformers", "vllm", "sympy", "docker", "accelerate", "datasets", "peft", "matplotlib", "stable_baselines3")
 
