@@ -147,6 +147,22 @@ def test_chunked_equals_full(bias: bool, entropy: bool, chunk: int) -> None:
         assert torch.allclose(a, b, atol=1e-10)
 
 
+def test_the_entropy_over_a_real_vocabulary_is_exact_in_pieces_too() -> None:
+    dice = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(6, 16, generator=dice), 1.5 * torch.randn(50_000, 16, generator=dice)
+    offset, target = torch.full((50_000,), 10.0), torch.zeros(6, dtype=torch.long)  # logits that are large, as a trained model's are
+    found = []
+    for dtype, chunk in ((torch.float64, 0), (torch.float32, 3)):
+        states = hidden.to(dtype).requires_grad_()
+        _, entropy = token_logprobs(states, weight.to(dtype), offset.to(dtype), target, chunk=chunk, entropy=True)
+        assert entropy is not None
+        entropy.sum().backward()
+        assert states.grad is not None
+        found.append((entropy.detach().double(), states.grad.double()))
+    (true, true_slope), (got, slope) = found
+    assert (got - true).abs().max() < 2e-5 and (slope - true_slope).norm() < 2e-5 * true_slope.norm()
+
+
 def test_bfloat16_stays_near() -> None:
     g = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 16, generator=g) for n in (9, 50))

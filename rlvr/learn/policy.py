@@ -48,8 +48,8 @@ class ChunkedLogprobs(torch.autograd.Function):
             norms[part] = logits.logsumexp(-1)
             logprobs[part] = logits.gather(1, target[part, None]).squeeze(1) - norms[part]
             if entropy:
-                expected = (torch.softmax(logits, -1) * logits).sum(-1)
-                entropies[part] = norms[part] - expected
+                logs = logits.sub_(norms[part, None])  # as it is in one piece: of raw logits, which are large, the rounding is too
+                entropies[part] = -(logs.exp() * logs).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, target, norms, entropies)
         ctx.temperature, ctx.chunk, ctx.entropy = temperature, chunk, entropy
         kind = hidden.device.type
