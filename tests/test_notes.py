@@ -26,6 +26,7 @@ QUIET: dict[str, Any] = {
         ({"sampling/effective_sample_size": 0.4}, "effective sample size 40%"),
         ({"completions/clipped_ratio": 0.8}, "80% of the answers of step 4 ran into the length cap"),
         ({"unscored": 3}, "3 answers of step 4 have no verdict"),
+        ({"unscored": 16, "reward": None, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}, "16 answers of step 4 have no verdict"),
         ({"frac_reward_zero_std": 0.75}, "75% of the groups of step 4"),
         (
             {"dynamic_sampling/short_by": 2.0, "dynamic_sampling/groups": 24.0, "dynamic_sampling/kept_share": 0.25},

@@ -129,6 +129,12 @@ def test_a_launch_that_starts_one_process_where_several_were_asked_for_is_refuse
         train(tiny_run(), out=tmp_path / "x", console=Console(file=io.StringIO()))
 
 
+def test_a_precision_that_a_cpu_passes_over_in_silence_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="fp16, which does nothing on a CPU"):
+        train(tiny_run(train={"steps": 1, "mixed_precision": "fp16"}), out=tmp_path / "x", console=Console(file=io.StringIO()))
+
+
 def test_what_fails_in_the_main_process_fails_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []
     first: Any = SimpleNamespace(num_processes=2, is_main_process=True)

@@ -60,7 +60,7 @@ class Notes:
         step, found = row["step"], {}
         if row.get("step/skipped") and self.config.data is not None:
             found["skipped"] = f"step {step} moved nothing: in its stored groups no answer is better than another, or good enough"
-        elif row.get("step/skipped"):
+        elif row.get("step/skipped") and row.get("reward", 0.0) is not None:  # where nothing was judged, that is what there is to say
             found["skipped"] = (
                 f"step {step} moved nothing: in every group all answers scored the same, so none is better than another. Other tasks "
                 "(rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warm start give a spread"

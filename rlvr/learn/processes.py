@@ -36,9 +36,12 @@ def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
             "`accelerate launch --cpu --num_processes N` starts a single process; several on a CPU are started with "
             f"`accelerate launch --config_file {LAUNCH / 'cpu.yaml'} --num_processes N`"
         )
+    cpu = not torch.accelerator.is_available()
+    if cpu and config.train.mixed_precision == "fp16":
+        raise ConfigError("train.mixed_precision is fp16, which does nothing on a CPU; use bf16, or leave it at no")
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=config.train.process_timeout_s))
     accelerator = Accelerator(
-        cpu=not torch.accelerator.is_available(), mixed_precision=config.train.mixed_precision, log_with=trackers,
+        cpu=cpu, mixed_precision=config.train.mixed_precision, log_with=trackers,
         project_dir=str(folder), kwargs_handlers=[timeout],
     )  # fmt: skip
     if accelerator.distributed_type is DistributedType.DEEPSPEED:
