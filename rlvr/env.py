@@ -24,7 +24,7 @@ from gymnasium import spaces
 from rlvr.contracts import Environment, Plugin, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.mdp import State, TokenMDP
+from rlvr.mdp import State, TokenMDP, size_of
 from rlvr.registry import from_config
 from rlvr.task import Task, Verdict
 from rlvr.tokenizers import tokenizer_from
@@ -91,7 +91,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         unknown = next((key for key in options or {} if key != "index"), None)
         if unknown is not None:
             raise EnvError(f"reset() has no option {unknown!r}; {suggest(str(unknown), ('index',))}")
-        size = self.environment.size(self.split)
+        size = size_of(self.environment, self.split)
         index = (options or {}).get("index")
         if index is None:
             index = self.np_random.integers(PROCEDURAL_TASKS if size is None else size)
@@ -197,7 +197,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         return {
             "task_id": self.state.task.id,
             "turns": len(self.state.said),
-            "text": self.environment.answer(self.state.task, self.state.said) if verdict else "",
+            "text": self.mdp.answer(self.state) if verdict else "",
             "end": "" if self.state.end is None else "failed" if verdict and not verdict.scored else self.state.end.value,
             "scored": bool(verdict and verdict.scored),
             "score": float(verdict.score or 0.0) if verdict else 0.0,

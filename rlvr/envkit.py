@@ -27,7 +27,7 @@ from rlvr.contracts import Environment
 from rlvr.elsewhere import SECONDS, elsewhere
 from rlvr.env import OBSERVATIONS, TokenEnv, make_token_env
 from rlvr.goldlint import ungradeable
-from rlvr.mdp import judged
+from rlvr.mdp import judged, plain_limits, size_of
 from rlvr.registry import build
 from rlvr.replay import mismatch
 from rlvr.task import Task, Verdict
@@ -90,8 +90,9 @@ class _EnvKit:
 
     def tasks(self) -> str:
         seen: dict[str, str] = {}
+        plain_limits(self.env)
         for split in self.env.splits:
-            if self.env.size(split) == 0:
+            if size_of(self.env, split) == 0:
                 return f"the split {split!r} is empty"
             for index, task in self._tasks(split, COMPARED):
                 if not isinstance(task, Task):
@@ -134,7 +135,13 @@ class _EnvKit:
             verdict = self._judge(task, gold)
             return "" if verdict.score == 1.0 else f"{task.id}: {canaries.short(gold)} {shown(verdict)}"
 
-        return first(looked(task) for task in self._some())
+        room = self.env.max_new_tokens
+        if wrong := first(looked(task) for task in self._some()):
+            return wrong
+        shortest = min(len(self._gold(task).encode()) for task in self._some()) + 1
+        return (
+            f"the shortest gold takes {shortest} characters with its end, and max_new_tokens is {room}; raise it" if shortest > room else ""
+        )
 
     def floor(self, answers: Callable[[Task], Iterator[str]]) -> str:
         return first(self._pays(task, answer) for task in self._some(PROVOKED) for answer in answers(task))
@@ -231,6 +238,8 @@ class _EnvKit:
         gold = self.env.gold(task)
         if gold is None:
             raise CannotCheck("it knows no gold answer; write `gold(task)` where one can be known")
+        if not isinstance(gold, str):
+            raise TypeError(f"gold gave {gold!r:.80} for {task.id}; it must be a text")
         return gold
 
     def _judge(self, task: Task, answer: str) -> Verdict:

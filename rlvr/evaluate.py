@@ -25,6 +25,7 @@ from rlvr.config import checked
 from rlvr.contracts import Environment, Verifier
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.mdp import size_of
 from rlvr.registry import Spec, entries, from_config, load, parameters
 from rlvr.rollout import Draw, seed_of
 from rlvr.samples import REPORT, Plan, SampleFile, digest, write_whole, writing
@@ -124,7 +125,7 @@ def evaluate(
             temperature=items[0].temperature or 0.0,
             seed=seed,
             envs=items,
-            verifiers={name: verifier_label(environment.verifier) for name, environment in environments.items()},
+            verifiers={name: verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()},
         )
         wanted = {item.name: wanted_of(item, environments[item.name], plan) for item in plan.envs}
         file = stack.enter_context(SampleFile.open(out, plan))
@@ -214,7 +215,7 @@ def weights_of(folder: str) -> str:
     return digest(pieces) if pieces else ""
 
 
-def verifier_label(verifier: Verifier) -> str:
+def verifier_label(verifier: Verifier | None) -> str:
     """A verifier with its version, and those inside it: two runs with the same label judge alike.
 
     >>> verifier_label(build("verifier", "numeric"))              # doctest: +SKIP
@@ -240,7 +241,7 @@ def count_of(environment: Environment, split: str, tasks: int) -> int:
     """How many of so many tasks a split has; none at all is an error."""
     if split not in environment.splits:
         raise ConfigError(f"split is {split!r}; {suggest(split, environment.splits)}")
-    size = environment.size(split)
+    size = size_of(environment, split)
     if size == 0:
         raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")
     return tasks if size is None else min(tasks, size)

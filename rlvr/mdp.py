@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 
 from rlvr.contracts import Environment, Tokenizer, Verifier
 from rlvr.episode import End, Episode
@@ -60,6 +61,7 @@ class TokenMDP:
                 f"{environment!r:.80} cannot pose tasks; an environment derives from rlvr.Environment and sets self.verifier "
                 f"to an rlvr.Verifier"
             )
+        plain_limits(environment)
         self.environment = environment
         self.tokenizer = tokenizer
         self.max_new_tokens = environment.max_new_tokens if max_new_tokens is None else max_new_tokens
@@ -75,13 +77,13 @@ class TokenMDP:
 
     def start(self, task: Task) -> State:
         """The state before the policy's first token."""
-        tokens = self.tokenizer.render(task.prompt)
+        tokens = self.tokenizer.render(posed(task).prompt)
         if not tokens:
             raise EnvError(f"the prompt of task {task.id!r} renders to no token at all; give it some text")
         if len(tokens) >= self.max_length:
             raise EnvError(
                 f"the prompt of task {task.id!r} is {len(tokens)} tokens; with max_length {self.max_length} no token is left "
-                f"for an answer; raise max_length or leave the task out"
+                f"for an answer; raise max_length (or the environment's max_prompt_tokens) or leave the task out"
             )
         return State(task, tokens, [False] * len(tokens), turn_start=len(tokens))
 
@@ -135,10 +137,12 @@ class TokenMDP:
 
     def _close_turn(self, state: State) -> None:
         self._hear(state)
-        reply = self.environment.reply(state.task, state.said)
+        reply = self.environment.reply(state.task, list(state.said))  # a copy, as everywhere: what is done to it changes no record
         if reply is None:
             state.end = End.TERMINATED
             return
+        if not isinstance(reply, str):
+            raise TypeError(f"reply gave {reply!r:.80}; it must be a text, or None where nothing is to be answered")
         ids = self.tokenizer.render_reply(reply)
         room = self.max_length - len(state.tokens)  # the reply takes from the window, not from the policy's own tokens
         spent = {"turns": len(state.said) >= self.environment.max_turns, "tokens": state.chosen >= self.max_new_tokens}
@@ -152,7 +156,7 @@ class TokenMDP:
 
     def judge(self, state: State) -> Verdict:
         """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
-        verdict = judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, state.said))
+        verdict = judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, list(state.said)))
         return self.with_earned(state, verdict)
 
     def with_earned(self, state: State, verdict: Verdict) -> Verdict:
@@ -160,7 +164,7 @@ class TokenMDP:
         if not verdict.scored:
             return verdict
         try:
-            if earned := self.environment.earned(state.task, state.said, verdict):
+            if earned := self.environment.earned(state.task, list(state.said), verdict):
                 verdict = replace(verdict, earned=tuple(earned))
                 self.rewards(state, verdict)
         except (Exception, SystemExit) as error:
@@ -201,16 +205,17 @@ class TokenMDP:
             end=state.end if verdict.scored else End.FAILED,
             policy_version=version,
             verdict=verdict,
-            text=self._answer(state),
+            text=self.answer(state),
             turns=len(state.said),
             error="" if verdict.scored else verdict.reason,
             meta={"cut": state.cut} if state.cut else {},
         )
 
-    def _answer(self, state: State) -> str:
+    def answer(self, state: State) -> str:
+        """The text that was judged; empty where the environment could not say it, and the verdict says so."""
         try:
-            return self.environment.answer(state.task, state.said)
-        except (Exception, SystemExit):  # the verdict says so
+            return _text(self.environment.answer(state.task, list(state.said)))
+        except (Exception, SystemExit):
             return ""
 
 
@@ -235,7 +240,7 @@ def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict
     1.0
     """
     try:
-        text = answer()
+        text = _text(answer())
     except (Exception, SystemExit) as error:
         return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
     try:
@@ -245,6 +250,51 @@ def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict
     if not isinstance(verdict, Verdict):
         return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
     return verdict
+
+
+def posed(task: object) -> Task:
+    """The task that an environment posed, if it is one.
+
+    >>> posed(Task("t", user("2+2="), "4")).id                                               # doctest: +SKIP
+    't'
+    """
+    if not isinstance(task, Task):
+        raise EnvError(f"the environment posed {task!r:.80}; `task` must return an rlvr.Task(id, user(text), reference=...)")
+    return task
+
+
+def size_of(environment: Environment, split: str) -> int | None:
+    """How many tasks a split has, None where it does not end; an environment that says something else is told so.
+
+    >>> size_of(make("env", "arithmetic"), "train") is None                                  # doctest: +SKIP
+    True
+    """
+    size = environment.size(split)
+    if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < 0):
+        raise EnvError(
+            f"{type(environment).__name__}.size({split!r}) is {size!r}; it must be a whole number from 0, or None where it does not end"
+        )
+    return None if size is None else int(size)
+
+
+def plain_limits(environment: Environment) -> None:
+    """Refuse splits and limits that are no names and no numbers, before anything is counted with them.
+
+    >>> plain_limits(make("env", "arithmetic"))                                              # doctest: +SKIP
+    """
+    kind = type(environment).__name__
+    if isinstance(environment.splits, str) or not environment.splits:
+        raise ConfigError(f"{kind}.splits is {environment.splits!r}; it must be a tuple of names, such as ('train', 'test')")
+    for name in ("max_turns", "max_prompt_tokens", "max_new_tokens"):
+        value = getattr(environment, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{kind}.{name} is {value!r}; it must be a whole number of at least 1")
+
+
+def _text(answer: object) -> str:
+    if not isinstance(answer, str):
+        raise TypeError(f"it gave {answer!r:.80}, not a text")
+    return answer
 
 
 def last_acted(acted: Sequence[bool]) -> int:

@@ -20,7 +20,7 @@ from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.episode import ABOVE_ZERO, End, Episode
 from rlvr.errors import ConfigError, EnvError, RlvrError
 from rlvr.judges import Judges
-from rlvr.mdp import State, TokenMDP
+from rlvr.mdp import State, TokenMDP, posed
 from rlvr.task import Fault, Task, Verdict
 
 
@@ -45,6 +45,9 @@ class Draw:
     group: str
     seed: int
     meta: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        posed(self.task)
 
 
 @dataclass(slots=True)

@@ -114,6 +114,8 @@ class Verdict:
     """When the score was earned, where not all of it was at the end. The amounts add up to the score."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.reason, str):
+            raise ValueError(f"the reason is {self.reason!r:.80}; it must be a text")
         if not isinstance(self.fault, Fault):
             object.__setattr__(self, "fault", Fault(self.fault))
         blameless = self.fault in (Fault.TASK, Fault.INFRA)

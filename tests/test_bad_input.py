@@ -82,6 +82,21 @@ class Unclosable(Lost):
     def close(self):
         raise RuntimeError("no way to close")
 
+class Texts(Lost):
+    def task(self, split, index):
+        return "2+2="
+
+class Numbers(Lost):
+    def task(self, split, index):
+        return Task(f"{split}/{index}", user("why?"), "7")
+    def gold(self, task):
+        return 7
+
+class NoJudge(Numbers):
+    needs = {}
+    def __init__(self):
+        pass
+
 class Long(Empty):
     def size(self, split):
         return None
@@ -287,6 +302,9 @@ def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: py
         (["eval", "broken.py:Lost", "--policy", "scripted:noop"], ["IndexError: 0", "broken.py:", "in task"]),
         (["eval", "broken.py:Left", "--policy", "scripted:noop"], ["SystemExit: 0", "in task"]),
         (["eval", "broken.py:Unclosable", "--policy", "scripted:noop"], ["no way to close", "in close"]),
+        (["eval", "broken.py:Texts", "--policy", "scripted:noop"], ["posed '2+2='", "rlvr.Task"]),
+        (["eval", "broken.py:Numbers", "--policy", "scripted:gold"], ["Numbers.gold gave 7", "must be a text"]),
+        (["eval", "broken.py:NoJudge", "--policy", "scripted:noop"], ["verifier is None", "rlvr.Verifier"]),
         (["verify", "broken.py:LeavesAtOnce", *VERIFY], ["cannot be built: SystemExit"]),
     ],
 )

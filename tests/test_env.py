@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -154,6 +155,18 @@ def test_what_cannot_be_judged_is_no_zero(verifier: Any, words: str, on_length: 
 def test_a_verifier_that_returns_nonsense_is_the_machinerys_fault(value: Any) -> None:
     env = TokenEnv(env=Sums(verifier=Nonsense(value=value)), tokenizer=TOKENS)
     assert play(env, [ONE, EOS])[4]["fault"] == "infra"
+
+
+def test_an_environment_that_cannot_say_its_answer_ends_the_episode_without_a_score() -> None:
+    class Lost(Sums):
+        def answer(self, task: Task, said: Sequence[str]) -> str:
+            raise KeyError("answer")
+
+    env = TokenEnv(env=Lost(), tokenizer=TOKENS)
+    env.reset(seed=1)
+    _, reward, terminated, truncated, info = env.step(env.tokenizer.eos_id)
+    assert (reward, terminated, truncated, info["scored"], info["fault"], info["text"]) == (0.0, False, True, False, "infra", "")
+    assert "answer() raised KeyError" in info["reason"]
 
 
 def test_the_task_comes_from_the_seed_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from rlvr.contracts import Environment
 from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp import State, TokenMDP, last_acted
+from rlvr.mdp import State, TokenMDP, last_acted, size_of
+from rlvr.rollout import Draw
 from rlvr.task import Fault, Task, user
 from rlvr.tokenizers import POLICY, USER, ByteTokenizer, CharTokenizer
 from tests.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
@@ -196,6 +198,74 @@ def test_an_episode_that_is_not_over_is_no_record() -> None:
     state = start(mdp)
     with pytest.raises(EnvError, match="not over"):
         mdp.episode(state, Match().verify(state.task, ""), group="g")
+
+
+class Forgetful(Talk):
+    """It uses up what it is given: that is its own copy."""
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        return str(len(said)) if isinstance(said, list) and said.pop() == "1" else None
+
+    def answer(self, task: Task, said: Sequence[str]) -> str:
+        assert isinstance(said, list)
+        return "".join(said.pop() for _ in range(len(said)))
+
+
+def test_what_an_environment_does_to_its_turns_changes_no_record() -> None:
+    mdp = TokenMDP(Forgetful(), TOK)
+    state = speak(mdp, start(mdp, 17), [ONE, EOS, SEVEN, EOS])
+    episode = mdp.episode(state, mdp.judge(state), group="g")
+    assert state.said == ["1", "7"] and (episode.text, episode.turns, episode.end) == ("71", 2, End.TERMINATED)
+
+
+class Wordless(Talk):
+    def __init__(self, gives: Any) -> None:
+        super().__init__()
+        self.gives = gives
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        return self.gives
+
+    def answer(self, task: Task, said: Sequence[str]) -> str:
+        return self.gives
+
+
+def test_a_reply_and_an_answer_are_texts() -> None:
+    with pytest.raises(TypeError, match="reply gave 42; it must be a text, or None"):
+        mdp = TokenMDP(Wordless(42), TOK)
+        speak(mdp, start(mdp), [ONE, EOS])
+    mdp = TokenMDP(Wordless(None), TOK)
+    state = speak(mdp, start(mdp), [ONE, EOS])
+    verdict = mdp.judge(state)
+    assert verdict.fault is Fault.INFRA and "answer() raised TypeError: it gave None, not a text" in verdict.reason
+    assert mdp.episode(state, verdict, group="g").text == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("splits", "test"), ("splits", ()), ("max_turns", "3"), ("max_new_tokens", None), ("max_prompt_tokens", 0)]
+)
+def test_limits_that_are_none_are_refused_at_once(name: str, value: Any) -> None:
+    environment = Talk()
+    setattr(environment, name, value)
+    with pytest.raises(ConfigError, match=f"Talk.{name} is"):
+        TokenMDP(environment, TOK)
+
+
+@pytest.mark.parametrize("size", ["10", -1, 10.0, True])
+def test_a_size_is_a_whole_number_or_none(size: Any) -> None:
+    environment = Sums()
+    environment.size = lambda split: size  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match=r"Sums.size\('test'\) is"):
+        size_of(environment, "test")
+    environment.size = lambda split: np.int64(3)  # type: ignore[method-assign,assignment,return-value]
+    assert size_of(environment, "test") == 3
+
+
+def test_what_is_no_task_is_refused() -> None:
+    with pytest.raises(EnvError, match="posed '2\\+2='"):
+        TokenMDP(Sums(), TOK).start("2+2=")  # type: ignore[arg-type]
+    with pytest.raises(EnvError, match="posed '2\\+2='"):
+        Draw("2+2=", "g", 0)  # type: ignore[arg-type]
 
 
 class Mute(Environment):

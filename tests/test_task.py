@@ -54,6 +54,12 @@ def test_a_score_is_a_finite_number_from_0_to_1(bad: Any) -> None:
         Verdict(1.0, "why", parts={"x": bad})
 
 
+@pytest.mark.parametrize("reason", [None, 7, b"wrong", ("a", "b")])
+def test_a_reason_is_a_text(reason: Any) -> None:
+    with pytest.raises(ValueError, match=r"the reason is .* it must be a text"):
+        Verdict(1.0, reason)
+
+
 def test_a_whole_number_becomes_a_float_and_a_word_a_fault() -> None:
     verdict = Verdict(1, "why", parts={"x": 0}, fault="none")  # type: ignore[arg-type]
     assert type(verdict.score) is float and type(verdict.parts["x"]) is float and verdict.fault is Fault.NONE

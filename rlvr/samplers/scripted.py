@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
-from rlvr.errors import ConfigError, SamplerError, suggest
+from rlvr.errors import ConfigError, EnvError, SamplerError, suggest
 
 SCRIPTS = ("gold", "noop", "random")
 
@@ -80,6 +80,8 @@ class Scripted(Sampler):
             raise SamplerError(
                 f"{type(self._environment).__name__} knows no gold solution for {request.task.id!r}; use scripted:noop or scripted:random"
             )
+        if not isinstance(gold, str):
+            raise EnvError(f"{type(self._environment).__name__}.gold gave {gold!r:.80} for {request.task.id!r}; it must be a text")
         return gold
 
 
