@@ -89,8 +89,9 @@ class Comparison:
         return {"first": str(self.first), "second": str(self.second), "envs": envs, **told}
 
 
-def compare(first: Path, second: Path, *, force: bool = False, seed: int = 0) -> Comparison:
+def compare(first: str | Path, second: str | Path, *, force: bool = False, seed: int = 0) -> Comparison:
     """Compare two folders that `rlvr eval --out` wrote."""
+    first, second = Path(first), Path(second)
     plans = plan_of(first), plan_of(second)
     names = [[item.name for item in plan.envs] for plan in plans]
     shared = [name for name in names[0] if name in names[1]]

@@ -276,10 +276,10 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
-def load(target: str, overrides: Sequence[str] = ()) -> RunConfig:
+def load(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe by name or path, apply the overrides, check everything."""
-    recipe = yielding(read(target), overrides) if target in recipes() else read(target)
-    return check(_completed(overridden(recipe, overrides)), target)
+    recipe = yielding(read(name), overrides) if (name := str(target)) in recipes() else read(name)
+    return check(_completed(overridden(recipe, overrides)), name)
 
 
 def _completed(data: dict[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Report:
 
 
 def evaluate(
-    suite: str | Mapping[str, Any] | Environment,
+    suite: str | Path | Mapping[str, Any] | Environment,
     policy: str,
     *,
     n: int | None = None,
@@ -86,7 +86,7 @@ def evaluate(
     select: str = "",
     retry: bool = False,
     price: Price | None = None,
-    out: Path | None = None,
+    out: str | Path | None = None,
     console: Console | None = None,
     **asked: int | str | None,
 ) -> Report:
@@ -111,8 +111,8 @@ def evaluate(
         if isinstance(value, int) and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
     selector_known(select)
-    spec = policy_spec(policy, concurrency)
-    found, ready = _suite(suite, settings, {**asked, "n": n, "temperature": temperature})
+    out, spec = Path(out) if out else None, policy_spec(policy, concurrency)
+    found, ready = _suite(str(suite) if isinstance(suite, Path) else suite, settings, {**asked, "n": n, "temperature": temperature})
     items = [item.settled() for item in found.items]
     with ExitStack() as stack:
         environments = {item.name: stack.enter_context(ready or from_config("env", item.env)) for item in items}

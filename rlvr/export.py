@@ -59,14 +59,15 @@ class Exported:
     left_out: Mapping[str, int]
 
 
-def export(run: Path, to: str, out: Path | None = None) -> Exported:
+def export(run: str | Path, to: str, out: str | Path | None = None) -> Exported:
     """Write a run in another format; where nothing is said, into its own folder."""
     if to not in FORMATS:
         raise ConfigError(f"--to {to!r} is not a format; {suggest(to, FORMATS)}")
     write, name = FORMATS[to]
+    run = Path(run)
     if write not in (_csv, _parquet):
         plan_of(run)  # a training run does not record its prompts, so nothing but a table can be made of it
-    out = out or run / name
+    out = Path(out or run / name)
     if out.exists() and out != run / name:  # what an earlier export wrote there is all that is written again
         raise ConfigError(f"{out} exists, and nothing is ever overwritten; choose another --out")
     try:

@@ -41,12 +41,13 @@ class ReplayReport:
         return {"episodes": self.episodes, "mismatches": self.mismatches, "failed": self.failed, "details": list(self.details)}
 
 
-def replay(run: Path, *, shown: int = 20) -> ReplayReport:
+def replay(run: str | Path, *, shown: int = 20) -> ReplayReport:
     """Step every episode that a run recorded, in the environment that its configuration names.
 
     >>> replay(Path("runs/quickstart")).mismatches           # doctest: +SKIP
     0
     """
+    run = Path(run)
     config = config_of(run)
     tokenizer = config.tokenizer or config.model.path
     assert tokenizer is not None, "RunConfig asks for one of the two"

@@ -41,11 +41,16 @@ UNKNOWN = "when the score was earned is not known: the policy's tokenizer, which
 
 
 def rescore(
-    run: Path, *, out: Path | None = None, settings: Mapping[str, Any] | None = None, select: str = "", console: Console | None = None
+    run: str | Path,
+    *,
+    out: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    select: str = "",
+    console: Console | None = None,
 ) -> Report:
     """Judge every sample of `run` again and write a new run; by default beside it, as `RUN-rescored`."""
-    run = run.resolve()  # so that it has a name
-    old, out = plan_of(run), out or run.with_name(f"{run.name}-rescored")
+    run = Path(run).resolve()  # so that it has a name
+    old, out = plan_of(run), Path(out or run.with_name(f"{run.name}-rescored"))
     if not (run / ROWS).is_file() or next(rows_in(run), None) is None:
         raise NotFound(f"{run} holds no sample yet, so there is nothing to judge; let `rlvr eval` sample first")
     if out.resolve() == run:

@@ -47,12 +47,13 @@ class Written:
     bytes: int
 
 
-def view(run: Path, out: Path | None = None, *, against: Path | None = None, reload_s: int = 0) -> Written:
+def view(run: str | Path, out: str | Path | None = None, *, against: str | Path | None = None, reload_s: int = 0) -> Written:
     """Write the page of a training run or an evaluation; where nothing is said, into its own folder.
 
     With `against` every curve and every episode has the other run's beside it. With `reload_s` the page reads itself again
     after so many seconds.
     """
+    run, out, against = Path(run), Path(out) if out else None, Path(against) if against else None
     if out and not _ours(out):
         raise ConfigError(f"{out} is there already and no page of rlvr's, and nothing of yours is ever overwritten; choose another --out")
     out = out or run / "view.html"
@@ -76,14 +77,15 @@ def view(run: Path, out: Path | None = None, *, against: Path | None = None, rel
 
 
 def watch(
-    run: Path,
-    out: Path | None = None,
+    run: str | Path,
+    out: str | Path | None = None,
     *,
-    against: Path | None = None,
+    against: str | Path | None = None,
     told: Callable[[Written], None] = lambda written: None,
     pause_s: float = PAUSE_S,
 ) -> Written:
     """Write the page again whenever the run has grown, until the run has ended or a person ends this; the last page stays as it is."""
+    run = Path(run)
     _read(run)
     size = -1
     pause = pause_s

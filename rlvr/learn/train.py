@@ -73,7 +73,7 @@ class TrainReport:
 
 
 def train(
-    config: RunConfig, *, out: Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
+    config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
 ) -> TrainReport:
     """Train as the configuration says, and leave a run folder behind; `verify` first repeats one recorded step of a resumed run."""
     transformers.utils.logging.disable_progress_bar()  # one bar at a time, and it is ours
@@ -83,7 +83,7 @@ def train(
     if verify and not resume:
         raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
     env = str(config.env["name"]).rpartition(":")[2]  # of path/to/file.py:Object the object
-    folder = out or Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = Path(out or Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}")
     accelerator = accelerator_from(config, folder)
     if resume and accelerator.distributed_type is DistributedType.DEEPSPEED:
         raise ConfigError("--resume under DeepSpeed is not supported: its optimizer state cannot be put together; launch with fsdp2.yaml")
