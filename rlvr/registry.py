@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from rlvr import foreign
+from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
 
 PACKAGE = Path(__file__).parent
@@ -45,6 +46,8 @@ class Kind:
     folder: str = ""
     table: str = ""
     """A torch-free module with `PRESETS` (name to an object with a `summary`) and `factory(name)`: for plugins that are rows, not files."""
+    contract: type | None = None
+    """The class that every plugin of the kind derives from."""
 
     @property
     def group(self) -> str:
@@ -55,10 +58,10 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("env", "envs", "envs"),
-        Kind("verifier", "verifiers", "verifiers"),
-        Kind("sandbox", "sandboxes", "sandbox"),
-        Kind("sampler", "samplers", "samplers"),
+        Kind("env", "envs", "envs", contract=Environment),
+        Kind("verifier", "verifiers", "verifiers", contract=Verifier),
+        Kind("sandbox", "sandboxes", "sandbox", contract=Sandbox),
+        Kind("sampler", "samplers", "samplers", contract=Sampler),
         Kind("algorithm", "algorithms", table="rlvr.algos.recipes"),
     )
 }
@@ -184,7 +187,12 @@ def build(kind: str, name: str, /, **kwargs: Any) -> Any:
         missing = [p for p, spec in fields.items() if spec.default is spec.empty and p not in given]
         if missing:
             raise ConfigError(f"{k.name} {name!r} needs {', '.join(map(repr, missing))}; `rlvr show {k.name} {name}` explains it")
-        return factory(**given)
+        made = factory(**given)
+        if k.contract is not None and not isinstance(made, k.contract):
+            raise PluginError(
+                f"{k.name} {name!r} is a {type(made).__name__}, not an rlvr.{k.contract.__name__}; derive its class from that"
+            )
+        return made
     except (Exception, SystemExit) as error:  # a constructor that leaves must not take the command with it, as if all were well
         for plugin in built:
             plugin.close()
@@ -271,7 +279,9 @@ def _from_file(kind: Kind, target: str) -> Callable[..., Any]:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[alias]
-            raise PluginError(f"{path} does not import: {type(error).__name__}: {error}; mend that file") from error
+            hint = "install it, or, where it is a file beside this one, make a package of both (`rlvr new`)"
+            mend = hint if isinstance(error, ImportError) else "mend that file"
+            raise PluginError(f"{path} does not import: {type(error).__name__}: {error}; {mend}") from error
     return _factory(sys.modules[alias], attribute, kind, target)
 
 

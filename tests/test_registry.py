@@ -145,7 +145,8 @@ def test_a_file_of_the_users_is_a_plugin(file: Any, monkeypatch: pytest.MonkeyPa
     [
         ("1/0", "does not import: ZeroDivisionError"),
         ("def (", "does not import: SyntaxError"),
-        ("import no_such_thing", "does not import: ModuleNotFoundError"),
+        ("import no_such_thing", "does not import: ModuleNotFoundError: .*install it, or"),
+        ("from . import beside", "does not import: ImportError: .*make a package of both"),
         ("raise SystemExit(0)", "does not import: SystemExit"),
     ],
 )
@@ -156,6 +157,15 @@ def test_a_broken_file_is_a_plugin_error_each_time(file: Any, source: str, words
             build("verifier", f"{path}:Always")
     Path(path).write_text(GOOD)  # mended, it works without a restart
     assert isinstance(build("verifier", f"{path}:Always"), Verifier)
+
+
+@pytest.mark.parametrize(
+    ("kind", "contract"), [("env", "Environment"), ("verifier", "Verifier"), ("sandbox", "Sandbox"), ("sampler", "Sampler")]
+)
+def test_a_plugin_derives_from_the_class_of_its_kind(kind: str, contract: str, file: Any) -> None:
+    path = file("class Stray:\n    verifier = None\n", "stray.py")
+    with pytest.raises(PluginError, match=f"is a Stray, not an rlvr.{contract}; derive its class from that"):
+        build(kind, f"{path}:Stray")
 
 
 def test_a_constructor_that_refuses_or_breaks_is_told_apart(file: Any) -> None:
@@ -175,8 +185,8 @@ def test_a_constructor_that_refuses_or_breaks_is_told_apart(file: Any) -> None:
 
 def test_what_was_built_for_a_plugin_that_refused_is_put_away(file: Any) -> None:
     path = file(
-        "from rlvr.contracts import Plugin\nclosed = []\n"
-        "class Judge(Plugin):\n    def close(self):\n        closed.append(1)\n"
+        "from rlvr.contracts import Plugin, Verifier\nclosed = []\n"
+        "class Judge(Verifier):\n    verify = None\n    def close(self):\n        closed.append(1)\n"
         "class Env(Plugin):\n    needs = {'verifier': 'exact'}\n    def __init__(self, *, verifier, n=1):\n        raise ValueError('no')\n"
     )
     with pytest.raises(ConfigError):
