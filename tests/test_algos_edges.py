@@ -291,6 +291,7 @@ def test_lists_of_unlike_lengths_are_refused() -> None:
 
 def test_a_tie_is_a_tie_up_to_the_tolerance() -> None:
     assert preferences.pair([0.0, 1e-6]) is None and preferences.pair([0.0, 1.1e-6]) == (1, 0)
+    assert preferences.best([0.0, None]) is None and preferences.best([0.0, None], at_least=-1.0) == 0
     assert preferences.pair([]) is None and preferences.pair([1.0]) is None and preferences.pair([1.0, 0.0]) == (0, 1)
 
 
