@@ -56,6 +56,8 @@ class Algorithm(Plugin, ABC):
     """How many times the learner goes over one step's episodes."""
     sampling_rounds: int = 1
     """Dynamic sampling: how many rounds of sampling a step may take until enough groups teach something."""
+    needs_company: bool = False
+    """Whether an answer is compared with others to the same prompt, so that a group of one teaches nothing."""
     needs_reference: bool = False
     needs_value: bool = False
     needs_entropy: bool = False

@@ -98,7 +98,7 @@ class RolloutConfig(Section):
 
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})
     prompts_per_step: int = Field(default=32, ge=1)
-    num_generations: int = Field(default=8, ge=2)
+    num_generations: int = Field(default=8, ge=1)
     max_completion_length: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=2)
     temperature: float = Field(default=1.0, gt=0)

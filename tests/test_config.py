@@ -62,7 +62,7 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
         (["train.step=3"], r"no key 'train.step'; did you mean 'steps'"),
         (["train.steps=many"], r"train.steps: input should be a valid integer, got 'many'"),
         (["train.steps=0"], r"train.steps: .*greater than or equal to 1, got 0"),
-        (["rollout.num_generations=1"], r"rollout.num_generations: .*2, got 1"),
+        (["rollout.num_generations=0"], r"rollout.num_generations: .*1, got 0"),
         (["rollout.sampler={batch_size: 3}"], r"a 'name' is missing in \{'batch_size': 3\}"),
         (["model={}"], r"model: give either path .* or config"),
         (["tokenizer=null"], r"tokenizer is not set"),

@@ -307,6 +307,7 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
         ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config makes no model"),
         ({"rollout": {"curriculum": {}}}, "made anew each time.*their meta holds: carries"),
         ({"rollout": {"curriculum": {"by": "carry"}}}, "curriculum.by is 'carry'.*did you mean 'carries'"),
+        ({"rollout": {"num_generations": 1}}, "num_generations is 1, but grpo compares an answer with others"),
         ({"algorithm": {"name": "ppo", "dynamic_sampling_rounds": 3}}, "baseline=value such a group still teaches"),
         ({"log": {"report_to": ["wandbb"]}}, "log.report_to names 'wandbb'; did you mean 'wandb'"),
         ({"log": {"report_to": ["aim"]}}, "log.report_to names 'aim', which is not installed"),
@@ -316,6 +317,13 @@ def test_what_is_wrong_is_found_before_anything_is_written(tmp_path: Path, chang
     with pytest.raises(ConfigError, match=told):
         run(tmp_path / "x", **changes)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_baseline", "reinforce_pp", "remax", "best_of_n"])
+def test_one_answer_a_prompt_is_enough_where_none_is_compared_with_its_neighbours(name: str, tmp_path: Path) -> None:
+    run(tmp_path / "a", algorithm={"name": name}, rollout={"prompts_per_step": 16, "num_generations": 1, "temperature": 2.0})
+    first, last = (load_file(tmp_path / "a" / "checkpoints" / f"step-00000{step}" / "model.safetensors") for step in (1, 2))
+    assert any(not torch.equal(first[key], last[key]) for key in first)
 
 
 def test_the_quickstart_asks_for_what_it_says() -> None:

@@ -41,6 +41,7 @@ class PolicyGradient(Algorithm):
         self.formula, self.paper = formula, paper
         s = settings
         self.num_iterations, self.sampling_rounds = s.num_iterations, s.dynamic_sampling_rounds
+        self.needs_company = s.baseline in ("group", "leave_one_out", "pair") or s.scale_rewards == "group"
         self.needs_reference = s.beta > 0
         self.refreshes = self.needs_reference and s.ref_model_sync_steps > 0
         self.needs_value = s.baseline == "value"

@@ -90,6 +90,11 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     if config.rollout.max_staleness:  # what the user wrote wins
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
     optimization(config).check(algorithm, adapted=config.model.lora is not None, max_completion_length=mdp.max_new_tokens)
+    if config.data is None and algorithm.needs_company and config.rollout.num_generations < 2:
+        raise ConfigError(
+            f"rollout.num_generations is 1, but {config.algorithm['name']} compares an answer with others to the same prompt; give it 2 "
+            "or more, or take an algorithm that needs one (ppo, reinforce_baseline, reinforce_pp, remax)"
+        )
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     size = PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT)
     longest = check_prompts(mdp, "train", map(schedule.index, range(min(looks, size))))
