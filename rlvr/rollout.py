@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
@@ -110,6 +110,8 @@ class Rollout:
         self._moved = 0.0
         """When a verification last began or ended."""
         self._judges = Judges(workers)
+        self._hearing = Judges(1)
+        """One thread, as an environment's `reply` is called in turn: it may hang too."""
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order."""
@@ -143,7 +145,11 @@ class Rollout:
 
     def _hear(self, talk: _Talk, completion: Completion, i: int, over: SimpleQueue[int]) -> None:
         """A talk goes on, or is put to the judge; `over` is told when there is no more to wait for."""
-        talk.hear(completion)
+        heard = self._hearing.submit(talk.hear, completion)
+        if not wait([heard], self.deadline_s).done:
+            self._hearing.close()  # what hangs in there is left behind
+            self._hearing = Judges(1)
+            talk.error = f"{type(self.mdp.environment).__name__}.reply gave nothing within {self.deadline_s:g} s"
         if talk.over:
             talk.verdict = self._judges.submit(self._judge, talk)
             talk.verdict.add_done_callback(lambda _: over.put(i))
@@ -172,6 +178,7 @@ class Rollout:
     def close(self) -> None:
         """Let the judges go; a verifier that hangs is not waited for, not even when the process ends."""
         self._judges.close()
+        self._hearing.close()
 
     def __enter__(self) -> Rollout:
         return self
@@ -246,7 +253,7 @@ class _Talk:
             group=draw.group,
             tokens=state.tokens[:length],
             acted=state.acted[:length],
-            logprobs=self.logprobs,
+            logprobs=self.logprobs[:length],
             rewards=[0.0] * length,
             end=End.FAILED,
             policy_version=version,

@@ -103,6 +103,22 @@ def test_an_environment_that_raises_fails_its_episode_alone(environment: Environ
     assert episode.end is End.FAILED and told in episode.error
 
 
+class WaitingReply(Talk):
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        if task.id.endswith("/0"):
+            threading.Event().wait(5)
+        return None
+
+
+def test_a_reply_that_hangs_is_not_waited_for_past_the_deadline() -> None:
+    environment = WaitingReply()
+    began = time.perf_counter()
+    with rollout_of(environment, Scripted(answers=["1"]), deadline_s=0.3) as rollout:
+        hung, other = rollout.collect(draws(environment, 2), Sampling())
+    assert hung.end is End.FAILED and "WaitingReply.reply gave nothing within 0.3 s" in hung.error and time.perf_counter() - began < 4
+    assert other.scored and other.end is End.TERMINATED
+
+
 class Hangs(Match):
     def __init__(self) -> None:
         self.release = threading.Event()
