@@ -92,6 +92,15 @@ def test_show_explains_the_settings(capsys: Said) -> None:
     assert parsed(["show", "recipe", "quickstart"], capsys)["name"] == "quickstart"
 
 
+def test_show_says_of_a_plugin_only_what_it_says_itself(tmp_path: Path, capsys: Said) -> None:
+    (tmp_path / "mute.py").write_text(
+        "from rlvr import Verifier\n\nclass Mute(Verifier):\n    verify = None\n\n"
+        "    def __init__(self, *, most=float('inf')):\n        pass\n"
+    )
+    row = parsed(["show", "verifier", f"{tmp_path}/mute.py:Mute"], capsys)
+    assert row["about"] == "" and row["settings"][0]["default"] == "inf"
+
+
 def test_verify_one(capsys: Said) -> None:
     assert parsed(["verify", "numeric", "--reference", "4", "--answer", "4.0"], capsys)["score"] == 1.0
     wrong = parsed(["verify", "numeric", "--reference", "4", "--answer", "5"], capsys)

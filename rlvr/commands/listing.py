@@ -14,6 +14,7 @@ from rich.text import Text
 from rlvr.commands import screen
 from rlvr.errors import NotFound, suggest
 from rlvr.registry import KINDS, PACKAGE, Entry, examined, kind_of, load, parameters
+from rlvr.task import plain
 
 YAMLS = {"recipes": "recipe", "suites": "suite"}
 """What is no plugin but a file of settings: folder and word."""
@@ -47,7 +48,7 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
         return
     kind = kind_of(word)
     factory = load(kind.name, name)
-    document = inspect.getdoc(factory) or ""
+    document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own: what its contract says is not what it is for
     notes = _notes(getattr(factory, "__init__", factory)) | _field_notes(getattr(factory, "settings", None))
     idle = [key for key in parameters(factory) if key in getattr(factory, "idle", ())]
     needs = dict(getattr(factory, "needs", {}))
@@ -125,7 +126,7 @@ def _type(parameter: inspect.Parameter) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple | frozenset | set):
         return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | list | dict | type(None)) else str(value)
+    return plain(value)
 
 
 def _notes(function: Any) -> dict[str, str]:
