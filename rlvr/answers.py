@@ -229,7 +229,7 @@ def _hash(text: str) -> Found:
 
 
 _ANSWER = re.compile(
-    r"(?:\bfinal\s+answer|\banswer|\bcorrect\s+(?:option|choice))\b[*_\s]*(?:\(?final\)?\s*)?(?:(?:is|are)\b\s*:?|:|=|(?=\s[$\\]))[*_]*|^[#*_\s]*final\s+answer[*_#.\s]*$",
+    r"(?:\bfinal\s+answer|\banswer|\bcorrect\s+(?:option|choice))\b[*_\s]*(?:\(?final\)?\s*)?(?:(?:is|are)\b\s*:?|:|=|(?=\s[$\\]))[*_]*|^(?:[#*_]|[^\S\n])*final\s+answer[*_#.\s]*$",
     re.IGNORECASE | re.MULTILINE,
 )
 _FIRM = re.compile(r"\s*final|(?:answers?|correct\s+\w+)[*_\s]*(?:is|are)\b", re.IGNORECASE)

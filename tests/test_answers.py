@@ -97,3 +97,12 @@ def test_every_scanner_is_linear(piece: str, channel: str) -> None:
         return best
 
     assert cost(8_000) <= 30 * cost(800) + 0.02
+
+
+def test_a_long_row_of_empty_lines_is_read_in_one_go() -> None:
+    def cost(lines: int) -> float:
+        began = time.process_time()
+        assert find("\n" * lines + "x", "final_line").text is None
+        return max(time.process_time() - began, 1e-3)
+
+    assert cost(40_000) < 24 * min(cost(5_000) for _ in range(3))  # eight times as long; 64 times where each line reads all that follow
