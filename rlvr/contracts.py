@@ -112,7 +112,7 @@ class Verifier(Plugin, ABC):
 
 
 class Environment(Plugin, ABC):
-    """Poses tasks, in text. Subclass it, say what it needs, and write `task`.
+    """Poses tasks, in text. Subclass it, say what it needs, and write `task`. `reply`, `answer` and `earned` run in other threads.
 
     >>> class Doubling(Environment):
     ...     needs = {"verifier": "exact"}
