@@ -121,6 +121,12 @@ def test_an_error_in_one_process_ends_the_others(tmp_path: Path, how: str, told:
     assert time.monotonic() - began < 200  # the one that hangs would sleep for 300 s
 
 
+def test_no_model_is_wrapped_any_more_when_the_group_of_processes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WAYS, "cpu", ["tests.held"])  # the last wrapper would wait for the group's thread, which may wait for the GIL
+    done = launched("cpu", recipe_at(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run"))
+    assert done.returncode == 0 and (done.stdout + done.stderr).count("held 0") == 2, done.stderr[-2000:]
+
+
 def test_a_launch_that_starts_one_process_where_several_were_asked_for_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")

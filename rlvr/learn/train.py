@@ -121,6 +121,8 @@ def train(
                 work.advance(shown(row, times))
         ended = end(crew, run, done, screen, began)
         crew.sampler.close()  # before accelerate ends torch's process group, in which an engine may stand
+        crew.learner = None  # its wrapper must not be the last to hold that group: it would wait for the group's thread, and have the GIL
+        accelerator.free_memory()
         accelerator.end_training()
         return ended
 
