@@ -14,8 +14,19 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any
 
+from rlvr.task import Fault, Verdict
+
 LEAVING_S = 1.0
 """How long all threads together have to leave."""
+
+
+def late(seconds: float) -> Verdict:
+    """What there is of a verdict that was waited for in vain: no score, and the machinery's fault.
+
+    >>> late(600.0).reason
+    'the verifier gave no verdict within 600 s'
+    """
+    return Verdict(None, f"the verifier gave no verdict within {seconds:g} s", fault=Fault.INFRA)
 
 
 class Judges:

@@ -23,13 +23,13 @@ from rlvr.contracts import Environment, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluate import Report, report_on, verifier_label
-from rlvr.judges import Judges
+from rlvr.judges import Judges, late
 from rlvr.mdp import State, TokenMDP, judged, last_acted
 from rlvr.progress import Work
 from rlvr.registry import from_config
 from rlvr.samples import ROWS, Key, Plan, SampleFile, plan_of, question_of, rows_in
 from rlvr.suite import with_settings
-from rlvr.task import Fault, Task, Verdict
+from rlvr.task import Task, Verdict
 from rlvr.transcript import messages_of
 from rlvr.viewparts import tokenizer_of
 
@@ -105,7 +105,7 @@ def _again(
         try:
             verdict, rewards = future.result(timeout=DEADLINE_S)
         except FutureTimeout:
-            verdict, rewards = Verdict(None, f"the verifier gave no verdict within {DEADLINE_S:g} s", fault=Fault.INFRA), []
+            verdict, rewards = late(DEADLINE_S), []
         yield _judged_anew(row, task, verdict, rewards)
 
 

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.episode import ABOVE_ZERO, End, Episode
 from rlvr.errors import ConfigError, EnvError, RlvrError
-from rlvr.judges import Judges
+from rlvr.judges import Judges, late
 from rlvr.mdp import State, TokenMDP, posed
 from rlvr.task import Fault, Task, Verdict
 
@@ -173,7 +173,7 @@ class Rollout:
                 return talk.verdict.result(timeout=max(left, 0.0))
             if left <= 0:
                 talk.verdict.cancel()
-                return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
+                return late(self.deadline_s)
 
     def close(self) -> None:
         """Let the judges go; a verifier that hangs is not waited for, not even when the process ends."""

@@ -27,9 +27,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.env import TokenEnv, token_env_settings
 from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.judges import Judges
+from rlvr.judges import Judges, late
 from rlvr.registry import from_config
-from rlvr.task import Fault, Verdict
+from rlvr.task import Verdict
 from rlvr.tokenizers import tokenizer_from
 
 
@@ -97,7 +97,7 @@ class TokenVectorEnv(SyncVectorEnv):
 
     def _too_late(self, verdict: Future[Verdict]) -> Verdict:
         verdict.cancel()
-        return Verdict(None, f"the verifier gave no verdict within {self.deadline_s:g} s", fault=Fault.INFRA)
+        return late(self.deadline_s)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Put the pool, the environment and its verifier away; a verifier that hangs is not waited for."""

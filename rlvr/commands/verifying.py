@@ -18,11 +18,11 @@ from rlvr.commands import screen
 from rlvr.commands.settings import settings_from
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
-from rlvr.judges import Judges
+from rlvr.judges import Judges, late
 from rlvr.mdp import judged
 from rlvr.progress import Work
 from rlvr.registry import build
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Task, Verdict, user
 
 AHEAD = 8
 """How many answers may wait for each worker: enough to keep it busy, few enough to stream a file of any size."""
@@ -92,7 +92,7 @@ def _in_time(verdict: Future[Verdict]) -> Verdict:
     """A verdict that has been waited for long enough is the machinery's fault."""
     if not wait([verdict], DEADLINE_S).done:
         verdict.cancel()
-        return Verdict(None, f"the verifier gave no verdict within {DEADLINE_S:g} s", fault=Fault.INFRA)
+        return late(DEADLINE_S)
     return verdict.result()
 
 
