@@ -65,7 +65,7 @@ def order(worlds: list[str], presets: list[str], seeds: int) -> Iterator[Cell]:
 
 def crew_of(seed: int, stack: ExitStack, *, preset: str = "grpo", warm: Path | None = None) -> Any:
     """The quickstart's crew, from its own warm start or ready to make one."""
-    from rlvr.config import check, load
+    from rlvr.config.config import check, load
     from rlvr.learn.crew import assemble
     from rlvr.learn.processes import accelerator_from
 

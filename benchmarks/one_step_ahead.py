@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from learning_matrix import warm_up
 
-from rlvr.config import ModelConfig, check, load
+from rlvr.config.config import ModelConfig, check, load
 from rlvr.contracts import Verifier
 from rlvr.samplers._http import Http, NoReply
 from rlvr.task import Task, Verdict

@@ -15,7 +15,7 @@ import statistics
 import time
 from typing import Any
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Sampling, Verifier
 from rlvr.mdp import TokenMDP
 from rlvr.model import model_from

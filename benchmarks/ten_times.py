@@ -49,7 +49,7 @@ def train_one(place: Path, prompts: int, steps: int) -> float:
     """Train as `rlvr train quickstart` does; the CPU-seconds it took."""
     from rich.console import Console
 
-    from rlvr.config import load
+    from rlvr.config.config import load
     from rlvr.learn.train import train
 
     overrides = SETTINGS | {"rollout.prompts_per_step": prompts, "train.steps": steps}

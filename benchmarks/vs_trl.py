@@ -110,7 +110,7 @@ def measure(name: str, peer: str, model: str, repeats: int, threads: int, folder
 
 def tiny(folder: Path) -> str:
     """A Qwen2 of 0.86 million parameters with a character tokenizer."""
-    from rlvr.config import ModelConfig
+    from rlvr.config.config import ModelConfig
     from rlvr.model import exported, model_from
     from rlvr.tokenizers import tokenizer_from
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
-from rlvr.config import check
+from rlvr.config.config import check
 from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
 from rlvr.learn.crew import assemble, enlist
 from rlvr.learn.one_step import one_step

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError
 from rlvr.tokenizers import EOS, SPECIALS, UNKNOWN, CharTokenizer, HFTokenizer

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import rlvr
-from rlvr.config import RunConfig, Section, check
+from rlvr.config.config import RunConfig, Section, check
+from rlvr.config.yamlfile import read_yaml
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp import last_acted
-from rlvr.yamlfile import read_yaml
 
 LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")

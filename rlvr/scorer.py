@@ -14,7 +14,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from rlvr.config import Section, checked, named
+from rlvr.config.config import Section, checked, named
+from rlvr.config.overrides import number
+from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.overrides import number
 from rlvr.registry import entries
-from rlvr.yamlfile import read_yaml
 
 FOLDER = Path(__file__).parent / "suites"
 

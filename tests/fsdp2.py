@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 
 import rlvr.learn.train
 from rlvr.cli import run
-from rlvr.config import RunConfig
+from rlvr.config.config import RunConfig
 from rlvr.learn.processes import accelerator_from
 
 

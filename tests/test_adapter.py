@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlvr.batch import Rows
-from rlvr.config import LoraConfig, ModelConfig, load
+from rlvr.config.config import LoraConfig, ModelConfig, load
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError, MissingExtra
 from rlvr.learn import adapter

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlvr.cli import run
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.learn.agreement import Gap, gaps, verdict
 from rlvr.model import exported, model_from

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.learn import checkpoint
 from rlvr.learn.ahead import Ahead, read_back, written

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress

@@ -184,7 +184,7 @@ def test_eval_reports_and_writes(tmp_path: Path, capsys: Said) -> None:
 
 
 def test_replay_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
-    from rlvr.config import load
+    from rlvr.config.config import load
 
     out = tmp_path / "run"
     recipe = load("quickstart", ["tokenizer=bytes"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from rlvr.config import SCHEDULES, RunConfig, load, recipes
+from rlvr.config.config import SCHEDULES, RunConfig, load, recipes
 from rlvr.errors import ConfigError, NotFound
 from rlvr.runlog import differing
 

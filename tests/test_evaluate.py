@@ -21,7 +21,7 @@ import yaml
 
 from rlvr.attempt import Attempt
 from rlvr.cli import run
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
 from rlvr.evaluate import Report, evaluate

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.model import exported, model_from
 from rlvr.registry import build

@@ -12,7 +12,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.learn.train import train
 from rlvr.model import model_from

@@ -17,7 +17,7 @@ from accelerate.state import AcceleratorState
 from rich.console import Console
 
 from rlvr.algos.policy_gradient import PolicyGradient
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.scorer import ScorerTrainer
 from rlvr.learn.train import train

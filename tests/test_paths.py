@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from rlvr.compare import compare
-from rlvr.config import load
+from rlvr.config.config import load
 from rlvr.evaluate import evaluate
 from rlvr.export import export
 from rlvr.replay import replay

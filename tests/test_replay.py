@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rlvr.config import check
+from rlvr.config.config import check
 from rlvr.contracts import Environment, Sampling
 from rlvr.env import TokenEnv
 from rlvr.episode import Episode

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.model import model_from

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlvr.config import RunConfig, load
+from rlvr.config.config import RunConfig, load
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
 from rlvr.learn import checkpoint

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from safetensors.torch import load_file
 
-from rlvr.config import load
+from rlvr.config.config import load
 from rlvr.errors import CheckFailed, ConfigError, NotFound
 from rlvr.learn.banner import banner
 from rlvr.learn.crew import assemble

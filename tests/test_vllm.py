@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from rlvr.cli import run
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, Sampling
 from rlvr.env import TokenEnv
 from rlvr.errors import ConfigError, SamplerError

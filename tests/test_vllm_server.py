@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.train import train

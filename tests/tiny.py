@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlvr.config import RunConfig, check
+from rlvr.config.config import RunConfig, check
 
 MODEL = {
     "model_type": "llama",

@@ -18,7 +18,7 @@ from accelerate.utils import DeepSpeedPlugin, DistributedType
 
 import rlvr.learn.train
 from rlvr.cli import run
-from rlvr.config import RunConfig
+from rlvr.config.config import RunConfig
 from rlvr.learn import processes
 
 

@@ -15,7 +15,7 @@ from rlvr.errors import MissingExtra
 
 def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume: bool, verify: bool, json: bool) -> None:
     """Read the recipe, train, and say how it ended; JSON on the last line where it is asked for."""
-    from rlvr.config import load
+    from rlvr.config.config import load
 
     config = load(recipe, overrides)
     try:

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from rlvr.config.overrides import number
 from rlvr.errors import ConfigError
-from rlvr.overrides import number
 
 KEY = r"([\w-]+\.)?[^\W\d]\w*"
 """A setting, perhaps behind the name of the environment that it belongs to."""

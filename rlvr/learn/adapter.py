@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from rlvr.config import LoraConfig
+from rlvr.config.config import LoraConfig
 from rlvr.errors import ConfigError, MissingExtra, suggest
 
 NAME = "default"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from rlvr.config import RunConfig
+from rlvr.config.config import RunConfig
 from rlvr.errors import CheckFailed, NotFound
 from rlvr.learn import checkpoint
 from rlvr.learn.ahead import look_ahead

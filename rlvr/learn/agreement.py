@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rlvr.batch import Rows
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError
 from rlvr.learn.policy import Policy

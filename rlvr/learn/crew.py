@@ -13,7 +13,7 @@ from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
-from rlvr.config import ModelConfig, RunConfig
+from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.evaluate import count_of

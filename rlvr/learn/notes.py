@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.config import RunConfig
+from rlvr.config.config import RunConfig
 from rlvr.registry import from_config
 
 FAR_APART_KL, FEW_SAMPLES = 0.01, 0.9

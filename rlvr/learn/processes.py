@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gather_object
 
-from rlvr.config import RunConfig
+from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.heap import keep_freed_memory
 from rlvr.learn.trackers import checked_trackers

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from rlvr import report
 from rlvr.algos.preferences import paired, pairs
-from rlvr.config import ModelConfig, RewardModelConfig, RunConfig
+from rlvr.config.config import ModelConfig, RewardModelConfig, RunConfig
 from rlvr.contracts import Environment
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError

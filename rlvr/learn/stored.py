@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.config import RunConfig
+from rlvr.config.config import RunConfig
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.learn.schedule import place_in

@@ -15,7 +15,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
-from rlvr.config import RunConfig
+from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError, suggest
 from rlvr.export import TRAINED, flat
 from rlvr.runlog import Reports

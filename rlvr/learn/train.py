@@ -28,7 +28,7 @@ from accelerate import DistributedType
 from rich.console import Console
 
 from rlvr import report
-from rlvr.config import RunConfig
+from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError
 from rlvr.learn import checkpoint
 from rlvr.learn.again import repeat_one_step

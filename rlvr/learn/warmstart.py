@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.algos.recipes import factory
-from rlvr.config import WarmstartConfig
+from rlvr.config.config import WarmstartConfig
 from rlvr.learn.crew import Crew
 from rlvr.learn.held_out import mean_score
 from rlvr.learn.learner import Learner, Optimization

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlvr.config import ModelConfig
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.model import model_from

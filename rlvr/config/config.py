@@ -15,11 +15,11 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rlvr.config.overrides import number, overridden, yielding
+from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.overrides import number, overridden, yielding
-from rlvr.yamlfile import read_yaml
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES = Path(__file__).parents[1] / "recipes"
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
 """Those of transformers that need no settings but the warmup and the number of steps."""
 

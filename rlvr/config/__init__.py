@@ -1,0 +1,1 @@
+"""A run as one checked file: the configuration of a recipe, overrides from the command line, YAML."""
