@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from rlvr.blame import place_of
+from rlvr.conformance.blame import place_of
 from rlvr.errors import ConfigError, RlvrError
 
 app = typer.Typer(

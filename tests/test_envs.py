@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rlvr import Task, make
+from rlvr.conformance.goldlint import ungradeable
 from rlvr.envs.arithmetic import split_of, steps
 from rlvr.errors import ConfigError, NotFound
-from rlvr.goldlint import ungradeable
 
 LINE = '{"question": "Ann has 3 pens and buys 4. How many?", "answer": "She has 3+4=<<3+4=7>>7 pens.\\n#### 1,007"}\n'
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.checks import check_plugin, failures
+from rlvr.conformance.checks import check_plugin, failures
 from rlvr.registry import entries, load
 
 ROOT = Path(__file__).resolve().parents[1]

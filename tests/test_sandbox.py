@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.checks import check_plugin
-from rlvr.checks_sandbox import PROBES, check_sandbox
+from rlvr.conformance.checks import check_plugin
+from rlvr.conformance.checks_sandbox import PROBES, check_sandbox
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError
 from rlvr.registry import build
@@ -46,14 +46,14 @@ class Naive(Sandbox):
 
 def test_the_kit_sees_through_a_plain_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
     harmless = ("runs a program", "no sockets but local pairs", "output is limited", "argv is clean")
-    monkeypatch.setattr("rlvr.checks_sandbox.PROBES", {name: PROBES[name] for name in harmless})
+    monkeypatch.setattr("rlvr.conformance.checks_sandbox.PROBES", {name: PROBES[name] for name in harmless})
     rows = {row.name: row.ok for row in check_sandbox(Naive())}
     assert rows == {"runs a program": True, "no sockets but local pairs": False, "output is limited": False, "argv is clean": True}
 
 
 def test_the_kit_runs_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("runs a program", "argv is clean")
-    monkeypatch.setattr("rlvr.checks_sandbox.PROBES", {name: PROBES[name] for name in names})
+    monkeypatch.setattr("rlvr.conformance.checks_sandbox.PROBES", {name: PROBES[name] for name in names})
     assert [(row.name, row.ok) for row in check_plugin("sandbox", "process", trusted=True)] == [(name, True) for name in names]
 
 

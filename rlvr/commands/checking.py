@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from rlvr.checks import stream
 from rlvr.commands import screen
 from rlvr.commands.settings import settings_from
+from rlvr.conformance.checks import stream
 
 
 def check_plugin(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> int:

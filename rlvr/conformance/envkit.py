@@ -1,4 +1,4 @@
-"""The conformance kit of environments: what `rlvr.checks.check_env` looks at.
+"""The conformance kit of environments: what `rlvr.conformance.checks.check_env` looks at.
 
 First the tasks and what they pay, in text; then the same environment as a Gymnasium one, token by token. The tokenizer
 is `bytes`, since any text survives it.
@@ -20,13 +20,13 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from rlvr import canaries
 from rlvr._gymnasium import gym_id
-from rlvr.checks import CannotCheck, Steps, closed, first, shown
+from rlvr.conformance import canaries
+from rlvr.conformance.checks import CannotCheck, Steps, closed, first, shown
+from rlvr.conformance.elsewhere import SECONDS, elsewhere
+from rlvr.conformance.goldlint import ungradeable
 from rlvr.contracts import Environment
-from rlvr.elsewhere import SECONDS, elsewhere
 from rlvr.env import OBSERVATIONS, TokenEnv, make_token_env
-from rlvr.goldlint import ungradeable
 from rlvr.mdp import judged, plain_limits, size_of
 from rlvr.registry import build
 from rlvr.replay import mismatch

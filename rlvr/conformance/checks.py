@@ -1,6 +1,6 @@
 """The conformance kits: does a plugin keep its contract? Run by `rlvr check`, by plugin authors' tests, and by our own.
 
->>> from rlvr.checks import check_verifier, failures
+>>> from rlvr.conformance.checks import check_verifier, failures
 >>> failures(check_verifier("numeric"))
 []
 
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlvr import canaries
-from rlvr.blame import place_of
+from rlvr.conformance import canaries
+from rlvr.conformance.blame import place_of
 from rlvr.contracts import Example, Plugin, Verifier
 from rlvr.errors import ConfigError, PluginError, RlvrError, suggest
 from rlvr.judges import Judges
@@ -76,13 +76,13 @@ def stream(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Check]:
     """The checks one by one, as they are made, for those who watch."""
     wanted = kind_of(kind).name
     if wanted == "env":
-        from rlvr.envkit import env_checks  # Gymnasium comes with it
+        from rlvr.conformance.envkit import env_checks  # Gymnasium comes with it
 
         return run(env_checks(name, settings))
     if wanted == "verifier":
         return run(_verifier_checks(name, settings))
     if wanted == "sandbox":
-        from rlvr.checks_sandbox import sandbox_checks
+        from rlvr.conformance.checks_sandbox import sandbox_checks
 
         return run(sandbox_checks(name, settings))
     raise ConfigError(f"there is no kit for a {wanted}; {suggest(wanted, ['env', 'verifier', 'sandbox'])}")
