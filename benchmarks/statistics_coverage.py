@@ -18,8 +18,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlvr.paired import mcnemar, sign_flips
-from rlvr.statistics import bootstrap, majority_at, pass_all, pass_at, wilson
+from rlvr.evaluation.paired import mcnemar, sign_flips
+from rlvr.evaluation.statistics import bootstrap, majority_at, pass_all, pass_at, wilson
 
 Floats = NDArray[np.float64]
 TASKS = (20, 100, 500)

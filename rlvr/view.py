@@ -20,9 +20,9 @@ from typing import Any
 
 from rlvr.curves import panels
 from rlvr.errors import ConfigError, NotFound
-from rlvr.export import last_rows
+from rlvr.evaluation.export import last_rows
+from rlvr.evaluation.samples import PLAN, REPORT, ROWS, plan_of, write_whole
 from rlvr.runlog import config_of, rows_of
-from rlvr.samples import PLAN, REPORT, ROWS, plan_of, write_whole
 from rlvr.viewparts import CHUNK, parts_of, tokenizer_of
 
 PAGE = Path(__file__).with_name("viewer")

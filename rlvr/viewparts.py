@@ -19,7 +19,7 @@ from typing import Any
 
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.samples import ROWS, counted
+from rlvr.evaluation.samples import ROWS, counted
 from rlvr.tokenizers import tokenizer_from
 
 CHUNK = 500

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rlvr.cli import run
-from rlvr.compare import compare
 from rlvr.errors import ConfigError
-from rlvr.evaluate import evaluate
-from rlvr.export import FORMATS, export
-from rlvr.rescore import rescore
-from rlvr.samples import rows_in
+from rlvr.evaluation.compare import compare
+from rlvr.evaluation.evaluate import evaluate
+from rlvr.evaluation.export import FORMATS, export
+from rlvr.evaluation.rescore import rescore
+from rlvr.evaluation.samples import rows_in
 from tests.test_evaluate import results
 
 SUMS = "tests/worlds.py:Sums"

@@ -19,18 +19,18 @@ import pytest
 import torch
 import yaml
 
-from rlvr.attempt import Attempt
 from rlvr.cli import run
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
-from rlvr.evaluate import Report, evaluate
+from rlvr.evaluation.attempt import Attempt
+from rlvr.evaluation.evaluate import Report, evaluate
+from rlvr.evaluation.samples import Plan, plan_of, rows_in, samples_of
+from rlvr.evaluation.summary import EnvSummary
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.model import exported, model_from
 from rlvr.samplers.scripted import Scripted
-from rlvr.samples import Plan, plan_of, rows_in, samples_of
-from rlvr.summary import EnvSummary
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.tokenizers import CharTokenizer
 from tests.endpoint import closed_port
@@ -219,7 +219,7 @@ def slow(self, requests, sampling):
         time.sleep(0.02)
         yield pair
 scripted.Scripted.stream = slow
-from rlvr.evaluate import evaluate
+from rlvr.evaluation.evaluate import evaluate
 evaluate("tests/worlds.py:Sums", "scripted:random", tasks=20, n=3, out=Path(sys.argv[1]))
 """
 

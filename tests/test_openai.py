@@ -13,7 +13,7 @@ import pytest
 
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError
-from rlvr.evaluate import evaluate
+from rlvr.evaluation.evaluate import evaluate
 from rlvr.runlog import rows_of
 from rlvr.samplers import openai
 from rlvr.samplers._http import Http, NoReply, Reply

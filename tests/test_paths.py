@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlvr.compare import compare
 from rlvr.config.config import load
-from rlvr.evaluate import evaluate
-from rlvr.export import export
+from rlvr.evaluation.compare import compare
+from rlvr.evaluation.evaluate import evaluate
+from rlvr.evaluation.export import export
+from rlvr.evaluation.rescore import rescore
 from rlvr.replay import replay
-from rlvr.rescore import rescore
 from rlvr.view import view, watch
 from tests.tiny import tiny_run
 

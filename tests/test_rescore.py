@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import rlvr.rescore
+import rlvr.evaluation.rescore
 from rlvr.cli import run
-from rlvr.compare import compare
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluate import Report, evaluate
-from rlvr.rescore import rescore
-from rlvr.samples import rows_in, samples_of
+from rlvr.evaluation.compare import compare
+from rlvr.evaluation.evaluate import Report, evaluate
+from rlvr.evaluation.rescore import rescore
+from rlvr.evaluation.samples import rows_in, samples_of
 from rlvr.tokenizers import CharTokenizer
 
 WORLD = '''
@@ -153,7 +153,7 @@ def test_a_run_may_grow_while_it_is_judged(world: World, tmp_path: Path, monkeyp
         reads += 1
         yield from list(rows_in(folder))[:reads]
 
-    monkeypatch.setattr(rlvr.rescore, "rows_in", growing)
+    monkeypatch.setattr(rlvr.evaluation.rescore, "rows_in", growing)
     found = rescore(a)
     assert (found.sampled, reads) == (2, 3)
 
@@ -192,7 +192,7 @@ def test_without_the_policy_s_tokenizer_it_is_said_that_nobody_knows_when_a_scor
     tokenizer: Tokenizer | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate({"name": "tests/test_earned.py:PaidTalk"}, "scripted:gold", tasks=2, out=tmp_path / "a")
-    monkeypatch.setattr("rlvr.rescore.tokenizer_of", lambda spec: tokenizer)
+    monkeypatch.setattr("rlvr.evaluation.rescore.tokenizer_of", lambda spec: tokenizer)
     screen = io.StringIO()
     rescore(tmp_path / "a", out=tmp_path / "b", console=Console(file=screen, width=300))
     row = first(tmp_path / "b")
@@ -205,7 +205,7 @@ def test_a_report_does_not_outlive_the_samples_it_was_made_of(world: World, tmp_
     world.down(True)
     rescore(a)
     world.down(False)
-    monkeypatch.setattr(rlvr.rescore, "_again", lambda *given: 1 / 0)
+    monkeypatch.setattr(rlvr.evaluation.rescore, "_again", lambda *given: 1 / 0)
     assert (tmp_path / "a-rescored" / "report.json").is_file()
     with pytest.raises(ZeroDivisionError):
         rescore(a)
@@ -245,8 +245,8 @@ def test_a_run_without_samples_leaves_nothing(left: str | None, world: World, tm
 def test_a_verifier_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluate("tests/worlds.py:Sums", "scripted:gold", tasks=2, out=tmp_path / "e")
     release = threading.Event()
-    monkeypatch.setattr("rlvr.rescore.DEADLINE_S", 0.2)
-    monkeypatch.setattr("rlvr.rescore.judged", lambda *_: release.wait(60))
+    monkeypatch.setattr("rlvr.evaluation.rescore.DEADLINE_S", 0.2)
+    monkeypatch.setattr("rlvr.evaluation.rescore.judged", lambda *_: release.wait(60))
     began = time.monotonic()
     (env,) = rescore(tmp_path / "e", out=tmp_path / "again").envs.values()
     took = time.monotonic() - began

@@ -11,8 +11,19 @@ from itertools import combinations
 
 import pytest
 
-from rlvr.paired import holm, mcnemar, paired, sign_flips
-from rlvr.statistics import best_at, bootstrap, budgets, estimate, majority_at, pass_all, pass_at, standard_error, t_quantile, wilson
+from rlvr.evaluation.paired import holm, mcnemar, paired, sign_flips
+from rlvr.evaluation.statistics import (
+    best_at,
+    bootstrap,
+    budgets,
+    estimate,
+    majority_at,
+    pass_all,
+    pass_at,
+    standard_error,
+    t_quantile,
+    wilson,
+)
 
 
 def every_draw(m: int, k: int) -> list[tuple[int, ...]]:

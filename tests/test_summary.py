@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 
 from rlvr.commands.evaluating import cautions, show
-from rlvr.evaluate import Report
+from rlvr.evaluation.evaluate import Report
+from rlvr.evaluation.samples import Plan, Sample
+from rlvr.evaluation.suite import Item
+from rlvr.evaluation.summary import EnvSummary, summarised
+from rlvr.evaluation.votes import classes
 from rlvr.registry import build
-from rlvr.samples import Plan, Sample
-from rlvr.suite import Item
-from rlvr.summary import EnvSummary, summarised
 from rlvr.task import Task, user
-from rlvr.votes import classes
 
 
 def sample(index: int, k: int, score: float | None = 0.0, text: str = "#### 1", **rest: Any) -> Sample:

@@ -15,7 +15,7 @@ import pytest
 from rlvr.cli import run
 from rlvr.curves import POINTS
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluate import evaluate
+from rlvr.evaluation.evaluate import evaluate
 from rlvr.runlog import RunLog
 from rlvr.view import PAGE, SCRIPTS, Written, view, watch
 from rlvr.viewparts import CHUNK

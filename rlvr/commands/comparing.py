@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from rlvr.commands import screen
-from rlvr.compare import Comparison, EnvComparison, compare
-from rlvr.export import export
+from rlvr.evaluation.compare import Comparison, EnvComparison, compare
+from rlvr.evaluation.export import export
 
 SHOWN = 3
 """How many tasks of each side are named."""

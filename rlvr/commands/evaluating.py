@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlvr.attempt import Price
 from rlvr.commands import screen
 from rlvr.commands.settings import settings_from
 from rlvr.errors import ConfigError
-from rlvr.evaluate import Report, evaluate
-from rlvr.rescore import rescore
-from rlvr.statistics import Estimate, budgets
-from rlvr.summary import TRUNCATED_LIMIT, EnvSummary
+from rlvr.evaluation.attempt import Price
+from rlvr.evaluation.evaluate import Report, evaluate
+from rlvr.evaluation.rescore import rescore
+from rlvr.evaluation.statistics import Estimate, budgets
+from rlvr.evaluation.summary import TRUNCATED_LIMIT, EnvSummary
 
 FIGURES = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 REASONS = 3

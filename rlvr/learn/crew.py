@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.evaluate import count_of
+from rlvr.evaluation.evaluate import count_of
 from rlvr.learn import adapter, checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.learn.curriculum import Curriculum

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.contracts import Sampling
-from rlvr.evaluate import average, count_of, draws
+from rlvr.evaluation.evaluate import average, count_of, draws
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import share, together
 from rlvr.learn.schedule import Schedule

@@ -17,7 +17,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
 from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError, suggest
-from rlvr.export import TRAINED, flat
+from rlvr.evaluation.export import TRAINED, flat
 from rlvr.runlog import Reports
 
 PROJECT = "rlvr"

@@ -21,9 +21,9 @@ from urllib.parse import quote
 
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
-from rlvr.samples import PLAN, REPORT, Plan, counted, plan_of, rows_in, sample_of, whole, write_whole
-from rlvr.statistics import mean
-from rlvr.suite import Item
+from rlvr.evaluation.samples import PLAN, REPORT, Plan, counted, plan_of, rows_in, sample_of, whole, write_whole
+from rlvr.evaluation.statistics import mean
+from rlvr.evaluation.suite import Item
 from rlvr.transcript import messages_of
 from rlvr.viewparts import tokenizer_of
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rlvr.answers import find
 from rlvr.contracts import Verifier
-from rlvr.samples import Sample
+from rlvr.evaluation.samples import Sample
 from rlvr.task import Task
 
 

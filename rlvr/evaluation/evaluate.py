@@ -20,18 +20,18 @@ from typing import Any
 
 from rich.console import Console
 
-from rlvr.attempt import Attempt, Price, spent
 from rlvr.config.config import checked
 from rlvr.contracts import Environment, Verifier
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.evaluation.attempt import Attempt, Price, spent
+from rlvr.evaluation.samples import REPORT, Plan, SampleFile, digest, write_whole, writing
+from rlvr.evaluation.suite import Item, Suite, suite_from
+from rlvr.evaluation.summary import EnvSummary, selector_known, summarised
+from rlvr.evaluation.votes import classes
 from rlvr.mdp import size_of
 from rlvr.registry import Spec, entries, from_config, load, parameters
 from rlvr.rollout import Draw, seed_of
-from rlvr.samples import REPORT, Plan, SampleFile, digest, write_whole, writing
-from rlvr.suite import Item, Suite, suite_from
-from rlvr.summary import EnvSummary, selector_known, summarised
-from rlvr.votes import classes
 
 PIECES, PIECE = 64, 65536
 """How much of each file of weights is looked at to know it again."""
@@ -100,7 +100,7 @@ def evaluate(
         seed: decides all randomness.
         settings: of the environments; `path`, or `gsm8k.path` in a suite of several.
         concurrency: how many answers are asked for at once; None leaves it to the sampler.
-        select: how best@k chooses, one of `rlvr.summary.SELECTORS`.
+        select: how best@k chooses, one of `rlvr.evaluation.summary.SELECTORS`.
         retry: ask again for the samples that have no score.
         price: what the tokens cost, to be shown while it goes on.
         out: the folder for everything that is found; one that the same call began is continued.

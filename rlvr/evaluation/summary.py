@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlvr.errors import ConfigError, suggest
-from rlvr.samples import Sample
-from rlvr.statistics import Estimate, best_at, budgets, estimate, majority_at, mean, pass_all, pass_at
+from rlvr.evaluation.samples import Sample
+from rlvr.evaluation.statistics import Estimate, best_at, budgets, estimate, majority_at, mean, pass_all, pass_at
 
 UNSCORED_LIMIT = TRUNCATED_LIMIT = 0.02
 CUT_AFTER = 0.01
@@ -28,7 +28,7 @@ SELECTORS: Mapping[str, Callable[[Sample], float]] = {
 }
 """How best@k chooses: the sample for which this is least; the earlier one where it is equal."""
 Votes = Mapping[int, Sequence[int | None]]
-"""Task index to the class of each of its samples' answers, in the order of the samples (see `rlvr.votes`)."""
+"""Task index to the class of each of its samples' answers, in the order of the samples (see `rlvr.evaluation.votes`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.statistics import Z95, bootstrap, mean, standard_error
+from rlvr.evaluation.statistics import Z95, bootstrap, mean, standard_error
 
 POWER = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
 """Standard errors that a difference must measure to be found in 4 of 5 comparisons, at 5 % false alarms."""

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.paired import Paired, holm, paired
+from rlvr.evaluation.paired import Paired, holm, paired
+from rlvr.evaluation.samples import REPORT, Key, Plan, Sample, plan_of, rows_in, samples_of
+from rlvr.evaluation.statistics import mean
+from rlvr.evaluation.suite import Item
+from rlvr.evaluation.summary import UNSCORED_LIMIT
 from rlvr.registry import load, parameters
-from rlvr.samples import REPORT, Key, Plan, Sample, plan_of, rows_in, samples_of
-from rlvr.statistics import mean
-from rlvr.suite import Item
-from rlvr.summary import UNSCORED_LIMIT
 from rlvr.task import plain
 
 SAMPLED_BY = ("split", "max_new_tokens", "max_length")

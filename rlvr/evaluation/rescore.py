@@ -22,13 +22,13 @@ from rich.console import Console
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluate import Report, report_on, verifier_label
+from rlvr.evaluation.evaluate import Report, report_on, verifier_label
+from rlvr.evaluation.samples import ROWS, Key, Plan, SampleFile, plan_of, question_of, rows_in
+from rlvr.evaluation.suite import with_settings
 from rlvr.judges import Judges, late
 from rlvr.mdp import State, TokenMDP, judged, last_acted
 from rlvr.progress import Work
 from rlvr.registry import from_config
-from rlvr.samples import ROWS, Key, Plan, SampleFile, plan_of, question_of, rows_in
-from rlvr.suite import with_settings
 from rlvr.task import Task, Verdict
 from rlvr.transcript import messages_of
 from rlvr.viewparts import tokenizer_of

@@ -14,13 +14,13 @@ from rich.console import Console
 from rlvr.contracts import Environment, Sampler, Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError
+from rlvr.evaluation.samples import TIMES, Key, Plan, SampleFile, question_of, writing
+from rlvr.evaluation.suite import Item
 from rlvr.mdp import TokenMDP
 from rlvr.progress import Work
 from rlvr.registry import Spec
 from rlvr.rollout import Draw, Rollout
 from rlvr.runlog import episode_row, rows_of
-from rlvr.samples import TIMES, Key, Plan, SampleFile, question_of, writing
-from rlvr.suite import Item
 from rlvr.tokenizers import tokenizer_from
 
 TICK_S = 5.0

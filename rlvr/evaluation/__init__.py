@@ -1,0 +1,1 @@
+"""Policies measured: suites, samples, statistics, comparisons, judging again, export."""
