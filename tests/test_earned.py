@@ -17,7 +17,7 @@ from rlvr.algos.recipes import factory
 from rlvr.contracts import Verifier
 from rlvr.env import TokenEnv
 from rlvr.episode import Episode
-from rlvr.learn.stored import episode_of
+from rlvr.learn.questions.stored import episode_of
 from rlvr.learn.train import train
 from rlvr.mdp import TokenMDP
 from rlvr.replay import replay

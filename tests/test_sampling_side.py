@@ -9,10 +9,10 @@ import pytest
 
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.learn.curriculum import Curriculum
-from rlvr.learn.dynamic import DynamicSampling
-from rlvr.learn.questions import Questions
-from rlvr.learn.schedule import Schedule
+from rlvr.learn.questions.curriculum import Curriculum
+from rlvr.learn.questions.dynamic import DynamicSampling
+from rlvr.learn.questions.questions import Questions
+from rlvr.learn.questions.schedule import Schedule
 from tests.test_algos_credit import said
 from tests.worlds import Sums
 

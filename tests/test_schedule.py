@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlvr.errors import ConfigError
-from rlvr.learn.schedule import Schedule
+from rlvr.learn.questions.schedule import Schedule
 from tests.worlds import Sums
 
 

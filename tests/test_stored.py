@@ -19,8 +19,8 @@ from rlvr.config.config import RunConfig, load
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
 from rlvr.learn import checkpoint
+from rlvr.learn.questions.stored import Stored, episode_of
 from rlvr.learn.reward_model import RewardReport, train_reward_model
-from rlvr.learn.stored import Stored, episode_of
 from rlvr.learn.train import TrainReport, train
 from rlvr.registry import build
 from rlvr.runlog import episode_row, rows_of

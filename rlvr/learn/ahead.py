@@ -25,7 +25,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.collect import Harvest, collect
 from rlvr.learn.crew import Crew
-from rlvr.learn.dynamic import Group
+from rlvr.learn.questions.dynamic import Group
 from rlvr.rollout import Timing
 from rlvr.task import Verdict
 

@@ -12,10 +12,10 @@ from rlvr.algos.preferences import mismatched
 from rlvr.contracts import Sampling
 from rlvr.episode import Episode
 from rlvr.learn.crew import Crew
-from rlvr.learn.dynamic import DynamicSampling, Group
 from rlvr.learn.processes import share, together
-from rlvr.learn.questions import Asked
-from rlvr.learn.stored import gold_groups
+from rlvr.learn.questions.dynamic import DynamicSampling, Group
+from rlvr.learn.questions.questions import Asked
+from rlvr.learn.questions.stored import gold_groups
 from rlvr.rollout import Draw, Timing, seed_of
 
 

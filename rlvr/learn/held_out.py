@@ -6,7 +6,7 @@ from rlvr.contracts import Sampling
 from rlvr.evaluation.evaluate import average, count_of, draws
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import share, together
-from rlvr.learn.schedule import Schedule
+from rlvr.learn.questions.schedule import Schedule
 from rlvr.task import Task
 
 

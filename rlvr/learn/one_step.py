@@ -17,10 +17,10 @@ from rlvr.episode import Episode
 from rlvr.errors import RlvrError
 from rlvr.learn.collect import Harvest, collect, tokens_of
 from rlvr.learn.crew import Crew
-from rlvr.learn.dynamic import Group
 from rlvr.learn.held_out import accuracy
 from rlvr.learn.learner import Learner
 from rlvr.learn.processes import share, together
+from rlvr.learn.questions.dynamic import Group
 from rlvr.runlog import Learned, RunLog
 
 

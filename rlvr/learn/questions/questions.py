@@ -10,8 +10,8 @@ from typing import Any
 
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.learn.curriculum import Curriculum
-from rlvr.learn.schedule import Schedule
+from rlvr.learn.questions.curriculum import Curriculum
+from rlvr.learn.questions.schedule import Schedule
 from rlvr.rollout import seed_of
 from rlvr.task import Task
 

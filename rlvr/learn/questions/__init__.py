@@ -1,0 +1,1 @@
+"""What is asked next: the order of tasks, the curriculum, dynamic sampling, answers from earlier runs."""
