@@ -21,8 +21,8 @@ from accelerate import Accelerator
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr.episode import End, Episode
-from rlvr.learn.heap import keep_freed_memory
-from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.update.heap import keep_freed_memory
+from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.registry import build
 
 START = {"group": 4, "length": 16, "vocabulary": 500}

@@ -38,7 +38,7 @@ def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
     from accelerate import Accelerator
 
     from rlvr.episode import End, Episode
-    from rlvr.learn.learner import Learner, Optimization
+    from rlvr.learn.update.learner import Learner, Optimization
     from rlvr.registry import build
 
     groups = []

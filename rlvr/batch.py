@@ -38,7 +38,7 @@ class Batch:
     take: Tensor
     """[entries], each entry's place in the step's flat vectors."""
     layout: Any = None
-    """How a line of packed tokens attends (see `rlvr.learn.packing`); None for padded rows."""
+    """How a line of packed tokens attends (see `rlvr.learn.update.packing`); None for padded rows."""
 
     @property
     def count(self) -> int:

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from rlvr.algos.recipes import PRESETS
 from rlvr.batch import Rows
 from rlvr.episode import End, Episode
-from rlvr.learn.learner import Learner, Optimization
-from rlvr.learn.policy import Policy
+from rlvr.learn.update.learner import Learner, Optimization
+from rlvr.learn.update.policy import Policy
 from rlvr.registry import build
 from rlvr.task import Fault, Verdict
 from tests.learning import tiny_model

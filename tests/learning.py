@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr.episode import End, Episode
-from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.registry import build
 from rlvr.task import Verdict
 

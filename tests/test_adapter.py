@@ -19,11 +19,11 @@ from rlvr.batch import Rows
 from rlvr.config.config import LoraConfig, ModelConfig, load
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError, MissingExtra
-from rlvr.learn import adapter
-from rlvr.learn.learner import Learner, Optimization
-from rlvr.learn.policy import Policy
-from rlvr.learn.reference import Reference
 from rlvr.learn.train import train
+from rlvr.learn.update import adapter
+from rlvr.learn.update.learner import Learner, Optimization
+from rlvr.learn.update.policy import Policy
+from rlvr.learn.update.reference import Reference
 from rlvr.model import model_from
 from rlvr.registry import build
 from rlvr.runlog import rows_of

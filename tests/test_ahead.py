@@ -25,8 +25,8 @@ from rlvr.errors import ConfigError, SamplerError
 from rlvr.learn import checkpoint
 from rlvr.learn.ahead import Ahead, read_back, written
 from rlvr.learn.collect import Harvest
-from rlvr.learn.learner import Learner
 from rlvr.learn.train import train
+from rlvr.learn.update.learner import Learner
 from rlvr.model import model_from
 from rlvr.rollout import Timing
 from rlvr.runlog import RunLog, rows_of

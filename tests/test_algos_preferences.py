@@ -19,7 +19,7 @@ from rlvr.algos.ranking import bradley_terry
 from rlvr.algos.recipes import factory
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
-from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.task import Fault, Verdict
 from tests.gradients import apart, fixed_groups, gradient
 from tests.learning import episode, learn, tiny_model

@@ -11,11 +11,11 @@ from statistics import median
 
 import pytest
 
-from rlvr.learn.heap import keep_freed_memory
+from rlvr.learn.update.heap import keep_freed_memory
 
 PAGES_TAKEN = """
 import json, resource, torch
-from rlvr.learn.heap import keep_freed_memory
+from rlvr.learn.update.heap import keep_freed_memory
 
 def taken():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

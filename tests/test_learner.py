@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState
 
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
-from rlvr.learn.learner import Learner, Optimization
+from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.registry import build
 from rlvr.task import Fault, Verdict
 from tests.learning import episode, learn, tiny_model
@@ -123,7 +123,7 @@ def test_state_brings_a_learner_back_to_the_bit() -> None:
 
 
 def test_in_bfloat16_a_policy_that_has_not_moved_has_no_kl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlvr.learn.policy.CHUNK_ELEMENTS", 24)
+    monkeypatch.setattr("rlvr.learn.update.policy.CHUNK_ELEMENTS", 24)
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
         subject = Learner(

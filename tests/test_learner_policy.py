@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from rlvr import attention
 from rlvr.batch import Rows
-from rlvr.learn import packing
-from rlvr.learn.policy import Policy, token_logprobs
+from rlvr.learn.update import packing
+from rlvr.learn.update.policy import Policy, token_logprobs
 from tests.families import FAMILIES, UNUSUAL, model_of
 
 
@@ -211,7 +211,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_kept() -> None:
 
 
 def test_dropout_is_off_for_good() -> None:
-    from rlvr.learn.policy import without_dropout
+    from rlvr.learn.update.policy import without_dropout
 
     model = model_of("llama", attention_dropout=0.5).train()
     without_dropout(model)

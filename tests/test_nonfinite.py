@@ -18,9 +18,9 @@ from rich.console import Console
 
 from rlvr.algos.policy_gradient import PolicyGradient
 from rlvr.config.config import ModelConfig
-from rlvr.learn.learner import Learner, Optimization
-from rlvr.learn.scorer import ScorerTrainer
 from rlvr.learn.train import train
+from rlvr.learn.update.learner import Learner, Optimization
+from rlvr.learn.update.scorer import ScorerTrainer
 from rlvr.registry import build
 from rlvr.runlog import rows_of
 from rlvr.scorer import scorer_from

@@ -24,8 +24,8 @@ from rlvr.config.config import load
 from rlvr.errors import CheckFailed, ConfigError, NotFound
 from rlvr.learn.banner import banner
 from rlvr.learn.crew import assemble
-from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.train import TrainReport, train
+from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.owner import NOTE, place
 from rlvr.registry import entries
 from rlvr.replay import replay

@@ -17,7 +17,7 @@ from rlvr.batch import Rows
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError
-from rlvr.learn.policy import Policy
+from rlvr.learn.update.policy import Policy
 from rlvr.mdp import TokenMDP
 from rlvr.model import model_from
 from rlvr.registry import build, load, parameters

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from rlvr.learn.adapter import layers
 from rlvr.learn.crew import Crew
 from rlvr.learn.notes import lost_to_rounding
+from rlvr.learn.update.adapter import layers
 from rlvr.model import parameters
 
 

@@ -17,14 +17,15 @@ from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.evaluation.evaluate import count_of
-from rlvr.learn import adapter, checkpoint
+from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
-from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.processes import by_main
 from rlvr.learn.questions.curriculum import Curriculum
 from rlvr.learn.questions.questions import Questions
 from rlvr.learn.questions.schedule import Schedule
 from rlvr.learn.questions.stored import Stored, digest, gold_groups, stored_groups, unchanged
+from rlvr.learn.update import adapter
+from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.mdp import TokenMDP
 from rlvr.model import model_from
 from rlvr.registry import from_config

@@ -18,9 +18,9 @@ from rlvr.errors import RlvrError
 from rlvr.learn.collect import Harvest, collect, tokens_of
 from rlvr.learn.crew import Crew
 from rlvr.learn.held_out import accuracy
-from rlvr.learn.learner import Learner
 from rlvr.learn.processes import share, together
 from rlvr.learn.questions.dynamic import Group
+from rlvr.learn.update.learner import Learner
 from rlvr.runlog import Learned, RunLog
 
 

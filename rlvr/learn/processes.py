@@ -20,8 +20,8 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, gath
 
 from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.learn.heap import keep_freed_memory
 from rlvr.learn.trackers import checked_trackers
+from rlvr.learn.update.heap import keep_freed_memory
 
 T = TypeVar("T")
 LAUNCH = Path(__file__).parent.parent / "launch"

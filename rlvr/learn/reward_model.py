@@ -35,7 +35,7 @@ from rlvr.learn.notes import lost_to_rounding
 from rlvr.learn.processes import accelerator_from
 from rlvr.learn.questions.schedule import place_in
 from rlvr.learn.questions.stored import Group, digest, stored_groups, unchanged
-from rlvr.learn.scorer import ScorerTrainer
+from rlvr.learn.update.scorer import ScorerTrainer
 from rlvr.mdp import TokenMDP
 from rlvr.model import exported
 from rlvr.progress import Work

@@ -6,10 +6,10 @@ from rlvr.algos.recipes import factory
 from rlvr.config.config import WarmstartConfig
 from rlvr.learn.crew import Crew
 from rlvr.learn.held_out import mean_score
-from rlvr.learn.learner import Learner, Optimization
 from rlvr.learn.processes import share
 from rlvr.learn.questions.schedule import Schedule
 from rlvr.learn.questions.stored import gold_row
+from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.progress import Work
 
 LOOK_EVERY, LOOKED_AT = 5, 400

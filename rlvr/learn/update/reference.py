@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rlvr.batch import Batch
-from rlvr.learn import packing
-from rlvr.learn.policy import Policy, without_dropout
+from rlvr.learn.update import packing
+from rlvr.learn.update.policy import Policy, without_dropout
 
 
 class Reference:

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import get_scheduler
 
 from rlvr.algos.ranking import bradley_terry
-from rlvr.learn.optimization import Optimization
-from rlvr.learn.policy import without_dropout
-from rlvr.learn.step import finite
+from rlvr.learn.update.optimization import Optimization
+from rlvr.learn.update.policy import without_dropout
+from rlvr.learn.update.step import finite
 from rlvr.scorer import Rows, Scorer
 
 

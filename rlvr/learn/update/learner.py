@@ -26,11 +26,11 @@ from rlvr.algos import mismatch
 from rlvr.batch import Batch, Rows
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.learn import adapter, packing, sharded
-from rlvr.learn.optimization import Optimization
-from rlvr.learn.policy import Policy, without_dropout
-from rlvr.learn.reference import Reference
-from rlvr.learn.step import Descents, Step, Tally, finite
+from rlvr.learn.update import adapter, packing, sharded
+from rlvr.learn.update.optimization import Optimization
+from rlvr.learn.update.policy import Policy, without_dropout
+from rlvr.learn.update.reference import Reference
+from rlvr.learn.update.step import Descents, Step, Tally, finite
 
 __all__ = ["Learner", "Optimization"]
 
