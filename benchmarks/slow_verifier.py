@@ -17,12 +17,12 @@ from typing import Any
 
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Sampling, Verifier
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model import model_from
 from rlvr.registry import build
 from rlvr.rollout import Draw, Rollout, seed_of
 from rlvr.task import Task, Verdict
-from rlvr.tokenizers import tokenizer_from
 
 MODEL = {
     "model_type": "llama",

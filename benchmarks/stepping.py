@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium
 
 import rlvr
-from rlvr.env import TokenEnv
+from rlvr.mdp.env import TokenEnv
 
 LENGTHS = (128, 1024)
 STEPS, ROUNDS = 4000, 7

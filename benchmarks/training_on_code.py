@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rlvr.contracts import Completion, Request, Sampling
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.registry import build
 from rlvr.rollout import Draw, Rollout
 from rlvr.samplers.scripted import Scripted
-from rlvr.tokenizers import tokenizer_from
 
 
 class Paced(Scripted):

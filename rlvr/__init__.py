@@ -8,7 +8,6 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 1.0
 """
 
-from rlvr._gymnasium import announce as _announce
 from rlvr.algorithm import Algorithm
 from rlvr.contracts import (
     Completion,
@@ -27,6 +26,7 @@ from rlvr.contracts import (
 )
 from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError
+from rlvr.mdp._gymnasium import announce as _announce
 from rlvr.registry import build as make
 from rlvr.task import Earned, Fault, Message, Task, Verdict, user
 

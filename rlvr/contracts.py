@@ -23,7 +23,7 @@ from rlvr.task import Earned, Message, Task, Verdict
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Where text meets tokens. Only `rlvr.env` and the samplers' edges ever call it."""
+    """Where text meets tokens. Only `rlvr.mdp.env` and the samplers' edges ever call it."""
 
     @property
     def vocab_size(self) -> int:

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError
-from rlvr.tokenizers import EOS, SPECIALS, UNKNOWN, CharTokenizer, HFTokenizer
+from rlvr.mdp.tokenizers import EOS, SPECIALS, UNKNOWN, CharTokenizer, HFTokenizer
 
 fast: Any = importlib.import_module("tokenizers")  # by name: type checkers take `tokenizers` for the module beside this one
 TEMPLATE = (

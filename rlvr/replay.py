@@ -12,9 +12,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rlvr.env import TokenEnv
 from rlvr.episode import End
 from rlvr.errors import ConfigError
+from rlvr.mdp.env import TokenEnv
 from rlvr.runlog import config_of, rows_of
 
 KEYS = ("split", "index", "tokens", "acted", "end", "reward")

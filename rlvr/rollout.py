@@ -20,7 +20,7 @@ from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.episode import ABOVE_ZERO, End, Episode
 from rlvr.errors import ConfigError, EnvError, RlvrError
 from rlvr.judges import Judges, late
-from rlvr.mdp import State, TokenMDP, posed
+from rlvr.mdp.rules import State, TokenMDP, posed
 from rlvr.task import Fault, Task, Verdict
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.evaluation.samples import ROWS, counted
-from rlvr.tokenizers import tokenizer_from
+from rlvr.mdp.tokenizers import tokenizer_from
 
 CHUNK = 500
 """Episodes that are unpacked together."""

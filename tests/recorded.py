@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 from rlvr.episode import End, Episode
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.runlog import RunLog
 from rlvr.task import Fault, Verdict
-from rlvr.tokenizers import tokenizer_from
 from tests.tiny import tiny_run
 
 ALPHABET = "0123456789+="

@@ -24,11 +24,11 @@ from rlvr.learn.update import adapter
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.learn.update.policy import Policy
 from rlvr.learn.update.reference import Reference
+from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model import model_from
 from rlvr.registry import build
 from rlvr.runlog import rows_of
 from rlvr.samplers.hf import HFSampler
-from rlvr.tokenizers import CharTokenizer
 from tests.test_learner import group
 from tests.tiny import MODEL, tiny_run
 from tests.worlds import DIGITS

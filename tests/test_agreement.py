@@ -12,9 +12,9 @@ from rlvr.cli import run
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.learn.agreement import Gap, gaps, verdict
+from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model import exported, model_from
 from rlvr.samplers.hf import HFSampler
-from rlvr.tokenizers import CharTokenizer
 
 TOKENIZER = CharTokenizer("0123456789+-*=# \n")
 MODEL = {

@@ -17,14 +17,14 @@ from rich.console import Console
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.learn.train import train
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.registry import build, from_config
 from rlvr.rollout import Draw, Rollout
 from rlvr.runlog import rows_of
 from rlvr.samplers.scripted import Scripted
 from rlvr.sandbox import _engine
 from rlvr.task import Task, Verdict
-from rlvr.tokenizers import tokenizer_from
 from tests.tiny import MODEL, tiny_run
 
 pytestmark = pytest.mark.docker

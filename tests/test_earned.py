@@ -15,15 +15,15 @@ from rich.console import Console
 
 from rlvr.algos.recipes import factory
 from rlvr.contracts import Verifier
-from rlvr.env import TokenEnv
 from rlvr.episode import Episode
 from rlvr.learn.questions.stored import episode_of
 from rlvr.learn.train import train
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.env import TokenEnv
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.replay import replay
 from rlvr.runlog import episode_row, rows_of
 from rlvr.task import Earned, Fault, Task, Verdict
-from rlvr.tokenizers import CharTokenizer
 from tests.tiny import tiny_run
 from tests.worlds import DIGITS, TOKENS, Sums, Talk
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rlvr.env import OBSERVATIONS, TokenEnv
 from rlvr.errors import ConfigError, EnvError
+from rlvr.mdp.env import OBSERVATIONS, TokenEnv
 from rlvr.task import Task, user
 from tests import worlds
 from tests.worlds import TOKENS, Nonsense, Raises, Sums, Talk, Unable
@@ -38,8 +38,8 @@ def in_registry(name: str, target: str, **kwargs: Any) -> str:
     gymnasium.registry.pop(name, None)
     gymnasium.register(
         name,
-        entry_point="rlvr.env:make_token_env",
-        vector_entry_point="rlvr.vector:make_token_vector_env",
+        entry_point="rlvr.mdp.env:make_token_env",
+        vector_entry_point="rlvr.mdp.vector:make_token_vector_env",
         kwargs={"name": target, "tokenizer": TOKENS, **kwargs},
     )
     return name
@@ -254,7 +254,7 @@ def test_a_wrong_setting_is_named(wrong: dict[str, Any], words: str) -> None:
 
 def test_what_was_built_for_a_refused_environment_is_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     world = Sums()
-    monkeypatch.setattr("rlvr.env.from_config", lambda kind, wanted: world)
+    monkeypatch.setattr("rlvr.mdp.env.from_config", lambda kind, wanted: world)
     with pytest.raises(ConfigError):
         TokenEnv(env={"name": "sums"}, tokenizer=TOKENS, split="trian")
     assert world.closed == 1
@@ -290,7 +290,7 @@ def test_an_environment_travels_by_its_settings() -> None:
 
 ROUNDS = """
 import json, sys
-from rlvr.env import TokenEnv
+from rlvr.mdp.env import TokenEnv
 env = TokenEnv(env={"name": sys.argv[1]}, tokenizer=sys.argv[2], obs="ids")
 env.action_space.seed(3)
 rows = []

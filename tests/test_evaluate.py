@@ -29,10 +29,10 @@ from rlvr.evaluation.samples import Plan, plan_of, rows_in, samples_of
 from rlvr.evaluation.summary import EnvSummary
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
+from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model import exported, model_from
 from rlvr.samplers.scripted import Scripted
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.tokenizers import CharTokenizer
 from tests.endpoint import closed_port
 from tests.tiny import MODEL
 from tests.worlds import DIGITS, Sums

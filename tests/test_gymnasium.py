@@ -14,10 +14,10 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import FlattenObservation, RecordEpisodeStatistics
 
 import rlvr
-from rlvr._gymnasium import gym_id, register_all
-from rlvr.env import TokenEnv
+from rlvr.mdp._gymnasium import gym_id, register_all
+from rlvr.mdp.env import TokenEnv
+from rlvr.mdp.vector import TokenVectorEnv
 from rlvr.registry import entries
-from rlvr.vector import TokenVectorEnv
 
 ARITHMETIC = "rlvr:rlvr/Arithmetic-v0"
 
@@ -39,8 +39,8 @@ MAKE = "print(type(gymnasium.make('rlvr:rlvr/Arithmetic-v0').unwrapped).__name__
         "import gymnasium",
         "import rlvr, gymnasium",
         "import gymnasium, rlvr",
-        "import rlvr.env, gymnasium",
-        "import rlvr.vector, gymnasium",
+        "import rlvr.mdp.env, gymnasium",
+        "import rlvr.mdp.vector, gymnasium",
         "import rlvr.registry, gymnasium",
         "from rlvr import *\nimport gymnasium",
         "import rlvr, importlib.util\nassert importlib.util.find_spec('gymnasium')\nimport gymnasium",
@@ -56,7 +56,7 @@ def test_rlvr_alone_does_not_import_gymnasium_and_leaves_it_as_it_is() -> None:
         "import rlvr\nassert not {'gymnasium', 'numpy'} & set(sys.modules)\nfinders = len(sys.meta_path)\nimport gymnasium\n"
         "assert len(sys.meta_path) == finders - 1\n"
         "assert type(gymnasium.__loader__).__name__ == type(gymnasium.__spec__.loader).__name__ == 'SourceFileLoader'\n"
-        "assert 'rlvr/Arithmetic-v0' in gymnasium.registry and 'rlvr.env' not in sys.modules\nprint('fine')"
+        "assert 'rlvr/Arithmetic-v0' in gymnasium.registry and 'rlvr.mdp.env' not in sys.modules\nprint('fine')"
     )
     assert python(code) == "fine"
 

@@ -16,10 +16,10 @@ from rlvr.judges import Judges
 CHILD = """
 import time
 from rlvr.contracts import Sampling, Verifier
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
 from rlvr.rollout import Draw, Rollout
 from rlvr.samplers.scripted import Scripted
-from rlvr.tokenizers import tokenizer_from
+from rlvr.mdp.tokenizers import tokenizer_from
 from tests.worlds import TOKENS, Sums
 
 class Hangs(Verifier):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rlvr.contracts import Environment
 from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp import State, TokenMDP, last_acted, size_of
+from rlvr.mdp.rules import State, TokenMDP, last_acted, size_of
+from rlvr.mdp.tokenizers import POLICY, USER, ByteTokenizer, CharTokenizer
 from rlvr.rollout import Draw
 from rlvr.task import Fault, Task, user
-from rlvr.tokenizers import POLICY, USER, ByteTokenizer, CharTokenizer
 from tests.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 
 EOS, ONE, SEVEN = 0, 5, 11

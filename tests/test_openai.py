@@ -14,12 +14,12 @@ import pytest
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
+from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.runlog import rows_of
 from rlvr.samplers import openai
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers.openai import OpenAISampler, conversation, patience
 from rlvr.task import Task, user
-from rlvr.tokenizers import ByteTokenizer
 from tests.endpoint import Endpoint, closed_port, drip, endpoint, hang_up, silent
 from tests.worlds import Sums
 

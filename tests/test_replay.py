@@ -12,15 +12,15 @@ import yaml
 
 from rlvr.config.config import check
 from rlvr.contracts import Environment, Sampling
-from rlvr.env import TokenEnv
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.env import TokenEnv
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.registry import from_config
 from rlvr.replay import mismatch, replay, replay_rows
 from rlvr.rollout import Draw, Rollout
 from rlvr.runlog import RunLog
-from rlvr.tokenizers import CharTokenizer
 from tests import worlds
 from tests.worlds import DIGITS, TOKENS, Sums, Talk, Unable
 

@@ -21,7 +21,7 @@ from rlvr.evaluation.compare import compare
 from rlvr.evaluation.evaluate import Report, evaluate
 from rlvr.evaluation.rescore import rescore
 from rlvr.evaluation.samples import rows_in, samples_of
-from rlvr.tokenizers import CharTokenizer
+from rlvr.mdp.tokenizers import CharTokenizer
 
 WORLD = '''
 """Questions from a file, and a verifier that is away while a file says so."""

@@ -13,12 +13,12 @@ import pytest
 from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling
 from rlvr.episode import End
 from rlvr.errors import ConfigError
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.rollout import Draw, Rollout, seed_of
 from rlvr.samplers._dialect import finished
 from rlvr.samplers.scripted import Scripted
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.tokenizers import ByteTokenizer, CharTokenizer
 from tests.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 
 

@@ -12,12 +12,12 @@ import torch
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.model import model_from
 from rlvr.samplers import _slots
 from rlvr.samplers._choice import choose
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.scripted import Scripted
-from rlvr.tokenizers import ByteTokenizer, CharTokenizer
 from tests.families import FAMILIES, UNUSUAL, model_of
 from tests.tiny import MODEL
 from tests.worlds import DIGITS, Sums

@@ -12,7 +12,7 @@ import torch
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.env_checker import check_env
 
-from rlvr.env import OBSERVATIONS
+from rlvr.mdp.env import OBSERVATIONS
 from tests import worlds
 
 PARTIAL = f"{worlds.__file__}:Match"

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNKNOWN, USER, ByteTokenizer, CharTokenizer, HFTokenizer, tokenizer_from
 from rlvr.task import Message, user
-from rlvr.tokenizers import ASCII, EOS, POLICY, UNKNOWN, USER, ByteTokenizer, CharTokenizer, HFTokenizer, tokenizer_from
 from tests.worlds import Sums, Talk
 
 CHATML = (

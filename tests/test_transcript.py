@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import Tokenizer
+from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
+from rlvr.mdp.transcript import messages_of
 from rlvr.task import user
-from rlvr.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
-from rlvr.transcript import messages_of
 from tests.test_tokenizers import hugging_face
 
 SPOKEN = [("assistant", "50"), ("user", "30 or so"), ("assistant", ""), ("user", ""), ("assistant", "0")]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from rlvr.env import OBSERVATIONS, TokenEnv
 from rlvr.errors import ConfigError, EnvError
-from rlvr.tokenizers import tokenizer_from
-from rlvr.vector import TokenVectorEnv
+from rlvr.mdp.env import OBSERVATIONS, TokenEnv
+from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.mdp.vector import TokenVectorEnv
 from tests import worlds
 from tests.test_env import SUMS, TALK, in_registry
 from tests.worlds import TOKENS, Sums, Talk, Together, Unable

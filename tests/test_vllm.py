@@ -16,17 +16,17 @@ from rich.console import Console
 from rlvr.cli import run
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, Sampling
-from rlvr.env import TokenEnv
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.learn.train import train
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.env import TokenEnv
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model import exported, model_from
 from rlvr.replay import replay_rows
 from rlvr.rollout import Draw, Rollout, seed_of
 from rlvr.runlog import rows_of
 from rlvr.samplers._vllm_version import check_version, supported
 from rlvr.samplers.vllm import VLLMSampler
-from rlvr.tokenizers import CharTokenizer
 from tests.tiny import tiny_run
 from tests.worlds import DIGITS, TOKENS, Sums, Talk
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.task import Fault, Task, Verdict
-from rlvr.tokenizers import tokenizer_from
 
 
 class Learned(Verifier):

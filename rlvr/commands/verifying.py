@@ -19,7 +19,7 @@ from rlvr.commands.settings import settings_from
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
 from rlvr.judges import Judges, late
-from rlvr.mdp import judged
+from rlvr.mdp.rules import judged
 from rlvr.progress import Work
 from rlvr.registry import build
 from rlvr.task import Task, Verdict, user

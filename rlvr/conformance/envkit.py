@@ -20,14 +20,14 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from rlvr._gymnasium import gym_id
 from rlvr.conformance import canaries
 from rlvr.conformance.checks import CannotCheck, Steps, closed, first, shown
 from rlvr.conformance.elsewhere import SECONDS, elsewhere
 from rlvr.conformance.goldlint import ungradeable
 from rlvr.contracts import Environment
-from rlvr.env import OBSERVATIONS, TokenEnv, make_token_env
-from rlvr.mdp import judged, plain_limits, size_of
+from rlvr.mdp._gymnasium import gym_id
+from rlvr.mdp.env import OBSERVATIONS, TokenEnv, make_token_env
+from rlvr.mdp.rules import judged, plain_limits, size_of
 from rlvr.registry import build
 from rlvr.replay import mismatch
 from rlvr.task import Task, Verdict
@@ -183,7 +183,7 @@ class _EnvKit:
         settings = {"name": self.name, "tokenizer": "bytes", "obs": form, **self.settings}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            made = EnvSpec("rlvr/Checked-v0", entry_point="rlvr.env:make_token_env", kwargs=settings).make(disable_env_checker=True)
+            made = EnvSpec("rlvr/Checked-v0", entry_point="rlvr.mdp.env:make_token_env", kwargs=settings).make(disable_env_checker=True)
             env: Any = made.unwrapped
             try:
                 if env.mdp.max_new_tokens < 2:

@@ -16,12 +16,12 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError
 from rlvr.evaluation.samples import TIMES, Key, Plan, SampleFile, question_of, writing
 from rlvr.evaluation.suite import Item
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.progress import Work
 from rlvr.registry import Spec
 from rlvr.rollout import Draw, Rollout
 from rlvr.runlog import episode_row, rows_of
-from rlvr.tokenizers import tokenizer_from
 
 TICK_S = 5.0
 """How often the time spent is written down, so that a killed attempt keeps it."""

@@ -26,11 +26,11 @@ from rlvr.evaluation.evaluate import Report, report_on, verifier_label
 from rlvr.evaluation.samples import ROWS, Key, Plan, SampleFile, plan_of, question_of, rows_in
 from rlvr.evaluation.suite import with_settings
 from rlvr.judges import Judges, late
-from rlvr.mdp import State, TokenMDP, judged, last_acted
+from rlvr.mdp.rules import State, TokenMDP, judged, last_acted
+from rlvr.mdp.transcript import messages_of
 from rlvr.progress import Work
 from rlvr.registry import from_config
 from rlvr.task import Task, Verdict
-from rlvr.transcript import messages_of
 from rlvr.viewparts import tokenizer_of
 
 AT_ONCE, DEADLINE_S = 256, 600.0

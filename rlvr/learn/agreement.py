@@ -18,11 +18,11 @@ from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError
 from rlvr.learn.update.policy import Policy
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model import model_from
 from rlvr.registry import build, load, parameters
 from rlvr.rollout import seed_of
-from rlvr.tokenizers import tokenizer_from
 
 DEPTHS = ((0, 4), (4, 16), (16, 64), (64, 10**9))
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.05}

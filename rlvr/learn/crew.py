@@ -26,11 +26,11 @@ from rlvr.learn.questions.schedule import Schedule
 from rlvr.learn.questions.stored import Stored, digest, gold_groups, stored_groups, unchanged
 from rlvr.learn.update import adapter
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model import model_from
 from rlvr.registry import from_config
 from rlvr.rollout import Rollout
-from rlvr.tokenizers import tokenizer_from
 
 if TYPE_CHECKING:
     from rlvr.learn.ahead import Ahead

@@ -36,14 +36,14 @@ from rlvr.learn.processes import accelerator_from
 from rlvr.learn.questions.schedule import place_in
 from rlvr.learn.questions.stored import Group, digest, stored_groups, unchanged
 from rlvr.learn.update.scorer import ScorerTrainer
-from rlvr.mdp import TokenMDP
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model import exported
 from rlvr.progress import Work
 from rlvr.registry import from_config
 from rlvr.rollout import seed_of
 from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
 from rlvr.scorer import scorer_from
-from rlvr.tokenizers import tokenizer_from
 
 Pair = tuple[list[int], list[int], float]
 """The tokens of the better answer, those of the worse one, and by how much their scores differ."""

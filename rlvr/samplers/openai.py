@@ -24,9 +24,9 @@ from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.mdp.tokenizers import EOS, POLICY, USER
 from rlvr.samplers._dialect import finished
 from rlvr.samplers._http import Http, NoReply, Reply
-from rlvr.tokenizers import EOS, POLICY, USER
 
 BUSY = frozenset({408, 409, 425, 429, *range(500, 600)})
 UNFIT = frozenset({400, 413, 422})

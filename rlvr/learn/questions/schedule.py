@@ -9,8 +9,8 @@ import random
 from functools import lru_cache
 
 from rlvr.contracts import Environment
-from rlvr.env import PROCEDURAL_TASKS
 from rlvr.errors import ConfigError
+from rlvr.mdp.env import PROCEDURAL_TASKS
 from rlvr.rollout import seed_of
 from rlvr.task import Task
 

@@ -25,12 +25,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlvr.contracts import Environment, Tokenizer
-from rlvr.env import TokenEnv, token_env_settings
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.judges import Judges, late
+from rlvr.mdp.env import TokenEnv, token_env_settings
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.registry import from_config
 from rlvr.task import Verdict
-from rlvr.tokenizers import tokenizer_from
 
 
 class _Settled(gymnasium.Wrapper[Any, Any, Any, Any]):

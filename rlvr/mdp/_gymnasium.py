@@ -37,7 +37,7 @@ def gym_id(name: str) -> str:
 
 
 def register_all() -> list[Entry]:
-    """Make every environment known to Gymnasium; reads metadata only, imports no plugin and not `rlvr.env` either."""
+    """Make every environment known to Gymnasium; reads metadata only, imports no plugin and not `rlvr.mdp.env` either."""
     import gymnasium
 
     found = []
@@ -48,8 +48,8 @@ def register_all() -> list[Entry]:
         if gym_id(entry.name) not in gymnasium.registry:
             gymnasium.register(
                 gym_id(entry.name),
-                entry_point="rlvr.env:make_token_env",
-                vector_entry_point="rlvr.vector:make_token_vector_env",
+                entry_point="rlvr.mdp.env:make_token_env",
+                vector_entry_point="rlvr.mdp.vector:make_token_vector_env",
                 kwargs={"name": entry.name},
             )
     return found

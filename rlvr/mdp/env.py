@@ -24,10 +24,10 @@ from gymnasium import spaces
 from rlvr.contracts import Environment, Plugin, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.mdp import State, TokenMDP, size_of
+from rlvr.mdp.rules import State, TokenMDP, size_of
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.registry import from_config
 from rlvr.task import Task, Verdict
-from rlvr.tokenizers import tokenizer_from
 
 OBSERVATIONS = ("dict", "ids", "onehot_ids")
 PROCEDURAL_TASKS = 2**31
