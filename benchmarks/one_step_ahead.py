@@ -154,7 +154,7 @@ def both(runs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
 def times(asked: Any, hidden: int, home: Path) -> dict[str, Any]:
     """How long a step takes both ways, with a model of one width."""
     from rlvr.mdp.tokenizers import tokenizer_from
-    from rlvr.model import model_from
+    from rlvr.model.weights import model_from
 
     data = load("quickstart", [f"train.steps={asked.times_steps}", "eval.tasks=1", "train.learning_rate=1e-4"]).model_dump()
     heads = {"num_attention_heads": hidden // 32, "num_key_value_heads": hidden // 32}

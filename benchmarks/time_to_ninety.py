@@ -51,7 +51,7 @@ def judged(crew: Any, weights: Path) -> float:
 
 def race(seed: int, peer: str, threads: int, warm: Path, folder: Path) -> dict[str, Any]:
     """Both sides from one warm start until each is good enough or out of steps."""
-    from rlvr.model import exported
+    from rlvr.model.weights import exported
 
     if not (warm / "model.safetensors").is_file():
         warm_up(seed, warm)

@@ -112,7 +112,7 @@ def tiny(folder: Path) -> str:
     """A Qwen2 of 0.86 million parameters with a character tokenizer."""
     from rlvr.config.config import ModelConfig
     from rlvr.mdp.tokenizers import tokenizer_from
-    from rlvr.model import exported, model_from
+    from rlvr.model.weights import exported, model_from
 
     tokenizer = tokenizer_from(f"chars:{ALPHABET}")
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from rlvr.algos.recipes import PRESETS
-from rlvr.batch import Rows
 from rlvr.episode import End, Episode
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.learn.update.policy import Policy
+from rlvr.model.batch import Rows
 from rlvr.registry import build
 from rlvr.task import Fault, Verdict
 from tests.learning import tiny_model

@@ -15,7 +15,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlvr.batch import Rows
 from rlvr.config.config import LoraConfig, ModelConfig, load
 from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError, MissingExtra
@@ -25,7 +24,8 @@ from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.learn.update.policy import Policy
 from rlvr.learn.update.reference import Reference
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model import model_from
+from rlvr.model.batch import Rows
+from rlvr.model.weights import model_from
 from rlvr.registry import build
 from rlvr.runlog import rows_of
 from rlvr.samplers.hf import HFSampler

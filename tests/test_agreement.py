@@ -13,7 +13,7 @@ from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.learn.agreement import Gap, gaps, verdict
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model import exported, model_from
+from rlvr.model.weights import exported, model_from
 from rlvr.samplers.hf import HFSampler
 
 TOKENIZER = CharTokenizer("0123456789+-*=# \n")

@@ -14,7 +14,7 @@ from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.mdp.tokenizers import CharTokenizer, HFTokenizer, tokenizer_from
-from rlvr.model import exported, model_from
+from rlvr.model.weights import exported, model_from
 from tests.tiny import MODEL
 from tests.worlds import DIGITS
 

@@ -30,7 +30,7 @@ from rlvr.evaluation.summary import EnvSummary
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model import exported, model_from
+from rlvr.model.weights import exported, model_from
 from rlvr.samplers.scripted import Scripted
 from rlvr.task import Fault, Task, Verdict, user
 from tests.endpoint import closed_port

@@ -12,9 +12,9 @@ import torch
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model import exported, model_from
+from rlvr.model.scorer import scorer_from
+from rlvr.model.weights import exported, model_from
 from rlvr.registry import build
-from rlvr.scorer import scorer_from
 from rlvr.task import Fault, Task, user
 from tests.tiny import MODEL
 from tests.worlds import DIGITS

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlvr import attention
-from rlvr.batch import Rows
 from rlvr.learn.update import packing
 from rlvr.learn.update.policy import Policy, token_logprobs
+from rlvr.model import attention
+from rlvr.model.batch import Rows
 from tests.families import FAMILIES, UNUSUAL, model_of
 
 

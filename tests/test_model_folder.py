@@ -16,8 +16,8 @@ from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError
 from rlvr.learn.train import train
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model import model_from
-from rlvr.scorer import scorer_from
+from rlvr.model.scorer import scorer_from
+from rlvr.model.weights import model_from
 from tests.tiny import MODEL, tiny_run
 
 TOKENIZER = CharTokenizer("0123456789+=")

@@ -22,9 +22,9 @@ from rlvr.learn.train import train
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.learn.update.scorer import ScorerTrainer
 from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.model.scorer import scorer_from
 from rlvr.registry import build
 from rlvr.runlog import rows_of
-from rlvr.scorer import scorer_from
 from tests.learning import tiny_model
 from tests.test_learner import group, learner, weights
 from tests.tiny import MODEL, tiny_run

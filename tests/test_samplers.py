@@ -13,7 +13,7 @@ from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
-from rlvr.model import model_from
+from rlvr.model.weights import model_from
 from rlvr.samplers import _slots
 from rlvr.samplers._choice import choose
 from rlvr.samplers.hf import HFSampler

@@ -22,9 +22,9 @@ from rlvr.learn import checkpoint
 from rlvr.learn.questions.stored import Stored, episode_of
 from rlvr.learn.reward_model import RewardReport, train_reward_model
 from rlvr.learn.train import TrainReport, train
+from rlvr.model.scorer import scorer_in
 from rlvr.registry import build
 from rlvr.runlog import episode_row, rows_of
-from rlvr.scorer import scorer_in
 from tests.tiny import tiny_run
 
 SKILLED: dict[str, Any] = {

@@ -21,7 +21,7 @@ from rlvr.learn.train import train
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.model import exported, model_from
+from rlvr.model.weights import exported, model_from
 from rlvr.replay import replay_rows
 from rlvr.rollout import Draw, Rollout, seed_of
 from rlvr.runlog import rows_of

@@ -20,7 +20,7 @@ from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.train import train
-from rlvr.model import model_from
+from rlvr.model.weights import model_from
 from rlvr.runlog import rows_of
 from rlvr.samplers._http import Http
 from rlvr.samplers._probe import trainer_scores

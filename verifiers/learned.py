@@ -68,7 +68,7 @@ class _Model:
     """One reward model and the tokenizer it was trained with. Asked by one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
-        from rlvr.scorer import scorer_in  # torch comes with it
+        from rlvr.model.scorer import scorer_in  # torch comes with it
 
         self.tokenizer, self.scorer, self.lock = tokenizer_from(str(folder)), scorer_in(folder), threading.Lock()
 

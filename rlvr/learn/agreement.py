@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from rlvr.batch import Rows
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError
 from rlvr.learn.update.policy import Policy
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.model import model_from
+from rlvr.model.batch import Rows
+from rlvr.model.weights import model_from
 from rlvr.registry import build, load, parameters
 from rlvr.rollout import seed_of
 

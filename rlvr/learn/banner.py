@@ -9,7 +9,7 @@ from rich.table import Table
 from rlvr.learn.crew import Crew
 from rlvr.learn.notes import lost_to_rounding
 from rlvr.learn.update.adapter import layers
-from rlvr.model import parameters
+from rlvr.model.weights import parameters
 
 
 def banner(crew: Crew, folder: Path) -> Table:

@@ -28,7 +28,7 @@ from rlvr.learn.update import adapter
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.model import model_from
+from rlvr.model.weights import model_from
 from rlvr.registry import from_config
 from rlvr.rollout import Rollout
 

@@ -38,12 +38,12 @@ from rlvr.learn.questions.stored import Group, digest, stored_groups, unchanged
 from rlvr.learn.update.scorer import ScorerTrainer
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.model import exported
+from rlvr.model.scorer import scorer_from
+from rlvr.model.weights import exported
 from rlvr.progress import Work
 from rlvr.registry import from_config
 from rlvr.rollout import seed_of
 from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
-from rlvr.scorer import scorer_from
 
 Pair = tuple[list[int], list[int], float]
 """The tokens of the better answer, those of the worse one, and by how much their scores differ."""

@@ -42,7 +42,7 @@ from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import accelerator_from, by_main, deadline_told
 from rlvr.learn.trackers import Trackers
 from rlvr.learn.warmstart import warmstart
-from rlvr.model import exported
+from rlvr.model.weights import exported
 from rlvr.progress import Work
 from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlvr.attention import adopt, handed
+from rlvr.model.attention import adopt, handed
 
 GROWTH = 1.5
 PREFILL_TOKENS = 4096

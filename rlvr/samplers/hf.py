@@ -23,7 +23,7 @@ from torch import Tensor
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.model import model_from
+from rlvr.model.weights import model_from
 from rlvr.samplers._choice import choose, uniform
 from rlvr.samplers._padded import Padded
 from rlvr.samplers._slots import Slots, fits

@@ -23,7 +23,6 @@ from transformers import get_scheduler
 
 from rlvr.algorithm import Algorithm, LossInputs
 from rlvr.algos import mismatch
-from rlvr.batch import Batch, Rows
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.update import adapter, packing, sharded
@@ -31,6 +30,7 @@ from rlvr.learn.update.optimization import Optimization
 from rlvr.learn.update.policy import Policy, without_dropout
 from rlvr.learn.update.reference import Reference
 from rlvr.learn.update.step import Descents, Step, Tally, finite
+from rlvr.model.batch import Batch, Rows
 
 __all__ = ["Learner", "Optimization"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlvr.attention import adopt
-from rlvr.batch import Batch, Rows
+from rlvr.model.attention import adopt
+from rlvr.model.batch import Batch, Rows
 
 SHORTEST_SHARED_PROMPT = 4
 

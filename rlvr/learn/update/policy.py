@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlvr.attention import handed
-from rlvr.batch import Batch
+from rlvr.model.attention import handed
+from rlvr.model.batch import Batch
 
 CHUNK_ELEMENTS = 1 << 22
 """How many logits may be alive at once; a batch below it goes through in one piece and is not computed twice."""

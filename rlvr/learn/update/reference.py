@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlvr.batch import Batch
 from rlvr.learn.update import packing
 from rlvr.learn.update.policy import Policy, without_dropout
+from rlvr.model.batch import Batch
 
 
 class Reference:

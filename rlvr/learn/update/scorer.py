@@ -14,7 +14,7 @@ from rlvr.algos.ranking import bradley_terry
 from rlvr.learn.update.optimization import Optimization
 from rlvr.learn.update.policy import without_dropout
 from rlvr.learn.update.step import finite
-from rlvr.scorer import Rows, Scorer
+from rlvr.model.scorer import Rows, Scorer
 
 
 class ScorerTrainer:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rlvr.algorithm import Algorithm
 from rlvr.algos.credit import Total, degenerate
-from rlvr.batch import Rows
 from rlvr.episode import Episode
+from rlvr.model.batch import Rows
 
 Groups = Sequence[Sequence[Episode]]
 

@@ -1,0 +1,1 @@
+"""What samplers and the learner share of a model: weights, attention, batches, reward models."""
