@@ -23,7 +23,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from rlvr.episode import End, Episode
 from rlvr.learn.update.heap import keep_freed_memory
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 
 START = {"group": 4, "length": 16, "vocabulary": 500}
 DOUBLINGS, PROMPTS, PROMPT, REPEATS = 4, 4, 16, 5

@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.sandbox import _channel, _engine
 from rlvr.task import Fault, Task, Verdict, user
 

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvr.contracts import Limits, Program, Sandbox, Stop
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.sandbox import _engine
 from tests.attacks.harm import HARM
 from tests.attacks.task import LIMITS

@@ -20,7 +20,7 @@ from rlvr.contracts import Sampling, Verifier
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.weights import model_from
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.rollout import Draw, Rollout, seed_of
 from rlvr.task import Task, Verdict
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.rollout import Draw, Rollout
 from rlvr.samplers.scripted import Scripted
 

@@ -39,7 +39,7 @@ def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
 
     from rlvr.episode import End, Episode
     from rlvr.learn.update.learner import Learner, Optimization
-    from rlvr.registry import build
+    from rlvr.plugins.registry import build
 
     groups = []
     for g in range(len(rows) // GENERATIONS):

@@ -27,7 +27,7 @@ from rlvr.contracts import (
 from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError
 from rlvr.mdp._gymnasium import announce as _announce
-from rlvr.registry import build as make
+from rlvr.plugins.registry import build as make
 from rlvr.task import Earned, Fault, Message, Task, Verdict, user
 
 __version__ = "0.1.0"

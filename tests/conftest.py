@@ -92,7 +92,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def docker_sandbox() -> Iterator[Sandbox]:
     """The docker sandbox, one for all tests."""
-    from rlvr.registry import build
+    from rlvr.plugins.registry import build
 
     with build("sandbox", "docker") as sandbox:
         yield sandbox
@@ -101,7 +101,7 @@ def docker_sandbox() -> Iterator[Sandbox]:
 @pytest.fixture(scope="session")
 def process_sandbox() -> Iterator[Sandbox]:
     """The process sandbox, for tests of what needs no engine."""
-    from rlvr.registry import build
+    from rlvr.plugins.registry import build
 
     with build("sandbox", "process", trusted=True) as sandbox:
         yield sandbox

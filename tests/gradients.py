@@ -19,7 +19,7 @@ from rlvr.episode import End, Episode
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.learn.update.policy import Policy
 from rlvr.model.batch import Rows
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.task import Fault, Verdict
 from tests.learning import tiny_model
 

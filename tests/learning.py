@@ -16,7 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr.episode import End, Episode
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.task import Verdict
 
 VOCABULARY = 8

@@ -26,7 +26,7 @@ from rlvr.learn.update.reference import Reference
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model.batch import Rows
 from rlvr.model.weights import model_from
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.runlog import rows_of
 from rlvr.samplers.hf import HFSampler
 from tests.test_learner import group

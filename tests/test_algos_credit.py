@@ -16,7 +16,7 @@ from rlvr.algos.recipes import PRESETS, factory
 from rlvr.algos.values import gae
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.task import Fault, Task, Verdict, user
 from tests.two_threads import at_once
 

@@ -12,7 +12,7 @@ import pytest
 from rlvr.algos.recipes import PRESETS, factory
 from rlvr.algos.settings import Settings
 from rlvr.errors import ConfigError, NotFound
-from rlvr.registry import build, parameters
+from rlvr.plugins.registry import build, parameters
 
 NAMES = ["reinforce", "reinforce_baseline", "reinforce_pp", "reinforce_pp_baseline", "remax", "rloo", "ppo"]
 NAMES += ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo", "gdpo"]
@@ -171,6 +171,6 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
 
 
 def test_the_table_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; from rlvr.registry import build; build('algorithm', 'ppo'); print('fine')"
+    code = "import sys; sys.modules['torch'] = None; from rlvr.plugins.registry import build; build('algorithm', 'ppo'); print('fine')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "fine\n", done.stderr

@@ -13,7 +13,7 @@ import yaml
 
 from rlvr.cli import run
 from rlvr.errors import ConfigError
-from rlvr.registry import PACKAGE
+from rlvr.plugins.registry import PACKAGE
 
 BROKEN = '''
 """Plugins with faults."""

@@ -16,7 +16,7 @@ from rlvr.conformance.checks import CannotCheck, Check, Steps, check_plugin, che
 from rlvr.conformance.checks import _verifier_checks as verifier_checks
 from rlvr.conformance.envkit import env_checks
 from rlvr.errors import ConfigError
-from rlvr.registry import PACKAGE
+from rlvr.plugins.registry import PACKAGE
 
 HEAD = '''\
 """A plugin with a defect in it."""

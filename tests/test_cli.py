@@ -19,7 +19,7 @@ import rlvr
 from rlvr.cli import app, run
 from rlvr.commands.settings import settings_from
 from rlvr.commands.verifying import AHEAD, in_order
-from rlvr.registry import PACKAGE, entries
+from rlvr.plugins.registry import PACKAGE, entries
 from rlvr.task import Verdict
 
 Said = pytest.CaptureFixture[str]

@@ -17,7 +17,7 @@ import rlvr
 from rlvr.mdp._gymnasium import gym_id, register_all
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.vector import TokenVectorEnv
-from rlvr.registry import entries
+from rlvr.plugins.registry import entries
 
 ARITHMETIC = "rlvr:rlvr/Arithmetic-v0"
 
@@ -41,7 +41,7 @@ MAKE = "print(type(gymnasium.make('rlvr:rlvr/Arithmetic-v0').unwrapped).__name__
         "import gymnasium, rlvr",
         "import rlvr.mdp.env, gymnasium",
         "import rlvr.mdp.vector, gymnasium",
-        "import rlvr.registry, gymnasium",
+        "import rlvr.plugins.registry, gymnasium",
         "from rlvr import *\nimport gymnasium",
         "import rlvr, importlib.util\nassert importlib.util.find_spec('gymnasium')\nimport gymnasium",
         "import rlvr\nfrom gymnasium import spaces\nimport gymnasium",

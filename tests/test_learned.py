@@ -14,7 +14,7 @@ from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model.scorer import scorer_from
 from rlvr.model.weights import exported, model_from
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.task import Fault, Task, user
 from tests.tiny import MODEL
 from tests.worlds import DIGITS

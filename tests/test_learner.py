@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.task import Fault, Verdict
 from tests.learning import episode, learn, tiny_model
 

@@ -23,7 +23,7 @@ from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.learn.update.scorer import ScorerTrainer
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.scorer import scorer_from
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.runlog import rows_of
 from tests.learning import tiny_model
 from tests.test_learner import group, learner, weights

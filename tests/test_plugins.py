@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr.conformance.checks import check_plugin, failures
-from rlvr.registry import entries, load
+from rlvr.plugins.registry import entries, load
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"

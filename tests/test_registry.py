@@ -13,7 +13,7 @@ import pytest
 import rlvr
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError
-from rlvr.registry import KINDS, Spec, build, entries, examined, from_config, kind_of, load, parameters
+from rlvr.plugins.registry import KINDS, Spec, build, entries, examined, from_config, kind_of, load, parameters
 from tests import worlds
 from tests.worlds import Match
 
@@ -64,7 +64,7 @@ def test_our_own_plugins_are_listed_with_the_first_line_of_their_file() -> None:
 
 def test_listing_imports_no_plugin() -> None:
     code = (
-        "import sys; from rlvr.registry import KINDS, entries\n"
+        "import sys; from rlvr.plugins.registry import KINDS, entries\n"
         "for kind in ('env', 'verifier', 'sandbox', 'sampler'): entries(kind)\n"
         "loaded = [m for m in sys.modules if m.startswith(('rlvr.envs.', 'rlvr.verifiers.', 'rlvr.sandbox.', 'rlvr.samplers.'))]\n"
         "assert not loaded and not {'torch', 'sympy', 'docker', 'transformers'} & set(sys.modules), loaded"

@@ -17,7 +17,7 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.registry import from_config
+from rlvr.plugins.registry import from_config
 from rlvr.replay import mismatch, replay, replay_rows
 from rlvr.rollout import Draw, Rollout
 from rlvr.runlog import RunLog

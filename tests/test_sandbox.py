@@ -18,7 +18,7 @@ from rlvr.conformance.checks import check_plugin
 from rlvr.conformance.checks_sandbox import PROBES, check_sandbox
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.sandbox._channel import Channel
 from rlvr.sandbox._frames import pack
 
@@ -262,7 +262,7 @@ def test_a_killed_supervisor_is_nobodys_fault_and_is_replaced() -> None:
 
 def test_a_killed_run_leaves_nothing_after_the_next_start(tmp_path: Path) -> None:
     script = (
-        "import os, signal\nfrom rlvr.registry import build\nfrom rlvr.contracts import Program\n"
+        "import os, signal\nfrom rlvr.plugins.registry import build\nfrom rlvr.contracts import Program\n"
         "s = build('sandbox', 'process', trusted=True, processes=1)\ns.run(Program('open(\"x\", \"w\").write(\"y\")'))\n"
         "print(s._pool.living()[0]._process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -20,7 +20,7 @@ import pytest
 from rlvr.contracts import Limits, Program, Sandbox, Stop
 from rlvr.errors import SandboxError
 from rlvr.owner import place
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.sandbox import _engine
 from rlvr.sandbox._container import hardening
 from rlvr.sandbox._pool import Pool
@@ -68,7 +68,7 @@ def test_closing_leaves_no_container(engine: Any) -> None:
 @pytest.mark.docker
 def test_a_killed_run_leaves_no_container(engine: Any) -> None:
     script = (
-        "from rlvr.registry import build\nfrom rlvr.contracts import *\ns = build('sandbox', 'docker', containers=1)\n"
+        "from rlvr.plugins.registry import build\nfrom rlvr.contracts import *\ns = build('sandbox', 'docker', containers=1)\n"
         "s.run(Program('1'))\nprint(s.containers()[0], flush=True)\n"
         "s.run(Program('import time; time.sleep(600)', limits=Limits(wall_s=600)))"
     )

@@ -14,7 +14,7 @@ from rlvr.evaluation.samples import Plan, Sample
 from rlvr.evaluation.suite import Item
 from rlvr.evaluation.summary import EnvSummary, summarised
 from rlvr.evaluation.votes import classes
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 from rlvr.task import Task, user
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
-from rlvr.registry import from_config
+from rlvr.plugins.registry import from_config
 from rlvr.task import Fault, Task, Verdict
 
 EVEN = {"numeric": {"verifier": "numeric"}}

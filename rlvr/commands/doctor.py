@@ -17,7 +17,7 @@ from rich.text import Text
 import rlvr
 from rlvr.commands import screen
 from rlvr.errors import ConfigError, MissingExtra
-from rlvr.registry import KINDS, examined, load
+from rlvr.plugins.registry import KINDS, examined, load
 from rlvr.samplers._vllm_version import check_version, installed, supported
 
 PACKAGES = {

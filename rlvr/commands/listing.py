@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rlvr.commands import screen
 from rlvr.errors import NotFound, suggest
-from rlvr.registry import KINDS, PACKAGE, Entry, examined, kind_of, load, parameters
+from rlvr.plugins.registry import KINDS, PACKAGE, Entry, examined, kind_of, load, parameters
 from rlvr.task import plain
 
 YAMLS = {"recipes": "recipe", "suites": "suite"}

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlvr.commands import screen
 from rlvr.errors import ConfigError, suggest
-from rlvr.registry import entries, kind_of
+from rlvr.plugins.registry import entries, kind_of
 
 NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")  # what a distribution may be called, too
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from traceback import walk_tb
 
-from rlvr.foreign import packages
-from rlvr.registry import FILE_MODULE, KINDS
+from rlvr.plugins.foreign import packages
+from rlvr.plugins.registry import FILE_MODULE, KINDS
 
 
 def place_of(error: BaseException) -> str:

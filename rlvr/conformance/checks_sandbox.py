@@ -20,7 +20,7 @@ from typing import Any
 
 from rlvr.conformance.checks import Check, Steps, run
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
-from rlvr.registry import build
+from rlvr.plugins.registry import build
 
 SMALL = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_mb=4, processes=12)
 

@@ -18,8 +18,8 @@ from rlvr.evaluation.samples import TIMES, Key, Plan, SampleFile, question_of, w
 from rlvr.evaluation.suite import Item
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.plugins.registry import Spec
 from rlvr.progress import Work
-from rlvr.registry import Spec
 from rlvr.rollout import Draw, Rollout
 from rlvr.runlog import episode_row, rows_of
 

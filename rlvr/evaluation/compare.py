@@ -21,7 +21,7 @@ from rlvr.evaluation.samples import REPORT, Key, Plan, Sample, plan_of, rows_in,
 from rlvr.evaluation.statistics import mean
 from rlvr.evaluation.suite import Item
 from rlvr.evaluation.summary import UNSCORED_LIMIT
-from rlvr.registry import load, parameters
+from rlvr.plugins.registry import load, parameters
 from rlvr.task import plain
 
 SAMPLED_BY = ("split", "max_new_tokens", "max_length")

@@ -30,7 +30,7 @@ from rlvr.evaluation.suite import Item, Suite, suite_from
 from rlvr.evaluation.summary import EnvSummary, selector_known, summarised
 from rlvr.evaluation.votes import classes
 from rlvr.mdp.rules import size_of
-from rlvr.registry import Spec, entries, from_config, load, parameters
+from rlvr.plugins.registry import Spec, entries, from_config, load, parameters
 from rlvr.rollout import Draw, seed_of
 
 PIECES, PIECE = 64, 65536

@@ -19,7 +19,7 @@ from rlvr.config.config import Section, checked, named
 from rlvr.config.overrides import number
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.registry import entries
+from rlvr.plugins.registry import entries
 
 FOLDER = Path(__file__).parents[1] / "suites"
 

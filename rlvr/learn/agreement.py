@@ -21,7 +21,7 @@ from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.batch import Rows
 from rlvr.model.weights import model_from
-from rlvr.registry import build, load, parameters
+from rlvr.plugins.registry import build, load, parameters
 from rlvr.rollout import seed_of
 
 DEPTHS = ((0, 4), (4, 16), (16, 64), (64, 10**9))

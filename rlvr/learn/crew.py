@@ -29,7 +29,7 @@ from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.weights import model_from
-from rlvr.registry import from_config
+from rlvr.plugins.registry import from_config
 from rlvr.rollout import Rollout
 
 if TYPE_CHECKING:

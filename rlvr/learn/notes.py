@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.config.config import RunConfig
-from rlvr.registry import from_config
+from rlvr.plugins.registry import from_config
 
 FAR_APART_KL, FEW_SAMPLES = 0.01, 0.9
 """Beyond these the sampler's and the trainer's probabilities differ by more than rounding."""

@@ -40,8 +40,8 @@ from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.scorer import scorer_from
 from rlvr.model.weights import exported
+from rlvr.plugins.registry import from_config
 from rlvr.progress import Work
-from rlvr.registry import from_config
 from rlvr.rollout import seed_of
 from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
 
-from rlvr.registry import Entry, entries
+from rlvr.plugins.registry import Entry, entries
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 """What Gymnasium can carry in an id."""

@@ -26,7 +26,7 @@ from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.mdp.rules import State, TokenMDP, size_of
 from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.registry import from_config
+from rlvr.plugins.registry import from_config
 from rlvr.task import Task, Verdict
 
 OBSERVATIONS = ("dict", "ids", "onehot_ids")

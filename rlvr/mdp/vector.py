@@ -29,7 +29,7 @@ from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.judges import Judges, late
 from rlvr.mdp.env import TokenEnv, token_env_settings
 from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.registry import from_config
+from rlvr.plugins.registry import from_config
 from rlvr.task import Verdict
 
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlvr import foreign
 from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
+from rlvr.plugins import foreign
 
-PACKAGE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 FILE_MODULE = "_rlvr_plugin_"
 """How the name of a module begins that was made of a file of the user's."""
 

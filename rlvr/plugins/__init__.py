@@ -1,0 +1,1 @@
+"""Names to plugins: the registry, and what other packages bring."""
