@@ -21,7 +21,7 @@ from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.weights import model_from
 from rlvr.plugins.registry import build
-from rlvr.rollout import Draw, Rollout, seed_of
+from rlvr.rollout.rollout import Draw, Rollout, seed_of
 from rlvr.task import Task, Verdict
 
 MODEL = {

@@ -21,7 +21,7 @@ from rlvr.contracts import Completion, Request, Sampling
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import build
-from rlvr.rollout import Draw, Rollout
+from rlvr.rollout.rollout import Draw, Rollout
 from rlvr.samplers.scripted import Scripted
 
 

@@ -21,7 +21,7 @@ from rlvr.learn.train import train
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.replay import replay
+from rlvr.rollout.replay import replay
 from rlvr.runlog import episode_row, rows_of
 from rlvr.task import Earned, Fault, Task, Verdict
 from tests.tiny import tiny_run

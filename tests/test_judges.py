@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.judges import Judges
+from rlvr.rollout.judges import Judges
 
 CHILD = """
 import time
 from rlvr.contracts import Sampling, Verifier
 from rlvr.mdp.rules import TokenMDP
-from rlvr.rollout import Draw, Rollout
+from rlvr.rollout.rollout import Draw, Rollout
 from rlvr.samplers.scripted import Scripted
 from rlvr.mdp.tokenizers import tokenizer_from
 from tests.worlds import TOKENS, Sums

@@ -15,7 +15,7 @@ from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.rules import State, TokenMDP, last_acted, size_of
 from rlvr.mdp.tokenizers import POLICY, USER, ByteTokenizer, CharTokenizer
-from rlvr.rollout import Draw
+from rlvr.rollout.rollout import Draw
 from rlvr.task import Fault, Task, user
 from tests.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 

@@ -13,7 +13,7 @@ from rlvr.evaluation.compare import compare
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.export import export
 from rlvr.evaluation.rescore import rescore
-from rlvr.replay import replay
+from rlvr.rollout.replay import replay
 from rlvr.view import view, watch
 from tests.tiny import tiny_run
 

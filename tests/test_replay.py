@@ -18,8 +18,8 @@ from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.plugins.registry import from_config
-from rlvr.replay import mismatch, replay, replay_rows
-from rlvr.rollout import Draw, Rollout
+from rlvr.rollout.replay import mismatch, replay, replay_rows
+from rlvr.rollout.rollout import Draw, Rollout
 from rlvr.runlog import RunLog
 from tests import worlds
 from tests.worlds import DIGITS, TOKENS, Sums, Talk, Unable

@@ -15,7 +15,7 @@ from rlvr.episode import End
 from rlvr.errors import ConfigError
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
-from rlvr.rollout import Draw, Rollout, seed_of
+from rlvr.rollout.rollout import Draw, Rollout, seed_of
 from rlvr.samplers._dialect import finished
 from rlvr.samplers.scripted import Scripted
 from rlvr.task import Fault, Task, Verdict, user

@@ -28,7 +28,7 @@ from rlvr.learn.train import TrainReport, train
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.owner import NOTE, place
 from rlvr.plugins.registry import entries
-from rlvr.replay import replay
+from rlvr.rollout.replay import replay
 from rlvr.runlog import RunLog, alone_in, config_of, rows_of
 from tests.tiny import MODEL, tiny_run
 

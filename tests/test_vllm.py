@@ -22,8 +22,8 @@ from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model.weights import exported, model_from
-from rlvr.replay import replay_rows
-from rlvr.rollout import Draw, Rollout, seed_of
+from rlvr.rollout.replay import replay_rows
+from rlvr.rollout.rollout import Draw, Rollout, seed_of
 from rlvr.runlog import rows_of
 from rlvr.samplers._vllm_version import check_version, supported
 from rlvr.samplers.vllm import VLLMSampler

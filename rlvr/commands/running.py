@@ -33,7 +33,7 @@ def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume
 
 def replay_run(run: Path, *, json: bool) -> int:
     """Step the recorded episodes once more; 1 when any differs."""
-    from rlvr.replay import replay
+    from rlvr.rollout.replay import replay
 
     report = replay(run)
     if json:

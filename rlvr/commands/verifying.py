@@ -18,10 +18,10 @@ from rlvr.commands import screen
 from rlvr.commands.settings import settings_from
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
-from rlvr.judges import Judges, late
 from rlvr.mdp.rules import judged
 from rlvr.plugins.registry import build
 from rlvr.progress import Work
+from rlvr.rollout.judges import Judges, late
 from rlvr.task import Task, Verdict, user
 
 AHEAD = 8

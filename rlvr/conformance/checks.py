@@ -20,8 +20,8 @@ from rlvr.conformance import canaries
 from rlvr.conformance.blame import place_of
 from rlvr.contracts import Example, Plugin, Verifier
 from rlvr.errors import ConfigError, PluginError, RlvrError, suggest
-from rlvr.judges import Judges
 from rlvr.plugins.registry import build, kind_of
+from rlvr.rollout.judges import Judges
 from rlvr.task import Fault, Task, Verdict, user
 
 DEADLINE_S = 600.0

@@ -29,7 +29,7 @@ from rlvr.mdp._gymnasium import gym_id
 from rlvr.mdp.env import OBSERVATIONS, TokenEnv, make_token_env
 from rlvr.mdp.rules import judged, plain_limits, size_of
 from rlvr.plugins.registry import build
-from rlvr.replay import mismatch
+from rlvr.rollout.replay import mismatch
 from rlvr.task import Task, Verdict
 
 LOOKED_AT = 8

@@ -20,7 +20,7 @@ from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import Spec
 from rlvr.progress import Work
-from rlvr.rollout import Draw, Rollout
+from rlvr.rollout.rollout import Draw, Rollout
 from rlvr.runlog import episode_row, rows_of
 
 TICK_S = 5.0

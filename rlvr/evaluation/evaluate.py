@@ -31,7 +31,7 @@ from rlvr.evaluation.summary import EnvSummary, selector_known, summarised
 from rlvr.evaluation.votes import classes
 from rlvr.mdp.rules import size_of
 from rlvr.plugins.registry import Spec, entries, from_config, load, parameters
-from rlvr.rollout import Draw, seed_of
+from rlvr.rollout.rollout import Draw, seed_of
 
 PIECES, PIECE = 64, 65536
 """How much of each file of weights is looked at to know it again."""

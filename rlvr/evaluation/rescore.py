@@ -25,11 +25,11 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import Report, report_on, verifier_label
 from rlvr.evaluation.samples import ROWS, Key, Plan, SampleFile, plan_of, question_of, rows_in
 from rlvr.evaluation.suite import with_settings
-from rlvr.judges import Judges, late
 from rlvr.mdp.rules import State, TokenMDP, judged, last_acted
 from rlvr.mdp.transcript import messages_of
 from rlvr.plugins.registry import from_config
 from rlvr.progress import Work
+from rlvr.rollout.judges import Judges, late
 from rlvr.task import Task, Verdict
 from rlvr.viewparts import tokenizer_of
 

@@ -22,7 +22,7 @@ from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.batch import Rows
 from rlvr.model.weights import model_from
 from rlvr.plugins.registry import build, load, parameters
-from rlvr.rollout import seed_of
+from rlvr.rollout.rollout import seed_of
 
 DEPTHS = ((0, 4), (4, 16), (16, 64), (64, 10**9))
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.05}

@@ -26,7 +26,7 @@ from rlvr.errors import ConfigError
 from rlvr.learn.collect import Harvest, collect
 from rlvr.learn.crew import Crew
 from rlvr.learn.questions.dynamic import Group
-from rlvr.rollout import Timing
+from rlvr.rollout.rollout import Timing
 from rlvr.task import Verdict
 
 

@@ -16,7 +16,7 @@ from rlvr.learn.processes import share, together
 from rlvr.learn.questions.dynamic import DynamicSampling, Group
 from rlvr.learn.questions.questions import Asked
 from rlvr.learn.questions.stored import gold_groups
-from rlvr.rollout import Draw, Timing, seed_of
+from rlvr.rollout.rollout import Draw, Timing, seed_of
 
 
 @dataclass(frozen=True, slots=True)

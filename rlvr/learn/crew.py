@@ -30,7 +30,7 @@ from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.weights import model_from
 from rlvr.plugins.registry import from_config
-from rlvr.rollout import Rollout
+from rlvr.rollout.rollout import Rollout
 
 if TYPE_CHECKING:
     from rlvr.learn.ahead import Ahead

@@ -42,7 +42,7 @@ from rlvr.model.scorer import scorer_from
 from rlvr.model.weights import exported
 from rlvr.plugins.registry import from_config
 from rlvr.progress import Work
-from rlvr.rollout import seed_of
+from rlvr.rollout.rollout import seed_of
 from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
 
 Pair = tuple[list[int], list[int], float]

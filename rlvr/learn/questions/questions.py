@@ -12,7 +12,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.questions.curriculum import Curriculum
 from rlvr.learn.questions.schedule import Schedule
-from rlvr.rollout import seed_of
+from rlvr.rollout.rollout import seed_of
 from rlvr.task import Task
 
 Asked = Sequence[tuple[int, Task]]

@@ -11,7 +11,7 @@ from functools import lru_cache
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError
 from rlvr.mdp.env import PROCEDURAL_TASKS
-from rlvr.rollout import seed_of
+from rlvr.rollout.rollout import seed_of
 from rlvr.task import Task
 
 

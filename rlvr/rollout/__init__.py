@@ -1,0 +1,1 @@
+"""Conversations from the first prompt to the verdict: rollouts, judging in threads, replay."""
