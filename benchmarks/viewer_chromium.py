@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from rlvr.view import view
+from rlvr.viewer.view import view
 from tests.browser import Chromium, Page
 from tests.recorded import recorded_run
 

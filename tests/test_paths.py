@@ -14,7 +14,7 @@ from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.export import export
 from rlvr.evaluation.rescore import rescore
 from rlvr.rollout.replay import replay
-from rlvr.view import view, watch
+from rlvr.viewer.view import view, watch
 from tests.tiny import tiny_run
 
 

@@ -17,8 +17,8 @@ from rlvr.curves import POINTS
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.runlog import RunLog
-from rlvr.view import PAGE, SCRIPTS, Written, view, watch
-from rlvr.viewparts import CHUNK
+from rlvr.viewer.view import PAGE, SCRIPTS, Written, view, watch
+from rlvr.viewer.viewparts import CHUNK
 from tests.tiny import tiny_run
 
 SUMS = "tests/worlds.py:Sums"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlvr.runlog import rows_of
-from rlvr.view import view
+from rlvr.viewer.view import view
 from tests.browser import Chromium, Page
 from tests.recorded import recorded_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.text import Text
 
 from rlvr.commands import screen
-from rlvr.view import Written, view, watch
+from rlvr.viewer.view import Written, view, watch
 
 
 def view_run(run: Path, *, out: Path | None, against: Path | None, follow: bool, json: bool) -> None:

@@ -25,7 +25,7 @@ from rlvr.evaluation.samples import PLAN, REPORT, Plan, counted, plan_of, rows_i
 from rlvr.evaluation.statistics import mean
 from rlvr.evaluation.suite import Item
 from rlvr.mdp.transcript import messages_of
-from rlvr.viewparts import tokenizer_of
+from rlvr.viewer.viewparts import tokenizer_of
 
 TRAINED = (
     "step",

@@ -31,7 +31,7 @@ from rlvr.plugins.registry import from_config
 from rlvr.progress import Work
 from rlvr.rollout.judges import Judges, late
 from rlvr.task import Task, Verdict
-from rlvr.viewparts import tokenizer_of
+from rlvr.viewer.viewparts import tokenizer_of
 
 AT_ONCE, DEADLINE_S = 256, 600.0
 """How many answers are put to the judges at a time, and how long one may take."""

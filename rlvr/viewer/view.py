@@ -2,7 +2,7 @@
 
 The page is `rlvr/viewer/`: a frame, a style and a few scripts. What the run said is put in as base64, so no byte of it is ever read as
 HTML or as a script, whatever a model wrote; the scripts show it with `textContent` alone, and the page forbids every other script.
-First comes its head, the curves and figures, which is small and drawn before anything is unpacked; then the parts (`rlvr.viewparts`).
+First comes its head, the curves and figures, which is small and drawn before anything is unpacked; then the parts (`rlvr.viewer.viewparts`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.export import last_rows
 from rlvr.evaluation.samples import PLAN, REPORT, ROWS, plan_of, write_whole
 from rlvr.runlog import config_of, rows_of
-from rlvr.viewparts import CHUNK, parts_of, tokenizer_of
+from rlvr.viewer.viewparts import CHUNK, parts_of, tokenizer_of
 
-PAGE = Path(__file__).with_name("viewer")
+PAGE = Path(__file__).parent
 SCRIPTS = ("run.js", "curves.js", "episode.js", "page.js")
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 MARK = b'content="rlvr view"'
