@@ -84,7 +84,7 @@ def warm_up(seed: int, folder: Path) -> None:
     from rich.console import Console
 
     from rlvr.learn.warmstart import warmstart
-    from rlvr.progress import Work
+    from rlvr.runs.progress import Work
 
     torch.set_num_threads(2)
     with ExitStack() as stack:
@@ -98,7 +98,7 @@ def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
     """Train on the quickstart task until it is clear how it goes: the reward at the end, and the steps taken."""
     from rlvr.learn.crew import enlist
     from rlvr.learn.one_step import one_step
-    from rlvr.runlog import RunLog
+    from rlvr.runs.runlog import RunLog
     from tests.learning import turned
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

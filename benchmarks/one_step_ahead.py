@@ -109,7 +109,7 @@ def one_run(data: dict[str, Any], ahead: int, server: Server, folder: Path) -> d
     from rich.console import Console
 
     from rlvr.learn.train import train
-    from rlvr.runlog import rows_of
+    from rlvr.runs.runlog import rows_of
 
     torch.set_num_threads(1)
     sampler = {"name": "vllm", "placement": "server", "urls": [server.url]}

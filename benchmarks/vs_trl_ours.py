@@ -18,7 +18,7 @@ from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
 from rlvr.learn.crew import assemble, enlist
 from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import accelerator_from
-from rlvr.runlog import RunLog
+from rlvr.runs.runlog import RunLog
 from rlvr.samplers.hf import HFSampler
 from rlvr.task import Task, Verdict, user
 

@@ -18,7 +18,7 @@ from typing import Any
 from docker.types import Ulimit
 
 from rlvr.errors import SandboxError
-from rlvr.owner import owner
+from rlvr.runs.owner import owner
 from rlvr.sandbox._channel import COMMAND, Channel, readable
 from rlvr.sandbox._engine import LABEL, connect, faults, knock, remove
 from rlvr.sandbox._frames import Torn

@@ -15,7 +15,7 @@ import docker.errors
 import requests.exceptions
 
 from rlvr.errors import SandboxError
-from rlvr.owner import dead
+from rlvr.runs.owner import dead
 
 IMAGE = "rlvr-sandbox:1"
 LABEL = "rlvr.sandbox"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlvr.episode import End, Episode
 from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.runlog import RunLog
+from rlvr.runs.runlog import RunLog
 from rlvr.task import Fault, Verdict
 from tests.tiny import tiny_run
 

@@ -27,7 +27,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model.batch import Rows
 from rlvr.model.weights import model_from
 from rlvr.plugins.registry import build
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from rlvr.samplers.hf import HFSampler
 from tests.test_learner import group
 from tests.tiny import MODEL, tiny_run

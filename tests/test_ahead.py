@@ -29,7 +29,7 @@ from rlvr.learn.train import train
 from rlvr.learn.update.learner import Learner
 from rlvr.model.weights import model_from
 from rlvr.rollout.rollout import Timing
-from rlvr.runlog import RunLog, rows_of
+from rlvr.runs.runlog import RunLog, rows_of
 from rlvr.samplers._probe import trainer_scores
 from rlvr.samplers.hf import HFSampler
 from rlvr.task import Earned, Fault, Verdict

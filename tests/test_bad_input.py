@@ -325,7 +325,7 @@ def test_what_leaves_has_failed_its_kit(kind: str, name: str, desk: Path, capsys
 
 def test_a_run_is_not_resumed_under_another_configuration(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rlvr.config.config import load
-    from rlvr.runlog import RunLog
+    from rlvr.runs.runlog import RunLog
 
     RunLog.create(desk / "begun", load("quickstart")).close()
     before = contents(desk)

@@ -21,7 +21,7 @@ from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import build, from_config
 from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from rlvr.samplers.scripted import Scripted
 from rlvr.sandbox import _engine
 from rlvr.task import Task, Verdict

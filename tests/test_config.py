@@ -10,7 +10,7 @@ from transformers import get_scheduler
 
 from rlvr.config.config import SCHEDULES, RunConfig, load, recipes
 from rlvr.errors import ConfigError, NotFound
-from rlvr.runlog import differing
+from rlvr.runs.runlog import differing
 
 
 def test_every_shipped_recipe_is_valid(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.replay import replay
-from rlvr.runlog import episode_row, rows_of
+from rlvr.runs.runlog import episode_row, rows_of
 from rlvr.task import Earned, Fault, Task, Verdict
 from tests.tiny import tiny_run
 from tests.worlds import DIGITS, TOKENS, Sums, Talk

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.runlog import episode_row
+from rlvr.runs.runlog import episode_row
 from tests.learning import episode
 from tests.test_learner import group, learner
 

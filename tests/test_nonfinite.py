@@ -24,7 +24,7 @@ from rlvr.learn.update.scorer import ScorerTrainer
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.scorer import scorer_from
 from rlvr.plugins.registry import build
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from tests.learning import tiny_model
 from tests.test_learner import group, learner, weights
 from tests.tiny import MODEL, tiny_run

@@ -15,7 +15,7 @@ from rlvr.contracts import Request, Sampling
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.mdp.tokenizers import ByteTokenizer
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from rlvr.samplers import openai
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers.openai import OpenAISampler, conversation, patience

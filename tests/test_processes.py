@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn import processes
 from rlvr.learn.train import train
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from tests.test_train import EVERYTHING
 from tests.tiny import tiny_run
 

@@ -20,7 +20,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.plugins.registry import from_config
 from rlvr.rollout.replay import mismatch, replay, replay_rows
 from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.runlog import RunLog
+from rlvr.runs.runlog import RunLog
 from tests import worlds
 from tests.worlds import DIGITS, TOKENS, Sums, Talk, Unable
 

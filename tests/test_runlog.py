@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlvr.errors import ConfigError, NotFound
-from rlvr.runlog import RunLog, config_of, rows_of, versions
+from rlvr.runs.runlog import RunLog, config_of, rows_of, versions
 from tests.tiny import tiny_run
 
 

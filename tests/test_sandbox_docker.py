@@ -19,8 +19,8 @@ import pytest
 
 from rlvr.contracts import Limits, Program, Sandbox, Stop
 from rlvr.errors import SandboxError
-from rlvr.owner import place
 from rlvr.plugins.registry import build
+from rlvr.runs.owner import place
 from rlvr.sandbox import _engine
 from rlvr.sandbox._container import hardening
 from rlvr.sandbox._pool import Pool

@@ -24,7 +24,7 @@ from rlvr.learn.reward_model import RewardReport, train_reward_model
 from rlvr.learn.train import TrainReport, train
 from rlvr.model.scorer import scorer_in
 from rlvr.plugins.registry import build
-from rlvr.runlog import episode_row, rows_of
+from rlvr.runs.runlog import episode_row, rows_of
 from tests.tiny import tiny_run
 
 SKILLED: dict[str, Any] = {

@@ -17,7 +17,7 @@ from rlvr.errors import ConfigError
 from rlvr.learn import processes
 from rlvr.learn.trackers import ROWS, checked_trackers, settings
 from rlvr.learn.train import train
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from tests.tiny import tiny_run
 
 SAVED = {"steps": 3, "learning_rate": 1e-3}

@@ -26,10 +26,10 @@ from rlvr.learn.banner import banner
 from rlvr.learn.crew import assemble
 from rlvr.learn.train import TrainReport, train
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.owner import NOTE, place
 from rlvr.plugins.registry import entries
 from rlvr.rollout.replay import replay
-from rlvr.runlog import RunLog, alone_in, config_of, rows_of
+from rlvr.runs.owner import NOTE, place
+from rlvr.runs.runlog import RunLog, alone_in, config_of, rows_of
 from tests.tiny import MODEL, tiny_run
 
 ROOT = Path(__file__).parents[1]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rlvr.cli import run
-from rlvr.curves import POINTS
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.runlog import RunLog
+from rlvr.runs.curves import POINTS
+from rlvr.runs.runlog import RunLog
 from rlvr.viewer.view import PAGE, SCRIPTS, Written, view, watch
 from rlvr.viewer.viewparts import CHUNK
 from tests.tiny import tiny_run

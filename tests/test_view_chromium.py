@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from rlvr.viewer.view import view
 from tests.browser import Chromium, Page
 from tests.recorded import recorded_run

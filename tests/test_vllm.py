@@ -24,7 +24,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model.weights import exported, model_from
 from rlvr.rollout.replay import replay_rows
 from rlvr.rollout.rollout import Draw, Rollout, seed_of
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from rlvr.samplers._vllm_version import check_version, supported
 from rlvr.samplers.vllm import VLLMSampler
 from tests.tiny import tiny_run

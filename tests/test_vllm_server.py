@@ -21,7 +21,7 @@ from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.train import train
 from rlvr.model.weights import model_from
-from rlvr.runlog import rows_of
+from rlvr.runs.runlog import rows_of
 from rlvr.samplers._http import Http
 from rlvr.samplers._probe import trainer_scores
 from rlvr.samplers.hf import HFSampler
@@ -105,7 +105,7 @@ def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> 
 
 
 def test_weights_that_a_killed_run_left_are_swept(stand: tuple[Stand, str], tmp_path: Path) -> None:
-    script = "import sys; from rlvr.owner import own_folder; print(own_folder('rlvr-weights-', sys.argv[1]), flush=True); input()"
+    script = "import sys; from rlvr.runs.owner import own_folder; print(own_folder('rlvr-weights-', sys.argv[1]), flush=True); input()"
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
         assert process.stdout

@@ -20,8 +20,8 @@ from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.rules import judged
 from rlvr.plugins.registry import build
-from rlvr.progress import Work
 from rlvr.rollout.judges import Judges, late
+from rlvr.runs.progress import Work
 from rlvr.task import Task, Verdict, user
 
 AHEAD = 8

@@ -19,9 +19,9 @@ from rlvr.evaluation.suite import Item
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import Spec
-from rlvr.progress import Work
 from rlvr.rollout.rollout import Draw, Rollout
-from rlvr.runlog import episode_row, rows_of
+from rlvr.runs.progress import Work
+from rlvr.runs.runlog import episode_row, rows_of
 
 TICK_S = 5.0
 """How often the time spent is written down, so that a killed attempt keeps it."""

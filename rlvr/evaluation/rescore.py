@@ -28,8 +28,8 @@ from rlvr.evaluation.suite import with_settings
 from rlvr.mdp.rules import State, TokenMDP, judged, last_acted
 from rlvr.mdp.transcript import messages_of
 from rlvr.plugins.registry import from_config
-from rlvr.progress import Work
 from rlvr.rollout.judges import Judges, late
+from rlvr.runs.progress import Work
 from rlvr.task import Task, Verdict
 from rlvr.viewer.viewparts import tokenizer_of
 

@@ -27,7 +27,7 @@ from rlvr.config.config import Section, checked
 from rlvr.episode import End
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.suite import Item
-from rlvr.runlog import appended, differing, rows_of, versions
+from rlvr.runs.runlog import appended, differing, rows_of, versions
 from rlvr.task import Task
 
 PLAN, ROWS, TIMES, REPORT, VERSIONS = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json", "versions.json"

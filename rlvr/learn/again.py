@@ -22,8 +22,8 @@ from rlvr.learn.ahead import look_ahead
 from rlvr.learn.crew import assemble, taken_back
 from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import by_main
-from rlvr.owner import clear_away, own_folder, sweep
-from rlvr.runlog import RunLog, rows_of
+from rlvr.runs.owner import clear_away, own_folder, sweep
+from rlvr.runs.runlog import RunLog, rows_of
 
 SCRATCH = "rlvr-again-"
 

@@ -21,7 +21,7 @@ from rlvr.learn.held_out import accuracy
 from rlvr.learn.processes import share, together
 from rlvr.learn.questions.dynamic import Group
 from rlvr.learn.update.learner import Learner
-from rlvr.runlog import Learned, RunLog
+from rlvr.runs.runlog import Learned, RunLog
 
 
 def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[str, Any]]:

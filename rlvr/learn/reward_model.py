@@ -22,7 +22,6 @@ from typing import Any
 import transformers
 from rich.console import Console
 
-from rlvr import report
 from rlvr.algos.preferences import paired, pairs
 from rlvr.config.config import ModelConfig, RewardModelConfig, RunConfig
 from rlvr.contracts import Environment
@@ -41,9 +40,10 @@ from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.scorer import scorer_from
 from rlvr.model.weights import exported
 from rlvr.plugins.registry import from_config
-from rlvr.progress import Work
 from rlvr.rollout.rollout import seed_of
-from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
+from rlvr.runs import report
+from rlvr.runs.progress import Work
+from rlvr.runs.runlog import RunLog, alone_in, rows_of, unbegun
 
 Pair = tuple[list[int], list[int], float]
 """The tokens of the better answer, those of the worse one, and by how much their scores differ."""

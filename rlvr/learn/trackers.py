@@ -18,7 +18,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError, suggest
 from rlvr.evaluation.export import TRAINED, flat
-from rlvr.runlog import Reports
+from rlvr.runs.runlog import Reports
 
 PROJECT = "rlvr"
 ROWS = 100

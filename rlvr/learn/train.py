@@ -27,7 +27,6 @@ import transformers
 from accelerate import DistributedType
 from rich.console import Console
 
-from rlvr import report
 from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError
 from rlvr.learn import checkpoint
@@ -43,8 +42,9 @@ from rlvr.learn.processes import accelerator_from, by_main, deadline_told
 from rlvr.learn.trackers import Trackers
 from rlvr.learn.warmstart import warmstart
 from rlvr.model.weights import exported
-from rlvr.progress import Work
-from rlvr.runlog import RunLog, alone_in, rows_of, unbegun
+from rlvr.runs import report
+from rlvr.runs.progress import Work
+from rlvr.runs.runlog import RunLog, alone_in, rows_of, unbegun
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from rlvr.learn.processes import share
 from rlvr.learn.questions.schedule import Schedule
 from rlvr.learn.questions.stored import gold_row
 from rlvr.learn.update.learner import Learner, Optimization
-from rlvr.progress import Work
+from rlvr.runs.progress import Work
 
 LOOK_EVERY, LOOKED_AT = 5, 400
 """How often the accuracy is looked at during a warm start, and on how many tasks."""

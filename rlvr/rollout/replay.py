@@ -15,7 +15,7 @@ from typing import Any
 from rlvr.episode import End
 from rlvr.errors import ConfigError
 from rlvr.mdp.env import TokenEnv
-from rlvr.runlog import config_of, rows_of
+from rlvr.runs.runlog import config_of, rows_of
 
 KEYS = ("split", "index", "tokens", "acted", "end", "reward")
 

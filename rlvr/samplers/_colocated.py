@@ -17,7 +17,7 @@ import torch
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.owner import own_folder, sweep
+from rlvr.runs.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, settings
 
 PREFIX = "rlvr-vllm-"

@@ -27,7 +27,7 @@ import torch
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.owner import own_folder, sweep
+from rlvr.runs.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, settings
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers._vllm_version import check_version

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr.curves import panels
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.export import last_rows
 from rlvr.evaluation.samples import PLAN, REPORT, ROWS, plan_of, write_whole
-from rlvr.runlog import config_of, rows_of
+from rlvr.runs.curves import panels
+from rlvr.runs.runlog import config_of, rows_of
 from rlvr.viewer.viewparts import CHUNK, parts_of, tokenizer_of
 
 PAGE = Path(__file__).parent

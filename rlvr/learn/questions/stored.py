@@ -15,7 +15,7 @@ from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.learn.questions.schedule import place_in
 from rlvr.mdp.rules import TokenMDP, last_acted
-from rlvr.runlog import config_of, rows_of
+from rlvr.runs.runlog import config_of, rows_of
 from rlvr.task import Task, Verdict
 
 PROMPTS_COMPARED = 20
