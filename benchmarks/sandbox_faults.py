@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rlvr.plugins.registry import build
-from rlvr.sandbox import _channel, _engine
+from rlvr.sandbox._outside import channel as _channel
+from rlvr.sandbox._outside import engine as _engine
 from rlvr.task import Fault, Task, Verdict, user
 
 SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "engine"

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvr.contracts import Limits, Program, Sandbox, Stop
 from rlvr.plugins.registry import build
-from rlvr.sandbox import _engine
+from rlvr.sandbox._outside import engine as _engine
 from tests.attacks.harm import HARM
 from tests.attacks.task import LIMITS
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rlvr.contracts import Program
 from rlvr.plugins.registry import build
-from rlvr.sandbox._engine import IMAGE
+from rlvr.sandbox._outside.engine import IMAGE
 
 SOURCE = "print(6 * 7)"
 HARD = [

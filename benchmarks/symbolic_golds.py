@@ -15,9 +15,9 @@ from fractions import Fraction
 from pathlib import Path
 
 from rlvr.task import Task, user
-from rlvr.verifiers._exact import NotFinite, exact
-from rlvr.verifiers._parse import parse
-from rlvr.verifiers._tree import TooBig, Unreadable
+from rlvr.verifiers._math.read.parse import parse
+from rlvr.verifiers._math.read.tree import TooBig, Unreadable
+from rlvr.verifiers._math.value.exact import NotFinite, exact
 from rlvr.verifiers.symbolic import Symbolic
 
 

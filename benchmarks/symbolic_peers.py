@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.task import Task, user
-from rlvr.verifiers._parse import parse
+from rlvr.verifiers._math.read.parse import parse
 from rlvr.verifiers.symbolic import Symbolic
 
 HERE = Path(__file__).parent

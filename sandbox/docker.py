@@ -15,11 +15,11 @@ import weakref
 
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.sandbox import _engine
-from rlvr.sandbox._channel import refuse
-from rlvr.sandbox._container import Container
-from rlvr.sandbox._frames import Torn
-from rlvr.sandbox._pool import Pool, processors
+from rlvr.sandbox._inside.frames import Torn
+from rlvr.sandbox._outside import engine
+from rlvr.sandbox._outside.channel import refuse
+from rlvr.sandbox._outside.container import Container
+from rlvr.sandbox._outside.pool import Pool, processors
 
 
 class DockerSandbox(Sandbox):
@@ -32,7 +32,7 @@ class DockerSandbox(Sandbox):
     def __init__(
         self,
         *,
-        image: str = _engine.IMAGE,
+        image: str = engine.IMAGE,
         containers: int = 0,
         memory_mb: int = 1024,
         disk_mb: int = 64,
@@ -102,10 +102,10 @@ class DockerSandbox(Sandbox):
         if self._prepared != os.getpid():
             with self._ready:
                 if self._prepared != os.getpid():
-                    client = _engine.connect()
+                    client = engine.connect()
                     try:
-                        _engine.ensure_image(client, self.image)
-                        _engine.sweep(client)
+                        engine.ensure_image(client, self.image)
+                        engine.sweep(client)
                     finally:
                         client.close()
                     self._prepared = os.getpid()
@@ -123,12 +123,12 @@ class DockerSandbox(Sandbox):
     def missing() -> list[tuple[str, str]]:
         """What keeps it from working here, and what mends each: for `rlvr doctor`."""
         try:
-            client = _engine.connect(10)
+            client = engine.connect(10)
         except SandboxError as error:
-            return [(str(error).removesuffix(f"; {_engine.ENGINE_HINT}"), _engine.ENGINE_HINT)]
+            return [(str(error).removesuffix(f"; {engine.ENGINE_HINT}"), engine.ENGINE_HINT)]
         try:
-            if not _engine.has_image(client, _engine.IMAGE):
-                return [(f"the image {_engine.IMAGE!r} is not there", f"{_engine.IMAGE_HINT}; the first use does it too, where it can")]
+            if not engine.has_image(client, engine.IMAGE):
+                return [(f"the image {engine.IMAGE!r} is not there", f"{engine.IMAGE_HINT}; the first use does it too, where it can")]
         except SandboxError as error:
             return [(str(error), "restart the engine")]
         finally:
@@ -143,7 +143,7 @@ class DockerSandbox(Sandbox):
 
 def _obituary(container: Container, error: Torn) -> str:
     """How a container died while a program ran in it. Raises SandboxError when that was done to it from outside."""
-    client = _engine.connect(10)  # raises when the engine itself is gone: that is no program's doing
+    client = engine.connect(10)  # raises when the engine itself is gone: that is no program's doing
     client.close()
     said = container.errors()
     if not said:

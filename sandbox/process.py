@@ -24,9 +24,9 @@ from pathlib import Path
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.runs.owner import clear_away, own_folder, sweep
-from rlvr.sandbox._channel import BOOT, Channel, readable, refuse
-from rlvr.sandbox._frames import Torn
-from rlvr.sandbox._pool import Pool, processors
+from rlvr.sandbox._inside.frames import Torn
+from rlvr.sandbox._outside.channel import BOOT, Channel, readable, refuse
+from rlvr.sandbox._outside.pool import Pool, processors
 
 PREFIX = "rlvr-sandbox-"
 

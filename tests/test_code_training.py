@@ -23,7 +23,7 @@ from rlvr.plugins.registry import build, from_config
 from rlvr.rollout.rollout import Draw, Rollout
 from rlvr.runs.runlog import rows_of
 from rlvr.samplers.scripted import Scripted
-from rlvr.sandbox import _engine
+from rlvr.sandbox._outside import engine as _engine
 from rlvr.task import Task, Verdict
 from tests.tiny import MODEL, tiny_run
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlvr.runs.owner import NOTE, clear_away, dead, own_folder, owner, place, sweep
-from rlvr.sandbox._places import as_user, empty
+from rlvr.sandbox._inside.places import as_user, empty
 
 PLAIN = 65534 if os.geteuid() == 0 else None
 """A user whom rights keep out."""

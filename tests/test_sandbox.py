@@ -19,8 +19,8 @@ from rlvr.conformance.checks_sandbox import PROBES, check_sandbox
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError
 from rlvr.plugins.registry import build
-from rlvr.sandbox._channel import Channel
-from rlvr.sandbox._frames import pack
+from rlvr.sandbox._inside.frames import pack
+from rlvr.sandbox._outside.channel import Channel
 
 BOTH = [pytest.param("docker_sandbox", marks=pytest.mark.docker, id="docker"), pytest.param("process_sandbox", id="process")]
 

@@ -21,9 +21,9 @@ from rlvr.contracts import Limits, Program, Sandbox, Stop
 from rlvr.errors import SandboxError
 from rlvr.plugins.registry import build
 from rlvr.runs.owner import place
-from rlvr.sandbox import _engine
-from rlvr.sandbox._container import hardening
-from rlvr.sandbox._pool import Pool
+from rlvr.sandbox._outside import engine as _engine
+from rlvr.sandbox._outside.container import hardening
+from rlvr.sandbox._outside.pool import Pool
 from rlvr.sandbox.docker import DockerSandbox
 from rlvr.task import Fault, Task, Verdict, user
 

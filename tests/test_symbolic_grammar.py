@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.verifiers._parse import parse
-from rlvr.verifiers._tree import TooBig, Unreadable
+from rlvr.verifiers._math.read.parse import parse
+from rlvr.verifiers._math.read.tree import TooBig, Unreadable
 
 ROOM = Path(__file__).parent.parent / "verifiers"
 BANNED = {
@@ -43,12 +43,12 @@ def calls(path: Path) -> set[str]:
 
 def reached(start: str) -> set[Path]:
     """The files of the room that a file imports, and theirs."""
-    found, rest = set(), [start, "_worker_main", "_algebra"]
+    found, rest = set(), [start, "_math.value.worker_main", "_math.value.algebra"]
     while rest:
-        path = ROOM / f"{rest.pop()}.py"
+        path = ROOM / (rest.pop().replace(".", "/") + ".py")
         if path not in found:
             found.add(path)
-            rest += re.findall(r"from rlvr\.verifiers\.(\w+) import", path.read_text("utf-8"))
+            rest += re.findall(r"from rlvr\.verifiers\.([\w.]+) import", path.read_text("utf-8"))
     return found
 
 

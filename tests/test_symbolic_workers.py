@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers import _workers
-from rlvr.verifiers._parse import parse
-from rlvr.verifiers._workers import Lost, Overrun, Pool
+from rlvr.verifiers._math.read.parse import parse
+from rlvr.verifiers._math.value import workers as _workers
+from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
 from rlvr.verifiers.symbolic import Symbolic
 
 # only a proof counts for absolute values, so these pairs reach the workers; the wrong ones part where no sample point lies

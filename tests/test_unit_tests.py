@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._compare import same_text, same_value
-from rlvr.verifiers._tests import plain
-from rlvr.verifiers._wire import NotData, Opaque, decode, encode
+from rlvr.verifiers._code.compare import same_text, same_value
+from rlvr.verifiers._code.tests import plain
+from rlvr.verifiers._code.wire import NotData, Opaque, decode, encode
 from rlvr.verifiers.unit_tests import UnitTests
 
 SQUARE_IO = {"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9\n"}, {"stdin": "4", "stdout": "16\n"}]}

@@ -20,15 +20,15 @@ from rlvr.answers import CHANNELS, Found, find
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._exact import NotFinite
-from rlvr.verifiers._kinds import judge
-from rlvr.verifiers._notation import readings
-from rlvr.verifiers._parse import parse
-from rlvr.verifiers._policy import Policy
-from rlvr.verifiers._scalars import Bench, Judged, finite, whole
-from rlvr.verifiers._tree import TooBig, Tree, Unreadable, has, say
-from rlvr.verifiers._worked import UNWORKED
-from rlvr.verifiers._workers import Lost, Overrun, Pool
+from rlvr.verifiers._math.judge.kinds import judge
+from rlvr.verifiers._math.judge.scalars import Bench, Judged, finite, whole
+from rlvr.verifiers._math.judge.worked import UNWORKED
+from rlvr.verifiers._math.policy import Policy
+from rlvr.verifiers._math.read.notation import readings
+from rlvr.verifiers._math.read.parse import parse
+from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable, has, say
+from rlvr.verifiers._math.value.exact import NotFinite
+from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
 
 MAX_SEVERAL = 6
 GOLDS_SHARE = 4

@@ -17,11 +17,11 @@ from rlvr.answers import find
 from rlvr.contracts import Example, Judge, Limits, Outcome, Program, Sandbox, Stop, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._compare import same_text, same_value
-from rlvr.verifiers._tests import Tests, limits_of, read
-from rlvr.verifiers._wire import NotData, decode, encode
+from rlvr.verifiers._code.compare import same_text, same_value
+from rlvr.verifiers._code.tests import Tests, limits_of, read
+from rlvr.verifiers._code.wire import NotData, decode, encode
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "_code"
 BROKE = (Stop.TLE, Stop.MLE, Stop.OLE, Stop.SV)
 WORDS = {
     Stop.TLE: "it ran out of time",
@@ -213,12 +213,12 @@ def _used(outcome: Outcome) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _driver(entry: str) -> str:
-    return _joined("_wire", "_driver") + f"\n{entry}()\n"
+    return _joined("wire", "driver") + f"\n{entry}()\n"
 
 
 @lru_cache(maxsize=1)
 def _judge() -> str:
-    return _joined("_wire", "_judge") + "\njudge()\n"
+    return _joined("wire", "judge") + "\njudge()\n"
 
 
 def _joined(*names: str) -> str:

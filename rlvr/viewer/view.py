@@ -2,7 +2,8 @@
 
 The page is `rlvr/viewer/`: a frame, a style and a few scripts. What the run said is put in as base64, so no byte of it is ever read as
 HTML or as a script, whatever a model wrote; the scripts show it with `textContent` alone, and the page forbids every other script.
-First comes its head, the curves and figures, which is small and drawn before anything is unpacked; then the parts (`rlvr.viewer.viewparts`).
+First comes its head, the curves and figures, which is small and drawn before anything is unpacked; then the parts
+(`rlvr.viewer.viewparts`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What runs in our process: the engine, containers, channels and pools."""

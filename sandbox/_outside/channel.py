@@ -1,0 +1,143 @@
+"""Talking to a supervisor, wherever it runs: start it with our own files, then one request, one reply.
+
+A channel is any pair of "send bytes" and "receive some bytes" with a deadline. The supervisor's files travel over it first,
+so that an image needs nothing of ours and never gets out of step with the installed version.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Outcome, Program, Stop
+from rlvr.errors import SandboxError
+from rlvr.sandbox._inside.frames import pack, unpack
+
+HERE = Path(__file__).parents[1] / "_inside"
+FILES = ("frames", "meter", "namespaces", "places", "probe", "seccomp", "streams", "zygote", "supervisor")
+BOOT = """
+import json, os, sys, types
+def exactly(count):
+    data = b""
+    while len(data) < count:
+        more = os.read(0, count - len(data))
+        if not more:
+            os._exit(0)
+        data += more
+    return data
+given = json.loads(exactly(int(exactly(10))))
+for name in ("rlvr", "rlvr.sandbox", "rlvr.sandbox._inside"):
+    sys.modules[name] = types.ModuleType(name)
+for name, source in given["files"]:
+    module = types.ModuleType("rlvr.sandbox._inside." + name)
+    sys.modules[module.__name__] = module
+    setattr(sys.modules["rlvr.sandbox._inside"], name, module)
+    exec(compile(source, name + ".py", "exec"), module.__dict__)
+settings = given["settings"]
+del given
+module.main(settings)
+"""
+COMMAND = ["python3", "-I", "-B", "-c", BOOT]
+HARD, PATIENCE_S, AFTER_S, START_S = 10.0, 60.0, 40.0, 120.0
+"""The supervisor gives up after HARD times the wall limit; we wait that long and PATIENCE_S more before we call it dead, and to
+learn why and to take it away costs AFTER_S at the most. That is the deadline of every verdict, once its turn has come."""
+
+
+class Channel(ABC):
+    """A running supervisor at the other end of some stream."""
+
+    hello: Mapping[str, Any]
+    runs = 0
+
+    @abstractmethod
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send all of it before the deadline (a `time.monotonic` value), or raise `Torn`."""
+
+    @abstractmethod
+    def receive(self, room: memoryview, deadline: float) -> int:
+        """Put at least one byte into `room` before the deadline and say how many, or raise `Torn`."""
+
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether the supervisor still listens, as far as one can tell without asking: it never speaks first."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the supervisor; it kills what it runs and ends."""
+
+    def boot(self, settings: Mapping[str, Any]) -> None:
+        """Send our files, hear the supervisor's first words."""
+        deadline = time.monotonic() + START_S
+        files = [(name, (HERE / f"{name}.py").read_text("utf-8")) for name in FILES]
+        given = json.dumps({"files": files, "settings": settings}).encode()
+        self.send(b"%10d" % len(given) + given, deadline)
+        self.hello, _ = unpack(lambda count: self._exactly(count, deadline))
+
+    def run(self, program: Program) -> tuple[Outcome, bool]:
+        """The outcome, and whether the supervisor may go on serving. Raises `Torn` when it is gone."""
+        limits = program.limits
+        deadline = time.monotonic() + HARD * limits.wall_s + PATIENCE_S
+        parts = {"source": program.source.encode("utf-8", "surrogatepass"), "stdin": program.stdin}
+        parts |= {f"file:{name}": data for name, data in program.files.items()}
+        if program.judge:
+            parts |= {"judge": program.judge.source.encode(), "brief": program.judge.brief}
+        self.runs += 1
+        for piece in pack({"limits": asdict(limits), "language": program.language}, parts):
+            self.send(piece, deadline)
+        header, said = unpack(lambda count: self._exactly(count, deadline))
+        outcome = Outcome(
+            stop=Stop(header["stop"]),
+            exit_code=header["exit"],
+            stdout=said["stdout"],
+            stderr=said["stderr"],
+            cut=header["cut"],
+            cpu_s=header["cpu"],
+            wall_s=header["wall"],
+            peak_mb=header["peak"] / (1 << 20),
+            isolation=tuple(self.hello["isolation"]),
+            reason=header["reason"],
+            report=said["report"],
+        )
+        return _syntax(outcome, program), not header["fatal"]
+
+    def _exactly(self, count: int, deadline: float) -> bytearray:
+        """The next `count` bytes, put in place as they come: buffers that grow would leave this process's memory in pieces."""
+        data, at = bytearray(count), 0
+        with memoryview(data) as room:
+            while at < count:
+                at += self.receive(room[at:], deadline)
+        return data
+
+
+def readable(number: int, seconds: float) -> bool:
+    """Whether something (or the end) can be read from a descriptor within so many seconds."""
+    poll = select.poll()  # not `select.select`, which knows the first 1024 descriptors only
+    poll.register(number, select.POLLIN)
+    return bool(poll.poll(max(seconds, 0) * 1000))
+
+
+def refuse(program: Program, most_mb: int, languages: tuple[str, ...] | None) -> str:
+    """Why this program cannot be run here at all; empty when it can."""
+    if program.limits.memory_mb > most_mb:
+        return f"limit memory_mb is {program.limits.memory_mb}, and this sandbox has {most_mb}; raise the sandbox's memory_mb"
+    if languages is not None and program.language not in languages:
+        return f"no toolchain for {program.language!r}; this sandbox has {', '.join(languages)}"
+    for name in program.files:
+        if not name or "/" in name or "\0" in name or name in (".", "..") or len(name.encode("utf-8", "replace")) > 200:
+            raise SandboxError(f"a file is called {name!r}; a file's name is plain, without any folder")
+    return ""
+
+
+def _syntax(outcome: Outcome, program: Program) -> Outcome:
+    """A Python source that does not compile says so in its last line; only a display word depends on it."""
+    last = outcome.stderr.rstrip().rpartition(b"\n")[2]
+    wrong = last.startswith((b"SyntaxError", b"IndentationError", b"TabError"))
+    if program.language == "python" and outcome.stop is Stop.RE and outcome.exit_code == 1 and not outcome.stdout and wrong:
+        return replace(outcome, stop=Stop.CE, reason=last.decode(errors="replace")[:300])
+    return outcome

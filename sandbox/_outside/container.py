@@ -1,0 +1,156 @@
+"""One hardened container with a supervisor in it, and the stream that leads there.
+
+The supervisor is root *inside*, with three capabilities: SETUID and SETGID to make every program another user, KILL to end
+them. It needs no more: it owns the folders that it lends, and it reads no file of a program's. Programs run as users without
+any capability. The container ends when our end of its standard input closes, so a killed run leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import struct
+import time
+from typing import Any
+
+from docker.types import Ulimit
+
+from rlvr.errors import SandboxError
+from rlvr.runs.owner import owner
+from rlvr.sandbox._inside.frames import Torn
+from rlvr.sandbox._outside.channel import COMMAND, Channel, readable
+from rlvr.sandbox._outside.engine import LABEL, connect, faults, knock, remove
+
+OVERHEAD_MB = 96  # the supervisor, the zygote, and the output that is being gathered
+CLOSING_S = 20  # for the engine to take a container away
+STREAM = struct.Struct(">BxxxI")
+
+
+def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> dict[str, Any]:
+    """How a container is made: what the engine enforces from outside, whatever happens within."""
+    tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
+    return {
+        "network_mode": "none",
+        "read_only": True,
+        "tmpfs": {"/tmp": f"rw,exec,{tmpfs}", "/dev/shm": f"rw,noexec,{tmpfs}"},
+        "mem_limit": f"{memory_mb + OVERHEAD_MB}m",
+        "memswap_limit": f"{memory_mb + OVERHEAD_MB}m",  # the same: no swap
+        "pids_limit": pids,
+        "cap_drop": ["ALL"],
+        "cap_add": ["SETUID", "SETGID", "KILL"],
+        "security_opt": ["no-new-privileges"],  # the engine's own seccomp profile stays on; ours comes on top
+        "ipc_mode": "none",
+        "auto_remove": True,
+        "log_config": {"type": "none", "config": {}},
+        "ulimits": [Ulimit(name="core", soft=1, hard=1), Ulimit(name="nofile", soft=1024, hard=1024)],
+        "runtime": runtime,
+    }
+
+
+class Container(Channel):
+    """A container of ours, started, with its supervisor listening."""
+
+    def __init__(self, image: str, settings: dict[str, Any]) -> None:
+        self.client = connect()
+        self._coming = 0  # bytes left of the chunk that the engine announced
+        self._errors = bytearray()
+        self._socket: socket.socket | None = None
+        # user ids far from anybody's, and other ones in every container: the kernel counts processes by user id
+        first = random.SystemRandom().randrange(1 << 20, 1 << 30)
+        with faults():
+            config = self.client.api.create_host_config(**hardening(**settings))
+            created = self.client.api.create_container(
+                image,
+                COMMAND,
+                host_config=config,
+                stdin_open=True,
+                environment={},
+                labels={LABEL: owner(os.getpid())},
+                user="0:0",
+                working_dir="/",
+                network_disabled=True,
+                hostname="sandbox",
+            )
+        self.id: str = created["Id"]
+        try:
+            self._attach()
+            self.boot({"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True})
+        except (Torn, SandboxError) as error:
+            said = bytes(self._errors[-500:]).decode(errors="replace").strip()
+            self.close()
+            raise SandboxError(f"a container of {image!r} did not start: {error}{': ' + said if said else ''}") from error
+
+    def _attach(self) -> None:
+        with faults():
+            stream = self.client.api.attach_socket(self.id, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+            self._stream = stream  # the response owns the socket: keep it as long
+            self._socket = getattr(stream, "_sock", stream)
+            self.client.api.start(self.id)
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send all of it, while reading what may already come back."""
+        if self._socket is None:
+            raise Torn("closed")
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.01))
+            self._socket.sendall(data)
+        except OSError as error:
+            raise Torn(f"sending failed: {error}") from error
+
+    def receive(self, room: memoryview, deadline: float) -> int:
+        """Some bytes of the supervisor's standard output; what it says on standard error is kept for messages."""
+        while not self._coming:
+            head = bytearray(STREAM.size)
+            self._fill(head, deadline)
+            kind, length = STREAM.unpack(head)
+            if kind == 1:
+                self._coming = length
+            else:
+                said = bytearray(length)
+                self._fill(said, deadline)
+                self._errors = (self._errors + said)[-4000:]
+        count = self._some(room[: self._coming], deadline)
+        self._coming -= count
+        return count
+
+    def _fill(self, data: bytearray, deadline: float) -> None:
+        at = 0
+        with memoryview(data) as room:
+            while at < len(data):
+                at += self._some(room[at:], deadline)
+
+    def _some(self, room: memoryview, deadline: float) -> int:
+        if self._socket is None:
+            raise Torn("closed")
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.01))
+            count = self._socket.recv_into(room)
+        except OSError as error:
+            raise Torn(f"nothing came: {error or type(error).__name__}") from error
+        if not count:
+            raise Torn("the stream ended")
+        return count
+
+    def alive(self) -> bool:
+        """Whether the stream is open, and silent as it should be between two programs."""
+        return self._socket is not None and not readable(self._socket.fileno(), 0)
+
+    def errors(self) -> str:
+        """The last that the supervisor said on standard error."""
+        return bytes(self._errors).decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Close the stream, which ends the supervisor, and take the container away."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            with contextlib.suppress(OSError):
+                self._stream.close()
+            self._socket = None
+        self.client.api.timeout = CLOSING_S
+        with contextlib.suppress(SandboxError), faults():
+            knock(CLOSING_S)
+            remove(self.client, self.id)
+        self.client.close()

@@ -1,0 +1,128 @@
+"""The Docker Engine as we need it: is it there, has it our image, and which containers of ours has a dead run left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import requests.exceptions
+
+from rlvr.errors import SandboxError
+from rlvr.runs.owner import dead
+
+IMAGE = "rlvr-sandbox:1"
+LABEL = "rlvr.sandbox"
+ANY_VERSION = "1.40"
+HERE = Path(__file__).parents[1]
+ENGINE_HINT = "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to where one listens"
+IMAGE_HINT = f"build it with `docker build -t {IMAGE} {HERE}`"
+
+
+def connect(timeout_s: float = 60.0) -> docker.DockerClient:
+    """A client of the engine that DOCKER_HOST names (or the usual socket); SandboxError when none answers."""
+    try:
+        knock(timeout_s)
+        # the version is asked by a client that was made without talking: one that fails half made leaves its socket open
+        asking = docker.from_env(timeout=int(timeout_s), version=ANY_VERSION)
+        try:
+            version = asking.api.version(api_version=False)["ApiVersion"]
+        finally:
+            asking.close()
+        return docker.from_env(timeout=int(timeout_s), version=version)
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise SandboxError(f"no Docker Engine answers at {_where()} ({_short(error)}); {ENGINE_HINT}") from error
+
+
+def knock(timeout_s: float) -> None:
+    """OSError where nobody listens: asked of the socket itself, for the SDK leaves open the ones that it cannot connect."""
+    where = _where()
+    if where.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(timeout_s)
+            door.connect(where.removeprefix("unix://"))
+
+
+def _where() -> str:
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
+@contextlib.contextmanager
+def faults() -> Iterator[None]:
+    """Every way in which the engine can fail, as one SandboxError."""
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise SandboxError(f"the Docker Engine failed: {_short(error)}") from error
+
+
+def ensure_image(client: docker.DockerClient, image: str) -> None:
+    """See that the image is there. Ours is built from the Dockerfile beside this file, anyone else's is pulled; both show progress."""
+    if has_image(client, image):
+        return
+    try:
+        if image == IMAGE:
+            stream = client.api.build(path=str(HERE), tag=image, rm=True, decode=True)
+        else:
+            stream = client.api.pull(image, stream=True, decode=True)
+        _show(f"sandbox image {image}", stream)
+        client.images.get(image)
+    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError, SandboxError) as error:
+        hint = IMAGE_HINT if image == IMAGE else f"see that `docker pull {image}` works"
+        raise SandboxError(f"the image {image!r} is not there and could not be made ({_short(error)}); {hint}") from error
+
+
+def has_image(client: docker.DockerClient, image: str) -> bool:
+    """Whether the engine has this image already."""
+    with faults():
+        try:
+            client.images.get(image)
+        except docker.errors.ImageNotFound:
+            return False
+        return True
+
+
+def _show(title: str, stream: Any) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(file=sys.stderr)
+    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[line]}"), console=console, transient=True) as bar:
+        row = bar.add_task(title, total=None, line="")
+        for event in stream:
+            if "error" in event:
+                raise SandboxError(str(event["error"]).strip())
+            detail = event.get("progressDetail") or {}
+            line = (event.get("stream") or event.get("status") or "").strip()
+            bar.update(row, line=line[:80], total=detail.get("total"), completed=detail.get("current", 0))
+
+
+def sweep(client: docker.DockerClient) -> int:
+    """Remove the containers of runs that were killed on this machine. How many there were."""
+    removed = 0
+    with faults():
+        for container in client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
+            if dead(container.labels.get(LABEL) or ""):
+                remove(client, str(container.id))
+                removed += 1
+    return removed
+
+
+def remove(client: docker.DockerClient, container: str) -> None:
+    """Take a container away, running or not; one that is already going is as good as gone."""
+    try:
+        client.api.remove_container(container, force=True, v=True)
+    except docker.errors.APIError as error:
+        if error.status_code not in (404, 409):  # 409: its removal is already in progress
+            raise
+
+
+def _short(error: BaseException) -> str:
+    text = " ".join(str(getattr(error, "explanation", None) or error).split())
+    return f"{type(error).__name__}: {text}"[:300]

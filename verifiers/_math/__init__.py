@@ -1,0 +1,1 @@
+"""The mathematics behind `symbolic`: `read` parses, `value` computes, `judge` decides."""

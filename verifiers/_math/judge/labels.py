@@ -1,0 +1,46 @@
+"""Values and the labels of their units in a tree: where a label stands, and whether letters are a label or a product."""
+
+from __future__ import annotations
+
+import re
+
+from rlvr.verifiers._math.read.tree import Tree, symbols
+from rlvr.verifiers._math.read.units import is_letter_unit
+
+ANY = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+"""All letters: inside a formula each may be one of it."""
+
+
+def quantity(tree: Tree) -> tuple[Tree, str]:
+    """A value and its unit's label: the unit may stand under a sign or inside a product or a quotient."""
+    op = tree[0]
+    if op == "unit":
+        return tree[1], tree[2]
+    if op == "neg":
+        value, label = quantity(tree[1])
+        return ("neg", value), label
+    if op in ("mul", "div", "add"):
+        parts = [quantity(arg) for arg in tree[1:]]
+        labels = [label for _, label in parts if label]
+        if len(labels) == 1 and op != "add":
+            return (op, *(value for value, _ in parts)), labels[0]
+        if len(labels) == len(parts) and len(set(labels)) == 1 and op == "add":
+            return (op, *(value for value, _ in parts)), labels[0]
+    return tree, ""
+
+
+def spelled_out(tree: Tree, known: frozenset[str]) -> Tree:
+    """The tree with a product in place of each unit whose letters are all known as letters: `ml^2` where m and l are."""
+    if tree[0] == "unit" and (spelled := re.fullmatch(r"([a-zA-Z]{1,3})(?:\^(\d))?", tree[2])) and known.issuperset(spelled[1]):
+        *first, last = (("sym", letter) for letter in spelled[1])
+        return ("mul", spelled_out(tree[1], known), *first, ("pow", last, ("num", int(spelled[2]), 1)) if spelled[2] else last)
+    return tuple(spelled_out(arg, known) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
+
+
+def lettered(tree: Tree) -> tuple[Tree, str]:
+    """A number times one letter that may be a unit: `5m`, `12m^2`."""
+    if tree[0] == "mul" and len(tree) == 3 and not symbols(tree[1]):
+        letter, power = (tree[2][1], tree[2][2]) if tree[2][0] == "pow" else (tree[2], ("num", 1, 1))
+        if letter[0] == "sym" and is_letter_unit(letter[1]) and power in (("num", 1, 1), ("num", 2, 1), ("num", 3, 1)):
+            return tree[1], letter[1] + ("" if power[1] == 1 else f"^{power[1]}")
+    return tree, ""

@@ -1,0 +1,65 @@
+"""Case distinctions: two of them in one form, and one of them against a formula that needs none, such as |x|."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rlvr.verifiers._math.judge.regions import ALL, End, Spans, complement, merged, region
+from rlvr.verifiers._math.judge.scalars import Bench
+from rlvr.verifiers._math.read.tree import Tree, infinite, substitute, symbols
+from rlvr.verifiers._math.value.points import real
+
+ELSE = ("text", "otherwise")
+SHARES = tuple(Fraction(share) for share in ("1/97", "5/37", "13/29", "31/41", "61/67", "96/97"))
+"""Where between two ends a formula is tried: nobody's favourite places."""
+AWAY = tuple(Fraction(away) for away in ("1/13", "3/11", "17/19", "7/3", "53/4", "1009", "1000003"))
+"""How far from the only end."""
+
+
+def otherwise(cases: Tree, other: Tree) -> Tree:
+    """A case distinction whose `otherwise` is written as the condition that the other one has for the rest of the line."""
+    rest = _rest(cases)
+    if rest is None or any(len(arg) != 3 for arg in (*cases[1:], *other[1:])):
+        return cases
+    names = [arg[2] for arg in other[1:] if arg[2] != ELSE and region(arg[2]) == rest and _closed(region(arg[2])) == _closed(rest)]
+    return (cases[0], *(("tuple", arg[1], names[0]) if names and arg[2] == ELSE else arg for arg in cases[1:]))
+
+
+def formula(cases: Tree, value: Tree, bench: Bench) -> bool:
+    """Whether one formula has the values of a case distinction over the whole line: |x| for x or -x.
+
+    The ends that belong to a case are tried, and places between them; nothing is proved, so that both sides must be plain.
+    """
+    letters = symbols(value) | {name for arg in cases[1:] for name in symbols(arg)}
+    spans = [(arg[1], _rest(cases) if arg[2] == ELSE else region(arg[2])) for arg in cases[1:] if len(arg) == 3]
+    if len(letters) != 1 or len(spans) != len(cases) - 1 or any(places is None for _, places in spans):
+        return False
+    whole = merged([span for _, places in spans for span in places or []])
+    if whole != ALL:
+        return False
+    (letter,) = letters
+    tried = [(part, place) for part, places in spans for span in places or [] for place in _places(span)]
+    return bool(tried) and all(bench.same(substitute(part, {letter: place}), substitute(value, {letter: place})) for part, place in tried)
+
+
+def _places(span: tuple[End, End]) -> list[Tree]:
+    """Places in a span: its own ends, and some between them."""
+    start, stop = (None if infinite(end.tree) else Fraction(str(real(end.tree))) for end in span)
+    if start is None or stop is None:
+        middle = start if start is not None else stop or Fraction(0)
+        inner = [middle + away * sign for away in AWAY for sign in (1, -1) if (stop if sign > 0 else start) is None]
+    else:
+        inner = [start + (stop - start) * share for share in SHARES if start < stop]
+    return [end.tree for end in span if end.closed] + [("num", place.numerator, place.denominator) for place in inner]
+
+
+def _rest(cases: Tree) -> Spans | None:
+    """What the conditions leave over; None when they are no inequalities."""
+    spelled = [region(arg[2]) for arg in cases[1:] if len(arg) == 3 and arg[2] != ELSE]
+    if len(spelled) < len(cases) - 2 or None in spelled:
+        return None
+    return complement([span for spans in spelled for span in spans or []])
+
+
+def _closed(spans: Spans | None) -> list[tuple[bool, bool]]:
+    return [(lo.closed, hi.closed) for lo, hi in spans or []]

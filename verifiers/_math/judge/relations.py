@@ -1,0 +1,217 @@
+"""Relations: assignments peeled off values, chains that must agree, equations and inequalities compared as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from rlvr.verifiers._math.judge.regions import FLIP, judge_region, region
+from rlvr.verifiers._math.judge.scalars import Bench, Judged
+from rlvr.verifiers._math.read.tree import Tree, say, show, symbols, walk
+from rlvr.verifiers._math.value.exact import NotFinite, exact
+from rlvr.verifiers._math.value.points import real
+
+_APPLIED = frozenset("fghpqFGHPQRSTAVNEabuvwd")
+_MEASURES = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "det", "arg", "Re", "Im", "gcd", "lcm", "max", "min"))
+Judge = Callable[[Tree, Tree, Bench], Judged]
+ZERO: Tree = ("num", 0, 1)
+
+
+def name_of(tree: Tree) -> str:
+    """The name on one side of an assignment: `x`, `f(x)`, `(x, y)`; empty when it is none."""
+    if tree[0] == "sym":
+        return str(tree[1])
+    if tree[0] == "mul" and all(node[0] == "mul" or (node[0] == "sym" and node[1].isupper()) for node in walk(tree)):
+        return "".join(sorted(symbols(tree)))
+    if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[2][0] in ("sym", "tuple"):
+        timed = tree[2] == ("sym", "t") and len(tree[1][1]) == 1  # x(t) = ...
+        return tree[1][1] if timed or tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
+    if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
+        return tree[1][1][1] + "^-1"
+    if tree[0] == "pow" and tree[1][0] == "sym" and tree[1][1].isupper() and tree[2] in (("neg", ("num", 1, 1)), ("sym", "T")):
+        return f"{tree[1][1]}^{show(tree[2])}"
+    if tree[0] == "fun" and tree[1] == "abs":
+        inner = name_of(tree[2])
+        return inner and f"|{inner}|"
+    if tree[0] == "div" and tree[1][0] == tree[2][0] == "mul" and tree[1][1] == tree[2][1] == ("sym", "d"):
+        return f"{tree[1][-1][1]}'"
+    if tree[0] == "tuple" and all(arg[0] == "sym" for arg in tree[1:]):
+        return "(" + ",".join(arg[1] for arg in tree[1:]) + ")"
+    return ""
+
+
+def named(tree: Tree) -> tuple[str, Tree]:
+    """The name and the value of `x = 5`; no name and the tree itself for anything else."""
+    if tree[0] == "rel" and len(tree) == 4 and tree[2] == "=":
+        left, right = name_of(tree[1]), name_of(tree[3])
+        if left and tree[1] != tree[3]:
+            return left, tree[3]
+        if right:
+            return right, tree[1]
+        if quantity_of(tree[1]) and not symbols(tree[3]):
+            return quantity_of(tree[1]), tree[3]
+    return "", tree
+
+
+def quantity_of(tree: Tree) -> str:
+    r"""What a question may ask for by more than a letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; empty for anything else."""
+    op = tree[0]
+    if op == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1].rstrip("'") in _APPLIED and not symbols(tree[2]):
+        return show(tree)
+    if op == "ratio" and all(arg[0] == "sym" for arg in tree[1:]):
+        return show(tree)
+    if op == "div" and all(arg[0] == "sym" or (arg[0] == "mul" and name_of(arg)) for arg in tree[1:]):
+        return show(tree)
+    if op == "fun" and tree[1] in _MEASURES and len(tree) == 3 and tree[2][0] == "sym":
+        return show(tree)
+    return ""
+
+
+def asked(tree: Tree) -> bool:
+    """Whether the left side of an equation only names what was asked: `m + n = 204`, `f(1) + f(2) = 6`.
+
+    An equation in one letter might be one that is not solved yet; one in several letters determines none of them.
+    """
+    if name_of(tree) or quantity_of(tree):
+        return True
+    if tree[0] in ("add", "mul", "neg", "div", "pow", "root") and len(symbols(tree)) > 1:
+        return True
+    return tree[0] == "add" and all(quantity_of(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
+
+
+def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
+    """The value that an answer asserts when the gold is one value: `x = 5` says 5, a chain must agree with itself."""
+    if answer[0] != "rel":
+        return answer, ""
+    signs, parts = answer[2::2], list(answer[1::2])
+    if list(signs) == ["in"]:
+        return (parts[1], "") if name_of(parts[0]) else (None, f"{show(parts[0])} is no letter")
+    if any(sign not in ("=", "~") for sign in signs):
+        return None, f"parsed as {say(answer)}; the gold {show(gold)} is no relation"
+    values = parts
+    if asked(parts[0]) and (not symbols(parts[0]) & symbols(gold) or (parts[0][0] != "sym" and name_of(parts[0]))):
+        values = parts[1:]
+        signs = signs[1:]
+    elif len(parts) == 2 and name_of(parts[1]) and not (symbols(parts[1]) & symbols(gold)):
+        values, signs = parts[:1], ()
+    if not values:
+        return None, "it asserts nothing"
+    for sign, value in zip(signs, values[1:], strict=False):
+        if sign == "=" and not _equal(values[0], value, bench):
+            return None, f"its chain does not agree: {show(values[0])} is not {show(value)}"
+        if sign == "~" and not _near(values[0], value):
+            return None, f"its chain does not agree: {show(values[0])} is not near {show(value)}"
+    simple = [value for value in values if value[0] in ("num", "dec") or exact_value(value)]
+    return (simple[-1] if simple and len(values) > 1 and "~" not in signs else values[0]), ""
+
+
+def exact_value(tree: Tree) -> bool:
+    """Whether the tree is a rational number."""
+    try:
+        return exact(tree) is not None
+    except NotFinite:
+        return False
+
+
+def _equal(a: Tree, b: Tree, bench: Bench) -> bool:
+    from rlvr.verifiers._math.judge.kinds import judge  # the two know each other: a chain's members are judged like answers
+
+    return judge(a, b, bench).right
+
+
+def _near(a: Tree, b: Tree) -> bool:
+    x, y = real(a), real(b)
+    return x is not None and y is not None and bool(abs(x - y) <= abs(x) / 50)
+
+
+def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judged:
+    """A gold that is a relation: a membership, an assignment, an equation, an inequality."""
+    signs = gold[2::2]
+    size, gold_size = len(answer), len(gold)
+    if list(signs) == ["in"] or all(sign in FLIP for sign in signs):
+        want, have = region(gold), region(answer)
+        if want is not None and have is not None and not (answer[0] == "set" and size > 1):
+            if answer[0] == "rel" and symbols(answer) and symbols(gold) and symbols(answer) != symbols(gold):
+                return Judged(
+                    False, f"it is about {', '.join(sorted(symbols(answer)))}; the gold is about {', '.join(sorted(symbols(gold)))}"
+                )
+            return judge_region(want, have, bench)
+        if list(signs) == ["in"]:
+            if gold[3][0] == "tuple" and len(gold[3]) == 3 and gold[1][0] == "sym":
+                return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")
+            return judge(gold[3], answer, bench)
+        return _inequality(gold, answer, bench)
+    name, value = named(gold)
+    if gold_size > 4 or "~" in gold[2::2]:
+        inner, why = settled(("num", 0, 1), gold, bench)
+        judged = judge(inner, answer, bench) if inner is not None else Judged(False, f"the gold's {why}")
+        return judge(gold[-1], answer, bench) if not judged.right and gold[-2] == "~" and answer[0] == gold[-1][0] == "dec" else judged
+    if answer[0] != "rel":
+        if not name:
+            return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+        return judge(value, answer, bench)
+    if size == 4 and answer[2] == "=":
+        mine, mine_value = named(answer)
+        length = len(name.strip("|")) == 2 and name.strip("|").isupper()  # |AB| is AB, but |x| is not x
+        if name and mine and (mine == name or (length and name.strip("|") == mine.strip("|"))) and judge(value, mine_value, bench).right:
+            return Judged(True, f"{show(answer)} is the gold")
+        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
+        applied = applied and (answer[1][0] != "mul" or symbols(answer[1][2]) <= symbols(value))  # f(y) = 2x + 3 is another function
+        if name and mine and applied and symbols(value) and judge(value, mine_value, bench).right:
+            return Judged(True, f"{show(answer)} is the gold")
+        if name and mine and mine != name and not symbols(value) and not symbols(mine_value):
+            return Judged(False, f"it names {mine}; the gold names {name}")
+        return _equation(gold, answer, bench)
+    if name:
+        inner, why = settled(value, answer, bench)
+        return judge(value, inner, bench) if inner is not None else Judged(False, why)
+    return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+
+
+def _moved(tree: Tree) -> Tree:
+    return ("add", tree[1], ("neg", tree[3]))
+
+
+def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    """Two equations with the same letters, one a constant multiple of the other."""
+    a, b = _moved(gold), _moved(answer)
+    if symbols(a) != symbols(b) or not symbols(a):
+        return Judged(False, f"{show(answer)} is not {show(gold)}: the letters differ")
+    factor = _multiple(a, b, bench)
+    if factor is None:
+        return Judged(False, f"{show(answer)} is not a multiple of {show(gold)}")
+    return Judged(True, f"{show(answer)} is {show(gold)}, moved or scaled")
+
+
+def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
+    """The constant factor between two expressions that vanish together; None when there is none."""
+    from rlvr.verifiers._math.value.normal import Normaliser
+
+    first, second = Normaliser().form(a), Normaliser().form(b)
+    if not first or not second or set(first) != set(second):
+        return None
+    mono = min(first)
+    factor = Fraction(second[mono]) / first[mono]
+    if any(second[m] != factor * first[m] for m in first):
+        return None
+    return ("num", factor.numerator, factor.denominator)
+
+
+def _inequality(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    """Two inequalities that are not solved: the same one, moved, turned round or scaled."""
+    size, gold_size = len(answer), len(gold)
+    if answer[0] != "rel" or size != gold_size or any(sign not in FLIP for sign in answer[2::2]):
+        return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")
+    if gold_size > 4:
+        turned: list[Any] = [FLIP.get(p, p) if isinstance(p, str) else p for p in reversed(answer[1:])]
+        for parts in (list(answer[1:]), turned):
+            if parts[1::2] == list(gold[2::2]) and all(bench.same(x, y) for x, y in zip(gold[1::2], parts[0::2], strict=True)):
+                return Judged(True, f"{show(answer)} is the gold")
+        return Judged(False, f"{say(answer)} is not {say(gold)}")
+    factor = _multiple(_moved(gold), _moved(answer), bench)
+    if factor is None:
+        return Judged(False, f"{say(answer)} is not {say(gold)}")
+    sign = answer[2] if factor[1] > 0 else FLIP[answer[2]]
+    right = sign == gold[2]
+    return Judged(right, f"{say(answer)} {'is' if right else 'is not'} {say(gold)}")

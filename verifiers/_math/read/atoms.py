@@ -1,0 +1,236 @@
+"""The grammar's atoms: numerals, letters, functions, commands, and whatever stands in brackets."""
+
+from __future__ import annotations
+
+import re
+
+from rlvr.verifiers._math.read.calculus import BIG, Calculus
+from rlvr.verifiers._math.read.grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, WORDS, splits
+from rlvr.verifiers._math.read.tokens import Token
+from rlvr.verifiers._math.read.tree import MAX_NODES, TooBig, Tree, Unreadable, has
+
+MAX_EXPONENT = 5_000
+
+
+class Atoms(Calculus):
+    """Reads one atom; lists and relations inside brackets come from the class above, in `_parse.py`."""
+
+    def atom(self) -> Tree:
+        """One numeral, letter, function, command or bracket."""
+        self.atoms += 1
+        if self.atoms > MAX_NODES:  # the tree will have as many parts: the rest need not be read
+            raise TooBig(f"it has more than {MAX_NODES} parts")
+        token = self.take()
+        if token.kind == "num":
+            return numeral(token.text)
+        if token.kind == "word":
+            return self.word(token)
+        if token.kind == "begin":
+            return self.environment(token.text)
+        if token.kind == "text" and token.text in ("euro", "pound", "rupee", "yen"):
+            return ("unit", self.factor(), "gbp" if token.text == "pound" else token.text)
+        if token.kind == "op" and token.text == "$":
+            return ("unit", self.signed(), "dollar")
+        if token.text in OPENERS and token.kind in ("op", "cmd"):
+            return self.brackets(token.text)
+        if token.text in BARS and token.kind in ("op", "cmd"):
+            return self.absolute(token.text)
+        if token.kind == "cmd":
+            return self.command(token.text)
+        raise Unreadable(f"{token.text[:30]!r} stands where a value is expected" if token.text else "it ends where a value is expected")
+
+    def word(self, token: Token) -> Tree:
+        """A run of letters: a function, a constant, or a product of letters."""
+        name = token.text
+        if name in FUNCTIONS:
+            return self.function(name)
+        if name == "sqrt":
+            return ("root", self.operand(), ("num", 2, 1))
+        if name == "cbrt":
+            return ("root", self.operand(), ("num", 3, 1))
+        if name in WORDS or name.lower() in ("infinity",):
+            return ("const", WORDS[name if name in WORDS else "infinity"])
+        if len(name) > 1 and (splits(name) or (len(name) == 2 < len(self.row) and name not in WORDS)):  # mg in a formula, 5 mg elsewhere
+            if len(name) > 3:
+                raise Unreadable(f"the word {name[:30]!r} is not part of an expression")
+            self.at -= 1
+            self.row[self.at] = Token("word", name[1:], False)
+            first = ("const", name[0]) if name[0] in WORDS else ("sym", name[0])
+            following = self.letter()
+            return ("mul", first, following)
+        if len(name) > 1:
+            raise Unreadable(f"the word {name[:30]!r} is not part of an expression")
+        return self.subscript(name)
+
+    def letter(self) -> Tree:
+        """The rest of a run of letters, its last one carrying the powers."""
+        return self.factor()
+
+    def subscript(self, name: str) -> Tree:
+        """A letter, perhaps with an index: x_1, x_{max}."""
+        if not self.accept("_"):
+            return ("sym", name)
+        token = self.take()
+        if token.text == "{" and token.kind == "op":
+            inner: list[str] = []
+            while self.peek().text != "}" or self.peek().kind == "text":
+                if self.peek().kind == "eof" or len(inner) > 8:
+                    raise Unreadable("a subscript does not close")
+                inner.append(self.take().text)
+            self.expect("}")
+            return ("sym", f"{name}_{''.join(inner)}")
+        if token.kind in ("num", "word", "text"):
+            return ("sym", f"{name}_{token.text}")
+        raise Unreadable("a subscript is missing")
+
+    def operand(self) -> Tree:
+        """What a function is applied to: a bracket, or the factors that follow without a sign."""
+        token = self.peek()
+        if token.text in ("(", "{", "[") and token.kind == "op":
+            return single(self.atom())
+        if token.text in BARS:
+            return self.atom()
+        tree = self.factor()
+        while self.starts_factor(self.peek()) and not self.is_function(self.peek()) and self.peek().text not in ("(", "[", "{"):
+            if self.peek().kind == "num":
+                break
+            tree = self.beside(tree)
+        return tree
+
+    def is_function(self, token: Token) -> bool:
+        """Whether the token names a function."""
+        return token.text.lstrip("\\") in FUNCTIONS
+
+    def function(self, name: str) -> Tree:
+        """A named function with its index, its power and its operand."""
+        name = ALIASES.get(name, name)
+        index: Tree | None = self.argument() if self.accept("_") else None
+        power: Tree | None = None
+        if self.accept("^"):
+            power = self.argument(whole=True)
+        if index is None and self.accept("_"):
+            index = self.argument()
+        if name in ("gcd", "lcm", "max", "min"):
+            inside = self.atom()
+            inner = inside[1:] if inside[0] in ("tuple", "set", "list") else (inside,)
+            return ("fun", name, *inner)
+        arg = self.operand()
+        if power == ("neg", ("num", 1, 1)) and name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"):
+            name, power = ("a" if name[-1] == "h" else "arc") + name, None
+        if name == "exp":
+            tree: Tree = ("pow", ("const", "e"), arg)
+        elif name == "cis":
+            tree = ("add", ("fun", "cos", arg), ("mul", ("const", "i"), ("fun", "sin", arg)))
+        elif name in ("log", "ln", "lg"):
+            tree = ("fun", "ln", arg)
+            if name == "lg" or index is not None:
+                tree = ("div", tree, ("fun", "ln", index or ("num", 10, 1)))
+        else:
+            tree = ("fun", name, arg) if index is None else _refuse(name)
+        return tree if power is None else ("pow", tree, power)
+
+    def command(self, text: str) -> Tree:
+        """What a LaTeX command stands for."""
+        name = text[1:]
+        if text in FRACS:
+            top, low = self.argument(), self.argument()
+            if top == ("sym", "d") and low[0] == "mul" and low[1] == top and low[2][0] == "sym" and len(low) == 3:
+                return self.derivative(low[2])
+            return ("div", top, low)
+        if text in (r"\sqrt", r"\cbrt"):
+            degree: Tree = ("num", 3 if text == r"\cbrt" else 2, 1)
+            if self.peek().text == "[" and text == r"\sqrt":
+                self.at += 1
+                degree = self.sum()
+                self.expect("]")
+            return ("root", single(self.argument(whole=True)), degree)
+        if text in (r"\binom", r"\dbinom", r"\tbinom"):
+            top = self.argument()
+            return ("binom", top, self.argument())
+        if name in FUNCTIONS:
+            return self.function(name)
+        if text in CONSTANTS:
+            name = CONSTANTS[text]
+            return ("set",) if name == "empty" else ("const", name)
+        if name in GREEK:
+            return self.subscript({"varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta"}.get(name, name))
+        if text == r"\$":
+            return ("unit", self.signed(), "dollar")
+        if text in BIG:
+            return self.big(text)
+        if text in (r"\mathbb", r"\Bbb") and self.peek().text in FIELDS:
+            return ("const", self.take().text)
+        if text in (r"\bar", r"\overline"):
+            return _conjugate(self.argument())
+        if text in (r"\vec", r"\hat", r"\mathbf", r"\overrightarrow"):
+            return self.argument()
+        raise Unreadable(f"the command {text[:30]} is not part of an answer")
+
+    def absolute(self, sign: str) -> Tree:
+        """Between two bars."""
+        self.bars += 1
+        inside = self.sum()
+        self.bars -= 1
+        if not self.accept("|", r"\vert", r"\rvert"):
+            raise Unreadable("a bar does not close")
+        return ("fun", "abs", inside)
+
+    def brackets(self, opener: str) -> Tree:
+        """What stands in a pair of brackets; implemented where lists are known."""
+        raise NotImplementedError
+
+    def environment(self, name: str) -> Tree:
+        """A matrix or a case distinction; implemented where lists are known."""
+        raise NotImplementedError
+
+
+def numeral(text: str) -> Tree:
+    """A numeral by our own grammar: integer, decimal, repeating decimal, scientific notation.
+
+    >>> numeral("1.50")
+    ('dec', 150, 2)
+    """
+    if "~" in text:
+        head, _, cycle = text.partition("~")
+        whole, _, fixed = head.partition(".")
+        over = 10 ** len(fixed) * (10 ** len(cycle) - 1)
+        top = int((whole or "0") + fixed + cycle) - int((whole or "0") + fixed)
+        return ("num", top, over)
+    if text.isdigit():
+        return ("num", int(text), 1)
+    match = re.fullmatch(r"(\d*)(?:\.(\d+))?(?:[eE]([-+]?\d+))?", text)
+    if match is None or not (match[1] or match[2]):
+        raise Unreadable(f"{text[:30]!r} is no numeral")
+    whole, places, exponent = match[1] or "0", match[2] or "", match[3]
+    if len(whole) > 1 and whole[0] == "0" and not places:
+        whole = whole.lstrip("0") or "0"
+    if exponent is None:
+        return ("dec", int(whole + places), len(places)) if places else ("num", int(whole), 1)
+    if len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
+        raise TooBig(f"the exponent {exponent[:12]} is over {MAX_EXPONENT}")
+    return ("dec", int(whole + places), len(places) - int(exponent))
+
+
+def single(tree: Tree) -> Tree:
+    """What was in a bracket, when it is one value."""
+    if tree[0] in ("tuple", "list", "set", "interval"):
+        raise Unreadable("several values stand where one is expected")
+    return tree
+
+
+def _conjugate(tree: Tree) -> Tree:
+    """What a bar over a value means: the conjugate of a number, another letter than without it, nothing over a name like AB."""
+    if tree[0] == "sym":
+        return ("sym", f"{tree[1]}_bar")
+    if tree == ("const", "i"):
+        return ("neg", tree)
+    if tree[0] in ("add", "neg", "div", "mul", "pow") and has(tree, "num", "dec", "const"):
+        return (tree[0], *(_conjugate(arg) for arg in tree[1:]))
+    return tree
+
+
+def _refuse(name: str) -> Tree:
+    raise Unreadable(f"{name} takes no index")
+
+
+__all__ = ["FIELDS", "Atoms", "numeral", "single"]

@@ -1,0 +1,119 @@
+"""The grammar's signs that ask for work: sums, products, integrals, limits and derivatives.
+
+They are read so that a gold may hold one, and so that an answer which merely restates the question can be refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rlvr.verifiers._math.read.grammar import GREEK, Reader
+from rlvr.verifiers._math.read.tokens import Token
+from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable
+
+BIG = {r"\sum": "sum", r"\prod": "prod", r"\int": "integral", r"\lim": "limit"}
+ARROWS = (r"\to", r"\rightarrow", r"\longrightarrow")
+ONE: Tree = ("num", 1, 1)
+MAX_INTEGRALS = 8
+
+
+class Calculus(Reader):
+    """Reads what stands behind a big sign, with the letter it runs over."""
+
+    def big(self, sign: str) -> Tree:
+        """A sum, a product, an integral or a limit."""
+        if sign == r"\lim":
+            return self.limit()
+        low = self.argument(whole=True) if self.accept("_") else None
+        high = self.argument(whole=True) if self.accept("^") else None
+        if low is None and self.accept("_"):
+            low = self.argument(whole=True)
+        if sign == r"\int":
+            body, name = self.integrand()
+            if low is not None and high is not None:
+                return ("integral", body, name, low, high)
+            if low is None and high is None:
+                return ("integral", body, name)
+            raise Unreadable("an integral has one bound")
+        body = self.product()
+        if low is not None and high is not None and low[0] == "rel" and low[2] == "=" and len(low) == 4 and low[1][0] == "sym":
+            return (BIG[sign], body, low[1][1], low[3], high)
+        return (BIG[sign], body, "", *(part for part in (low, high) if part is not None))
+
+    def limit(self) -> Tree:
+        r"""What \lim_{x \to 0^+} stands before."""
+        self.expect("_")
+        self.expect("{")
+        letter = self.factor()
+        if letter[0] != "sym" or not self.accept(*ARROWS):
+            raise Unreadable("a limit says which letter goes where")
+        negative = self.accept("-") or (self.accept("+") and False)
+        point = self.atom()
+        if self.accept("/"):
+            point = ("div", point, self.factor())
+        side = ""
+        if self.accept("^"):
+            braced = self.accept("{")
+            side = self.take().text
+            if side not in ("+", "-"):
+                raise Unreadable("a limit comes from one side or the other")
+            if braced:
+                self.expect("}")
+        self.expect("}")
+        return ("limit", self.product(), letter[1], ("neg", point) if negative else point, side)
+
+    def integrand(self) -> tuple[Tree, str]:
+        r"""What stands before `dx`, and the letter behind the d; the dx may stand over a fraction bar."""
+        end = self.differential()
+        if end is None:
+            body = self.factor()
+            if body[0] == "div" and (top := _without_differential(body[1])) is not None:
+                return ("div", top[0], body[2]), top[1]
+            raise Unreadable("an integral does not say over which letter")
+        row, body = self.row, ONE
+        word = row[end].text
+        if len(word) > 2:  # xdx
+            self.row = [*row[:end], Token("word", word[:-2], False)]
+        else:
+            self.row = row[:end]
+        if self.at < len(self.row):
+            body = self.sum()
+        if self.at != len(self.row):
+            raise Unreadable("an integral cannot be read up to its differential")
+        self.row, self.at = row, end + 1
+        return body, word[-1] if len(word) > 1 else self.take().text.lstrip("\\")
+
+    def differential(self) -> int | None:
+        """Where the `dx` of the integral at hand stands, the integrals inside it passed over."""
+        depth, open_integrals = 0, 1
+        for at in range(self.at, len(self.row)):
+            token = self.row[at]
+            depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
+            if depth < 0:
+                return None
+            if token.text == r"\int" and not depth:
+                open_integrals += 1
+                if open_integrals > MAX_INTEGRALS:
+                    raise TooBig(f"more than {MAX_INTEGRALS} integrals stand inside one another")
+            after = self.row[at + 1].text.lstrip("\\") if at + 1 < len(self.row) else ""
+            bare = token.text == "d" and (re.fullmatch("[a-z]", after) or after in GREEK)
+            if token.kind == "word" and not depth and (bare or re.fullmatch("[a-z]?d[a-z]", token.text)):
+                open_integrals -= 1
+                if not open_integrals:
+                    return at
+        return None
+
+    def derivative(self, letter: Tree) -> Tree:
+        r"""What \frac{d}{dx} stands before."""
+        return ("deriv", self.product(), letter[1])
+
+
+def _without_differential(tree: Tree) -> tuple[Tree, str] | None:
+    """What is left of a product without its last factor `dx`, and the letter; None when there is no such factor."""
+    if tree[0] == "mul" and len(tree) == 3 and tree[1] == ("sym", "d") and tree[2][0] == "sym":
+        return ONE, tree[2][1]
+    last = _without_differential(tree[-1]) if tree[0] == "mul" else None
+    if last is None or last[0] != ONE:
+        return None
+    rest = list(tree[1:-1])
+    return (("mul", *rest) if len(rest) > 1 else rest[0]), last[1]

@@ -1,0 +1,328 @@
+"""The grammar's lower half: expressions, from sums down to single letters. `_parse.py` holds lists, relations and words.
+
+Recursive descent with a counted depth. Whatever is not understood raises `Unreadable`; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rlvr.verifiers._math.read.tokens import MAX_DEPTH, Token
+from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable
+from rlvr.verifiers._math.read.units import MULTIPLES, is_unit
+
+ONE: Tree = ("num", 1, 1)
+END = Token("eof", "", True)
+_FUNCTIONS = (
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch ln log lg exp gcd lcm "
+    "max min det tg ctg cotg arctg arcctg cosec asin acos atan asinh acosh atanh arsinh arcosh artanh "
+    "arcsinh arccosh arctanh Re Im arg sgn floor ceil abs erf Gamma cis"
+)
+FUNCTIONS = frozenset(_FUNCTIONS.split())
+ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "operatorname": ""}
+ALIASES |= {"tg": "tan", "ctg": "cot", "cotg": "cot", "arctg": "arctan", "arcctg": "arccot", "cosec": "csc"}  # as Europe writes them
+ALIASES |= {f"ar{c}{name}h": f"a{name}h" for c in ("", "c") for name in ("sin", "cos", "tan")}
+_GREEK = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
+    "varphi chi psi omega Delta Theta Lambda Xi Sigma Phi Psi Omega Pi ell hbar"
+)
+GREEK = frozenset(_GREEK.split())
+CONSTANTS = {
+    r"\pi": "pi",
+    r"\infty": "oo",
+    r"\imath": "i",
+    r"\emptyset": "empty",
+    r"\varnothing": "empty",
+    r"\R": "R",
+    r"\Z": "Z",
+    r"\N": "N",
+}
+CONSTANTS |= {dots: "dots" for dots in (r"\ldots", r"\cdots", r"\dots")}
+CONSTANTS |= {r"\Q": "Q", r"\C": "C", r"\degree": "deg"}
+WORDS = {"pi": "pi", "oo": "oo", "inf": "oo", "infinity": "oo", "infty": "oo", "i": "i", "e": "e"}
+FIELDS = frozenset("RZNQC")
+FRACS = frozenset((r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac"))
+TIMES = frozenset((r"\cdot", r"\times", "*", r"\ast"))
+MARKS = frozenset(("!", "^", "**", "%", r"\%", "$", r"\$", r"\degree", "'", "_"))
+"""What may stand behind an atom and belong to it."""
+OPENERS = {
+    "(": ")",
+    "[": "]",
+    r"\{": r"\}",
+    "{": "}",
+    r"\langle": r"\rangle",
+    r"\lfloor": r"\rfloor",
+    r"\lceil": r"\rceil",
+    r"\lbrace": r"\rbrace",
+}
+BARS = frozenset(("|", r"\vert", r"\lvert", r"\rvert"))
+
+
+class Reader:
+    """A place in a row of tokens, and the rules that move it."""
+
+    def __init__(self, row: list[Token]) -> None:
+        self.row = row
+        self.at = 0
+        self.depth = 0
+        self.bars = 0
+        self.atoms = 0
+
+    def peek(self, ahead: int = 0) -> Token:
+        """The token at hand, or an end mark."""
+        at = self.at + ahead
+        return self.row[at] if at < len(self.row) else END
+
+    def take(self) -> Token:
+        """The token at hand, and one step on."""
+        token = self.peek()
+        self.at += 1
+        return token
+
+    def accept(self, *texts: str) -> bool:
+        """Step over one of these signs, if it stands here."""
+        token = self.peek()
+        if token.kind in ("op", "cmd") and token.text in texts:
+            self.at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        """Step over this sign, which must stand here."""
+        if not self.accept(text):
+            raise Unreadable(f"{text!r} is missing before {self.peek().text or 'the end'!r}")
+
+    def sum(self) -> Tree:
+        r"""A + b - c \\pm d."""
+        self.depth += 1
+        if self.depth > 2 * MAX_DEPTH:
+            raise TooBig(f"it is nested more than {2 * MAX_DEPTH} deep")
+        terms: list[Tree] = [self.product()]
+        while True:
+            sign = self.peek()
+            if sign.kind == "op" and sign.text == "+":
+                self.at += 1
+                terms.append(self.product())
+            elif sign.kind == "op" and sign.text == "-":
+                self.at += 1
+                terms.append(("neg", self.product()))
+            elif sign.text in (r"\pm", r"\mp"):
+                self.at += 1
+                left = terms[0] if len(terms) == 1 else ("add", *terms)
+                terms = [("pm", left, self.product(), "±" if sign.text == r"\pm" else "∓")]
+            else:
+                break
+        self.depth -= 1
+        return terms[0] if len(terms) == 1 else ("add", *terms)
+
+    def product(self) -> Tree:
+        """Signs, then factors with times, over or nothing between them."""
+        negative, pm = False, ""
+        while self.peek().text in ("-", "+", r"\pm", r"\mp") and self.peek().kind in ("op", "cmd"):
+            sign = self.take().text
+            negative ^= sign == "-"
+            if sign.startswith("\\"):
+                if pm:
+                    raise Unreadable("two plus-minus signs stand in a row")
+                pm = "±" if sign == r"\pm" else "∓"
+        tree = self.factor()
+        while True:
+            token = self.peek()
+            if token.text in TIMES and token.kind in ("op", "cmd"):
+                self.at += 1
+                tree = _times(tree, self.signed())
+            elif token.text in ("/", r"\div") and token.kind in ("op", "cmd"):
+                self.at += 1
+                tree = ("div", tree, self.signed())
+            elif self.starts_factor(token):
+                tree = self.beside(tree)
+            else:
+                break
+        tree = ("neg", tree) if negative else tree
+        return ("pm", ("num", 0, 1), tree, pm) if pm else tree
+
+    def signed(self) -> Tree:
+        """A factor that may carry a sign, as in 2 * -3."""
+        negative = False
+        while self.accept("-"):
+            negative = not negative
+        return ("neg", self.factor()) if negative else self.factor()
+
+    def starts_factor(self, token: Token) -> bool:
+        """Whether a factor may begin here without a times sign."""
+        if token.kind in ("word", "begin"):
+            return True
+        if token.kind == "num":
+            return True  # refused below, with a reason, unless it makes a mixed number
+        if token.kind == "cmd":
+            name = token.text[1:]
+            known = name in FUNCTIONS or name in GREEK or token.text in CONSTANTS or token.text in FRACS or token.text in OPENERS
+            return known or token.text in (
+                r"\sqrt",
+                r"\cbrt",
+                r"\binom",
+                r"\dbinom",
+                r"\tbinom",
+                r"\sum",
+                r"\prod",
+                r"\int",
+                r"\lim",
+                r"\lvert",
+                r"\overline",
+            )
+        return token.kind == "op" and (token.text in ("(", "[", "{") or (token.text == "|" and not self.bars))
+
+    def beside(self, left: Tree) -> Tree:
+        """Two factors side by side: a product, or a mixed number; two numerals are neither."""
+        token, before = self.peek(), self.row[self.at - 1]
+        whole = left[0] == "num" and left[2] == 1 and before.kind == "num"
+        if token.text == "{" and self.peek(1).kind == "num" and self.peek(2).text == "}" and before.kind == "num":
+            raise Unreadable(f"the numeral {self.peek(1).text[:20]} stands beside another with no sign between them")
+        if token.text in FRACS and whole:
+            part = self.factor()
+            if part[0] in ("unit", "percent") and (mixed := _mixed(left, part[1])) is not None:
+                return (part[0], mixed, *part[2:])
+            mixed = _mixed(left, part)
+            return _times(left, part) if mixed is None else mixed
+        if token.kind == "num":
+            over = self.peek(1)
+            if whole and token.spaced and over.kind == "op" and over.text == "/" and self.peek(2).kind == "num":
+                top, _, low = self.take(), self.take(), self.take()
+                if top.text.isdigit() and low.text.isdigit() and 0 < int(top.text) < int(low.text) and self.peek().text not in ("^", "!"):
+                    return ("add", left, ("div", ("num", int(top.text), 1), ("num", int(low.text), 1)))
+            if left[0] in ("const", "fact") or (left[0] == "mul" and left[-1][0] in ("const", "fact")):
+                return _times(left, self.factor())
+            raise Unreadable(f"the numeral {token.text[:20]} stands beside something with no sign between them")
+        if token.kind == "word" and token.text.lower() in MULTIPLES:
+            self.at += 1
+            return _times(left, ("num", MULTIPLES[token.text.lower()], 1))
+        last = left[-1] if left[0] == "mul" else left
+        if last[0] == "sym" and [self.peek(k).text for k in range(3)] == ["(", "0", ")"]:  # a starting value: nobody multiplies by a zero
+            self.at += 3
+            started: Tree = ("sym", f"{last[1]}(0)")
+            return (*left[:-1], started) if left[0] == "mul" else started
+        return _times(left, self.factor())
+
+    def factor(self) -> Tree:
+        """An atom with its powers, factorials and marks."""
+        self.depth += 1
+        if self.depth > 2 * MAX_DEPTH:
+            raise TooBig(f"it is nested more than {2 * MAX_DEPTH} deep")
+        tree = self.atom()
+        while self.peek().text in MARKS:
+            if self.accept("!"):
+                tree = ("fact", tree)
+            elif self.accept("^", "**"):
+                tree = self.power(tree)
+            elif self.accept("%", r"\%"):
+                tree = ("percent", tree)
+            elif self.peek().text in ("$", r"\$") and self.peek(1).kind == "eof":
+                self.at += 1
+                tree = ("unit", tree, "dollar")
+            elif self.accept(r"\degree"):
+                tree = ("unit", tree, "degree")
+            elif self.peek().text == "'" and tree[0] == "sym":
+                self.at += 1
+                tree = ("sym", f"{tree[1]}'")
+            elif self.accept("_"):
+                digits, base = self.numeral_in_base(tree)
+                tree = ("base", digits, base) if base != 10 or "." in digits else ("num", int(digits), 1)
+            else:
+                break
+        self.depth -= 1
+        return tree
+
+    def power(self, base: Tree) -> Tree:
+        """What follows ^: a degree sign, or an exponent."""
+        braced = self.peek().text == "{" and self.peek(1).text == r"\circ" and self.peek(2).text == "}"
+        if braced or self.peek().text == r"\circ":
+            self.at += 3 if braced else 1
+            scale = {"F": "fahrenheit", "C": "celsius"}.get(self.peek().text.strip())
+            self.at += scale is not None
+            return ("unit", base, scale or "degree")
+        if self.peek().kind == "op" and self.peek().text in ("-", "+"):
+            return ("pow", base, self.signed() if self.peek().text == "-" else self.factor_after_plus())
+        exponent = self.argument(whole=True)
+        while self.peek().text in ("^", "**") and self.row[self.at - 1].text != "}":
+            self.at += 1
+            exponent = self.power(exponent)
+        if base[0] == "sym" and re.fullmatch(r"C_\d?[nmN]", base[1]):
+            return ("binom", ("mul", ("num", int(base[1][2:-1] or 1), 1), ("sym", base[1][-1])), exponent)
+        if base[0] == "sym" and re.fullmatch(r"[CAP]_\d{1,9}", base[1]) and exponent[0] == "num" and exponent[2] == 1:
+            return _chosen(base[1][0], int(base[1][2:]), exponent) or ("pow", base, exponent)
+        return ("pow", base, exponent)
+
+    def factor_after_plus(self) -> Tree:
+        """An exponent with a plus before it."""
+        self.expect("+")
+        return self.factor()
+
+    def numeral_in_base(self, tree: Tree) -> tuple[str, int]:
+        """The digits before an underscore, and the base after it."""
+        before = self.row[self.at - 2]
+        digits = before.text
+        if digits == ")" and tree[0] == "num":
+            digits = self.row[self.at - 3].text
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", digits):
+            raise Unreadable("a subscript stands where none can stand")
+        if self.peek().kind == "text" or (self.peek().text == "{" and self.peek(1).kind == "text"):
+            braced = self.accept("{")
+            word = self.take().text.strip().lower()
+            if braced:
+                self.expect("}")
+            base = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16}.get(
+                word
+            )
+            base = int(word) if word.isdigit() and len(word) < 3 else base
+        else:
+            inner = self.argument(whole=True)
+            base = inner[1] if inner[0] == "num" else None
+        if base is None or not 2 <= base <= 36 or any(int(d) >= base for d in digits if d != "."):
+            raise Unreadable(f"{digits[:40]} is no numeral in that base")
+        return digits.lstrip("0") or "0", base
+
+    def argument(self, *, whole: bool = False) -> Tree:
+        """What a command takes: a group in braces, or one sign (one digit, unless `whole`)."""
+        token = self.peek()
+        if token.text == "{" and token.kind == "op":
+            return self.atom()
+        if token.kind == "num" and not whole and len(token.text) > 1:
+            if not token.text.isdigit():
+                raise Unreadable("a decimal stands where one digit is read")
+            self.row[self.at] = Token("num", token.text[1:], False)
+            return ("num", int(token.text[0]), 1)
+        if token.kind == "word" and len(token.text) > 1 and token.text not in WORDS:
+            self.row[self.at] = Token("word", token.text[1:], False)
+            return ("sym", token.text[0])
+        return self.atom()
+
+    def group(self, tree: Tree) -> Tree:
+        """What was read between a pair of brackets of no meaning."""
+        return tree
+
+    def atom(self) -> Tree:
+        """Implemented in `_atoms.py`."""
+        raise NotImplementedError
+
+
+def _chosen(letter: str, size: int, taken: Tree) -> Tree | None:
+    """The other notation of binomials, `C_{10}^3`, and of arrangements, `A_5^2`; None for the square of a letter with an index."""
+    whole: Tree = ("num", size, 1)
+    if letter == "C":
+        return ("binom", whole, taken)
+    return ("div", ("fact", whole), ("fact", ("num", size - taken[1], 1))) if size > 2 and taken[1] <= size else None
+
+
+def _mixed(whole: Tree, part: Tree) -> Tree | None:
+    """A whole number and a proper fraction beside it, as their sum; None when they are no mixed number."""
+    proper = part[0] == "div" and part[1][0] == part[2][0] == "num" and 0 < part[1][1] < part[2][1]
+    return ("add", whole, part) if proper else None
+
+
+def _times(left: Tree, right: Tree) -> Tree:
+    return ("mul", *(left[1:] if left[0] == "mul" else (left,)), right)
+
+
+def splits(word: str) -> bool:
+    """Whether a run of letters is read letter by letter."""
+    return word not in WORDS and word not in FUNCTIONS and not is_unit(word)

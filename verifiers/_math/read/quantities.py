@@ -1,0 +1,140 @@
+"""The grammar's quantities: a value with what is written behind it or before it - units, a base, a name, or a clock's colon."""
+
+from __future__ import annotations
+
+import re
+
+from rlvr.verifiers._math.read.atoms import Atoms
+from rlvr.verifiers._math.read.grammar import TIMES
+from rlvr.verifiers._math.read.tokens import Token
+from rlvr.verifiers._math.read.tree import Tree, Unreadable
+from rlvr.verifiers._math.read.units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit, measure
+from rlvr.verifiers._math.value.exact import exact
+
+JOINS = frozenset(("and", "or", "und", "oder"))
+_NAMING = "a the of in for is by below above under off at with without from between"
+NAMING = frozenset(_NAMING.split())
+"""Words that say nothing of a thing that is counted, but may stand in the name of a value: `the distance from A = 5`."""
+
+
+class Quantities(Atoms):
+    """Reads units, clock times and named values; lists and relations come from `_parse.py`."""
+
+    def joins(self, token: Token) -> bool:
+        """Whether a token is the word `and` or `or`."""
+        return token.kind in ("word", "text") and token.text.strip(" ,").lower() in JOINS
+
+    def label(self) -> Tree | None:
+        """Words before an equals sign are a name: `Area = 5`."""
+        if self.peek().kind not in ("word", "text"):
+            return None
+        at = self.at
+        name: list[str] = []
+        while self.peek().kind in ("word", "text") and len(name) < 6:
+            name.append(self.take().text)
+        if name and self.peek().text == "=" and (len(name) > 1 or len(name[0]) > 3) and re.fullmatch(r"[a-zA-Z ]+", " ".join(name)):
+            if set(" ".join(name).lower().split()) & ((NOT_THINGS | TURNING) - NAMING):
+                raise Unreadable(f"the words {' '.join(name)[:40]!r} are no name")
+            return ("sym", " ".join(name).strip())
+        self.at = at
+        return None
+
+    def clock(self) -> Tree | None:
+        """`12:05`, `3:30 PM`: two numerals, the second of two digits, perhaps am or pm."""
+        if self.peek().kind != "num" or self.peek(1).kind == "eof":
+            return None
+        a, colon, b, after = (self.peek(k) for k in range(4))
+        if a.text.isdigit() and colon.kind in ("word", "text") and 1 <= int(a.text[:3]) <= 12:
+            half = colon.text.lower().replace(".", "").strip()
+            dots = [self.peek(k).text for k in range(2, 5)]
+            if half in ("am", "pm") or (half in ("a", "p") and dots[0] == "." and dots[1].lower() == "m"):
+                self.at += 2 + (0 if len(half) == 2 else 3 if dots[2] == "." else 2)
+                return ("time", int(a.text), 0, half[0] + "m")
+        if not (b.kind == "num" and colon.text == ":" and a.text.isdigit() and b.text.isdigit() and len(b.text) == 2):
+            return None
+        half, dotted = "", False
+        if after.kind in ("word", "text"):
+            half = after.text.lower().replace(".", "").strip()
+            dotted = half in ("a", "p") and self.peek(4).text == "." and self.peek(5).text.lower() == "m"
+            half = half + "m" if dotted else half
+            if half not in ("am", "pm"):
+                return None
+            self.at += 3 + (2 if dotted else 0)
+            self.accept(".") if dotted else None
+        elif after.kind != "eof" and after.text not in (",", "."):
+            return None
+        if int(a.text) > 24 or int(b.text) > 59:
+            return None
+        self.at += 4 if half and not dotted else 3
+        return ("time", int(a.text), int(b.text), half)
+
+    def measured(self, tree: Tree) -> Tree:
+        """A unit after a value: the words up to the next sign that cannot belong to one."""
+        label = ""
+        while True:
+            token = self.peek()
+            wordy = token.kind == "text" or (token.kind == "word" and not self.starts_factor(token))
+            if wordy and not self.joins(token) and token.text.lower() not in ("mod", "base", "u"):
+                label += " " + self.take().text
+            elif label and token.text == "^" and not label.endswith("^"):
+                self.at += 1
+                power = self.argument(whole=True)
+                label += "^" + (str(power[1]) if power[0] == "num" else "-" + str(power[1][1]) if power[0] == "neg" else "?")
+            elif (
+                label
+                and token.text in TIMES
+                and (self.peek(1).kind == "text" or is_unit(self.peek(1).text) or is_letter_unit(self.peek(1).text))
+            ):
+                self.at += 1
+            elif label and token.text == "/" and self.peek(1).kind in ("word", "text"):
+                self.at += 1
+                label += " /"
+            elif token.kind == "word" and label and not self.joins(token) and token.text.lower() not in ("mod", "base"):
+                label += " " + self.take().text
+            else:
+                break
+        if self.peek().text == "base" or label.strip().lower().removeprefix("in ").startswith("base"):
+            return self.in_base(tree, label)
+        label = label.strip()
+        first, _, rest = label.partition(" ")
+        times = MULTIPLES.get(first.lower()) or MULTIPLES.get(first.lower().removesuffix("s"))
+        if times:
+            tree, label = ("mul", tree, ("num", times, 1)), rest
+        if not label:
+            return tree
+        if tree[0] == "unit" and tree[2] == "dollar" and measure(label) is not None:
+            return tree if label.lower().rstrip("s") == "dollar" else ("unit", tree[1], "dollar " + label)
+        if measure(label) is None:
+            raise Unreadable(f"the words {label[:40]!r} are left over")
+        if tree[0] == "unit":
+            raise Unreadable(f"two units stand in a row: {tree[2]}, {label[:40]}")
+        return ("unit", tree, label)
+
+    def with_smaller(self, tree: Tree) -> Tree:
+        """A smaller unit of the same kind behind a larger one: `2 hours 30 minutes`, `5 dollars and 25 cents`."""
+        at, large = self.at, measure(tree[2]) if tree[0] == "unit" and tree[1][0] in ("num", "add") else None
+        if large is None:
+            return tree
+        self.at += self.joins(self.peek()) or self.peek().text == ","
+        if self.peek().kind == "num" and self.peek(1).kind in ("word", "text"):
+            part = self.measured(self.factor())
+            small = measure(part[2]) if part[0] == "unit" and part[1][0] in ("num", "dec") else None
+            if small is not None and small[0] == large[0] != () and (ratio := small[1] / large[1]) * (exact(part[1]) or 1) < 1:
+                more: Tree = ("mul", part[1], ("num", ratio.numerator, ratio.denominator))
+                return self.with_smaller(("unit", ("add", tree[1], more), tree[2]))
+        self.at = at
+        return tree
+
+    def is_unit_word(self, token: Token) -> bool:
+        """Whether a factor of a compound unit may stand here: the m of kg·m/s²."""
+        return token.kind == "text" or is_unit(token.text) or is_letter_unit(token.text)
+
+    def in_base(self, tree: Tree, label: str) -> Tree:
+        """`52 base 8`, `52 in base 8`."""
+        words = label.lower().split()
+        if not words or words[-1] != "base":
+            self.take()
+        base = self.take()
+        if tree[0] != "num" or tree[2] != 1 or not base.text.isdigit() or len(base.text) > 2 or not 2 <= int(base.text) <= 36:
+            raise Unreadable("there is no such base")
+        return ("base", str(tree[1]), int(base.text))

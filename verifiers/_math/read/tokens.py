@@ -1,0 +1,169 @@
+"""Text to tokens: Unicode made plain or refused, LaTeX's spacing dropped, numerals read by a grammar of our own.
+
+Everything is one pass, and everything has a cap, so that no text can make the tokenizer slow.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import NamedTuple
+
+from rlvr.verifiers._math.read.tree import TooBig, Unreadable
+
+MAX_LENGTH = 6_000
+MAX_DIGITS = 1_000
+MAX_TOKENS = 2_000
+MAX_DEPTH = 40
+
+
+class Token(NamedTuple):
+    """One token; `kind` is num, word, text, cmd, begin, end, or op.
+
+    >>> tokens("2x")[0]
+    Token(kind='num', text='2', spaced=False)
+    """
+
+    kind: str
+    text: str
+    spaced: bool
+    """Whether white space stood before it."""
+
+
+_SIGNS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ",
+    "∞": r"\infty ", "√": r"\sqrt ", "∛": r"\cbrt ", "±": r"\pm ", "∓": r"\mp ", "≤": r"\le ", "≥": r"\ge ",
+    "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "ø": r"\emptyset ",
+    "°": r"^\circ ", "º": r"^\circ ", "≡": r"\equiv ", "≈": r"\approx ", "′": "'", "’": "'", "‘": "'", "“": '"', "”": '"', "ℝ": r"\R ",
+    "ℤ": r"\Z ", "ℕ": r"\N ", "ℚ": r"\Q ", "ℂ": r"\C ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
+    "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ",
+    "⟩": r"\rangle ", "∖": r"\setminus ", "∑": r"\sum ", "∫": r"\int ", "→": r"\to ", "¢": r"\text{cents}", "…": r"\ldots ", "⁄": "/",
+    "∴": r"\therefore ", "⇒": r"\Rightarrow ",
+    "∨": r"\text{or}", "∧": r"\text{and}", "∠": "", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
+    "₹": r"\text{rupee}", "¥": r"\text{yen}", "µ": r"\mu ",
+}  # fmt: skip
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
+_SIGNS |= {sign: rf"\{name} " for sign, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}
+_GREEK = "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+_SIGNS |= {sign: rf"\{name} " for sign, name in zip("ΓΔΘΛΞΠΣΦΨΩ", _GREEK.split(), strict=True)}
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
+_RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_LOWERED_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
+
+
+def plain(text: str) -> str:
+    r"""The text in ASCII and Latin letters; a sign that could deceive (a foreign digit, a hidden mark) is refused.
+
+    >>> plain("½×2²")
+    '\\frac{1}{2}\\times 2^{2}'
+    """
+    if within(text).isascii():
+        if _CONTROL.search(text):
+            raise Unreadable("it holds a control character")
+        return text
+    text = _RAISED_RUN.sub(lambda m: "^{" + m[0].translate(_RAISED) + "}", text)
+    text = _LOWERED_RUN.sub(lambda m: "_{" + m[0].translate(_LOWERED) + "}", text)
+    text = _VULGAR.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
+    enclosed = next((char for char in text if unicodedata.category(char) in ("No", "Nl")), None)  # a circled digit, a Roman numeral
+    if enclosed is not None:
+        raise Unreadable(f"the character U+{ord(enclosed):04X} ({unicodedata.name(enclosed, 'unnamed')}) is not part of an answer")
+    out = []
+    for char in unicodedata.normalize("NFKC", "".join(_SIGNS.get(c, c) for c in text)):
+        sign = _SIGNS.get(char, char)
+        deceives = not sign.isascii() and not "À" <= sign <= "ɏ"
+        if deceives or _CONTROL.match(char):
+            raise Unreadable(f"the character U+{ord(char):04X} ({unicodedata.name(char, 'unnamed')}) is not part of an answer")
+        out.append(sign)
+    return within("".join(out))
+
+
+def within(text: str) -> str:
+    """The text, unless it is too long to be read."""
+    if len(text) > MAX_LENGTH:
+        raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are read")
+    return text
+
+
+_TEXT = r"text(?:normal|up|bf|it|rm|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|tt|cal|bb)|operatorname|emph|boldsymbol"
+_SCAN = re.compile(
+    r"""
+    (?P<num>(?:(?!0,\d)\d{1,3}(?:(?:,\s*\\!\s*|\s*\{\s*,\s*\}\s*|\\,|\\!,|,\\,)\d{3})+(?!\d)|[1-9]\d{0,2}(?:,\d{3})+(?![,\d])|\d+)
+        (?:\.\d*\\overline\s*\{\d+\}|\.\d+|\.(?=\s*$))?(?:[eE][-+]?\d+(?![\d.]))?
+        |\.\d*\\overline\s*\{\d+\}|\.\d+(?:[eE][-+]?\d+(?![\d.]))?)
+  | (?P<word>[a-zA-ZÀ-ɏ]+)
+  | (?P<op>\*\*|<=|>=|!=|==|<|>|[-+*/^_=(){}\[\]|,;:!%&'".$?\#@])
+  | (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it
+        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|angle|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
+  | (?P<text>\\(?:TEXT)\*?\s*\{)
+  | (?P<begin>\\begin\s*\{(?P<env>[a-zA-Z]+)\*?\}(?:\{[lcr|\s]*\})?)
+  | (?P<end>\\end\s*\{(?P<eenv>[a-zA-Z]+)\*?\})
+  | (?P<cmd>\\[a-zA-Z]+|\\.)
+    """.replace("TEXT", _TEXT),
+    re.VERBOSE | re.DOTALL,
+)
+_LISTED = re.compile(r"\d{1,3}(?:,[1-9]\d\d)+")
+_SILENT = frozenset((r"\(", r"\)", r"\[", r"\]"))
+
+
+def tokens(text: str) -> list[Token]:
+    r"""The tokens of a text that `plain` has been over.
+
+    >>> [t.text for t in tokens(r"\left(1,\!000\right)")]
+    ['(', '1000', ')']
+    """
+    found: list[Token] = []
+    at, spaced, depth = 0, False, 0
+    dollars = text.count("$") - text.count(r"\$")
+    while at < len(text):
+        match = _SCAN.match(text, at)
+        if match is None or match.end() == at:
+            raise Unreadable(f"{text[at : at + 12]!r} cannot be read")
+        kind, word, at = match.lastgroup or "", match[0], match.end()
+        if kind == "space":
+            spaced = True
+            continue
+        if kind == "text":
+            word, at = _braced(text, at)
+        elif kind == "num":
+            if depth and _LISTED.fullmatch(word):  # (1,234) is a pair, (1,000) is a number
+                word = word.partition(",")[0]
+                at = match.start() + len(word)
+            word = _numeral(word)
+        elif kind in ("begin", "end"):
+            word = match["env"] or match["eenv"]
+        elif (word == "$" and dollars % 2 == 0) or word in _SILENT:
+            continue
+        if kind != "text":
+            depth += (word in ("(", "[", "{", r"\{") or kind == "begin") - (word in (")", "]", "}", r"\}") or kind == "end")
+        found.append(Token(kind, word, spaced))
+        spaced = False
+        if depth > MAX_DEPTH or len(found) > MAX_TOKENS:
+            raise TooBig(f"it is nested more than {MAX_DEPTH} deep or has more than {MAX_TOKENS} tokens")
+    return found
+
+
+def _numeral(word: str) -> str:
+    digits = sum(c.isdigit() for c in word)
+    if digits > MAX_DIGITS:
+        raise TooBig(f"it holds a numeral of {digits} digits; at most {MAX_DIGITS} are read")
+    if "overline" in word:
+        head, _, tail = word.replace(r"\overline", "~").partition("~")
+        return re.sub(r"[^\d.]", "", head) + "~" + re.sub(r"\D", "", tail)
+    return re.sub(r"[^\d.eE+-]", "", word).rstrip(".")
+
+
+def _braced(text: str, at: int) -> tuple[str, int]:
+    """The content up to the brace that closes, and the place after it."""
+    depth, start = 1, at
+    while at < len(text):
+        if text[at] == "\\":
+            at += 1
+        else:
+            depth += {"{": 1, "}": -1}.get(text[at], 0)
+        at += 1
+        if not depth:
+            return re.sub(r"\\(?:[,;:! ]|q?quad)|~", " ", text[start : at - 1]).strip(), at
+    raise Unreadable("a brace does not close")

@@ -1,0 +1,245 @@
+"""Answers that are words, and the wrapping around answers: dollar signs, text commands, a final period."""
+
+from __future__ import annotations
+
+import re
+
+from rlvr.verifiers._math.read.tree import Tree
+
+_COMMAND = re.compile(
+    r"\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol)\*?\s*\{"
+)
+_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+_MATHS = frozenset(
+    [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "log",
+        "ln",
+        "exp",
+        "sqrt",
+        "pi",
+        "oo",
+        "inf",
+        "infinity",
+        "infty",
+        "det",
+        "max",
+        "min",
+        "gcd",
+        "lcm",
+        "and",
+        "or",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "tg",
+        "ctg",
+        "arctg",
+        "arcctg",
+        "mod",
+    ]
+)
+_SHORT = frozenset(
+    [
+        "yes",
+        "no",
+        "odd",
+        "even",
+        "true",
+        "both",
+        "none",
+        "all",
+        "any",
+        "red",
+        "blue",
+        "one",
+        "two",
+        "six",
+        "ten",
+        "east",
+        "west",
+        "dne",
+        "saturday",
+        "sunday",
+        "monday",
+    ]
+)
+_WORDY = re.compile(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]+")
+_RUN = re.compile("[a-zA-ZÀ-ɏ]{2}")
+_BREAK = re.compile(r"\s{0,4}[,;]?\s{0,4}\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
+_ESCAPED = re.compile(r"\\\\[a-zA-Z]{2}")
+_GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_SAME = {
+    "no solutions": "no solution",
+    "no real solutions": "no solution",
+    "no real solution": "no solution",
+    "there is no solution": "no solution",
+    "empty set": "no solution",
+    "the empty set": "no solution",
+    "no real root": "no solution",
+    "no real roots": "no solution",
+    "infinitely many": "infinitely many solutions",
+    "dne": "does not exist",
+    "the limit does not exist": "does not exist",
+    "undefined": "does not exist",
+    "not defined": "does not exist",
+    "true": "true",
+    "divergent": "diverges",
+    "convergent": "converges",
+    "neither even nor odd": "neither",
+    "all reals": "all real numbers",
+    "all real": "all real numbers",
+}
+_SAID: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
+_SAID |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
+_SAID |= {f"{said} integers": ("const", "N" if "positive" in said else "Z") for said in ("positive", "all positive", "all")}
+_SAME |= {f"the {said} {verb}s": f"{verb}s" for said in ("series", "integral", "sequence") for verb in ("diverge", "converge")}
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
+)
+
+
+def unwrap(text: str) -> str:
+    r"""The text without math delimiters, a text command around all of it, or a final period.
+
+    >>> unwrap(r"$\text{(C)}.$")
+    '(C)'
+    """
+    text = text.strip()
+    if "\\\\" in text and "\\begin" not in text:
+        text = text if _ESCAPED.search(text) else _BREAK.sub(", ", text.removesuffix("\\\\"))
+        text = text.replace("\\\\", "\\")
+    for _ in range(6):
+        if text[:1].isalnum() and (text[-1].isalnum() or text[-1] in ")]}%"):
+            break  # there is nothing around it
+        before = text
+        text = re.sub(r"(?<!\\)\\$", "", text.strip().strip("\u200b"))
+        if len(text) > 1 and text[-1] == "," and text[-2] != "\\":
+            text = text[:-1].rstrip()
+        if len(text) > 1 and text[-1] == "." and not text.endswith(".."):
+            text = text[:-1].rstrip()
+        for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")):
+            inside = text[len(left) : -len(right)]
+            if len(text) > len(left) + len(right) and text.startswith(left) and text.endswith(right) and left not in inside:
+                text = inside
+                break
+        match = _COMMAND.match(text)
+        if match and text.endswith("}") and _closes(text, match.end()):
+            text = text[match.end() : -1]
+        text = re.sub(r"^(?:=|\\approx(?![a-zA-Z]))\s*", "", text)
+        text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
+        if text == before:
+            break
+    return text.replace(" ", "") if " " in text and _GROUPED.fullmatch(text) else text
+
+
+def _closes(text: str, at: int) -> bool:
+    """Whether the brace opened before `at` closes only at the very end."""
+    depth = 1
+    for place in range(at, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if not depth:
+            return place == len(text) - 1
+    return False
+
+
+def choice(text: str) -> str | None:
+    """The letter of a multiple-choice answer in capitals, when the text is one: `(C)`, `C.`, `(C) 12`, `option c`."""
+    if len(text) > 300:
+        return None
+    shown = " ".join((_COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).split())
+    match = _CHOICE.fullmatch(shown)
+    if match is None:
+        return None
+    bracketed, bare = match[1], match[2]
+    letter, rest = (bracketed or bare), match["rest"].strip(" .:~")
+    if bare and not rest and not bare.isupper() and len(shown) == 1:
+        return None
+    if rest:
+        marked = bracketed or (shown[:2] in (f"{bare}.", f"{bare}:", f"{bare})") and bare and bare.isupper())
+        other = re.match(r"[A-Z][\w{}]*\s*=", rest) or re.search(
+            r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\bno,|\b[A-J][.:)]|\b[B-HJ]$", rest
+        )
+        if not marked or other or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
+            return None
+        if bracketed and (not bracketed.isupper() or re.match(r"[-+*/=^(]|\\(?:cup|cap|in)", rest)):
+            return None
+    return letter.upper() if letter.isupper() or bracketed or rest == "" else None
+
+
+def lettered(text: str) -> Tree | None:
+    r"""A numeral with letters for digits, in a base above ten: `FF_{16}`; one letter alone is a letter with an index.
+
+    >>> lettered("1A_{16}")
+    ('base', '1A', 16)
+    """
+    match = re.fullmatch(r"\(?([0-9A-Za-z]{2,64})\)?\s*_\s*(?:\{\s*(\d\d)\s*\}|(\d\d))", text)
+    if match is None or match[1].isdigit():
+        return None
+    base = int(match[2] or match[3])
+    if not 11 <= base <= 36 or any(int(digit, 36) >= base for digit in match[1]):
+        return None
+    return ("base", match[1].upper().lstrip("0") or "0", base)
+
+
+def words(text: str, *, strict: bool) -> Tree | None:
+    """The text as words: `strict` asks that it can be nothing else, without it any plain words will do."""
+    if len(text) > 200:
+        return None
+    shown = _COMMAND.sub(" ", text).replace("}", " ") if _COMMAND.search(text) else text
+    shown = " ".join(shown.replace("\\&", "&").replace('"', "").replace("\\ ", " ").split()).strip(" .,!")
+    if not _WORDY.fullmatch(shown) or not _RUN.search(shown):
+        return None
+    if shown.startswith(("-", "/", ":", ")", "&")):
+        return None
+    runs = re.findall(r"[a-zA-ZÀ-ɏ]+", shown)
+    low = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", shown.lower())
+    if low in _SAID:
+        return _SAID[low]
+    if low in _NUMBERS:
+        return ("num", _NUMBERS.index(low), 1)
+    if low in _SAME.values() or low in _SAME:
+        return ("text", _SAME.get(low, low))
+    if strict:
+        if any(c.isdigit() for c in shown) or any(run.lower() in _MATHS for run in runs):
+            return None
+        if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or ("," in shown and runs[0].lower() not in ("yes", "no", "true", "false")):
+            return None
+        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and shown[1:].islower())):
+            return None
+        if all(len(run) == 1 for run in runs):
+            return None
+    return ("text", low)
+
+
+def same_words(gold: str, answer: str) -> bool:
+    """Whether two texts in words are one: articles and marks do not count, and names joined by `and` come in any order.
+
+    >>> same_words("alice and bob", "bob, alice"), same_words("an even number", "odd number")
+    (True, False)
+    """
+    wanted, given = _parts(gold), _parts(answer)
+    if " and " in gold and len(wanted) == len(given) > 1:
+        return sorted(wanted) == sorted(given)
+    return wanted == given
+
+
+def _parts(text: str) -> list[str]:
+    bare = re.sub(r"[()-]", " ", re.sub(r"^all (?!but|except|of)", "", text))
+    named = (" ".join(w for w in part.split() if w not in ("the", "a", "an")) for part in re.split(r",| and ", f" {bare} "))
+    return [part for part in named if part]
+
+
+def enclosed(text: str) -> Tree | None:
+    """Statements by their circled numbers, in any order: no numbers, but names; None for anything else.
+
+    >>> enclosed("②①") == enclosed("①, ②")
+    True
+    """
+    bare = re.sub(r"[\s,;、，$]|\\(?:text|mathrm|,|;|quad)|[{}]", "", text[:200])
+    return ("text", "statements " + "".join(sorted(set(bare)))) if re.fullmatch("[①-⑳]{1,20}", bare) and len(text) <= 200 else None

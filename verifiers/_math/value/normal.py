@@ -1,0 +1,280 @@
+"""One normal form for polynomials, radicals and complex numbers: equal forms are equal values.
+
+A form is a sum: a dict from monomials to rational coefficients. A monomial is a sorted tuple of (atom, exponent). Atoms are
+letters, pi, e, i, primes under a root ("#2"), and, as a string, whatever is not looked into ("sin(1*x)", an inverse of a sum).
+When no such string occurs, different forms are different values too, because square-free radicals are independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+from rlvr.verifiers._math.read.tree import MAX_BITS, TooBig, Tree
+from rlvr.verifiers._math.value.exact import NotFinite, exact, power
+
+Rational = Fraction | int
+Monomial = tuple[tuple[str, Rational], ...]
+Form = dict[Monomial, Rational]
+
+MAX_TERMS = 400
+STEPS = 20_000
+
+
+class Normaliser:
+    """Turns trees into forms with a budget of steps, so that no product can run away."""
+
+    def __init__(self, steps: int = STEPS) -> None:
+        self.steps = steps
+        self._known: dict[Tree, Form] = {}  # a part that is looked at twice at every level costs 2^depth without this
+        self.opaque = False
+        """Whether some part was not looked into: then different forms prove nothing."""
+
+    def form(self, tree: Tree) -> Form:
+        """The normal form of an expression."""
+        found = self._known.get(tree)
+        if found is None:
+            found = self._known[tree] = self._form(tree)
+        return found
+
+    def _form(self, tree: Tree) -> Form:
+        op = tree[0]
+        if op in ("num", "dec"):
+            return _constant(exact(tree) or Fraction(0))
+        if op == "sym":
+            return {((tree[1] + ".", 1),): 1}
+        if op == "const":
+            if tree[1] == "oo":
+                raise NotFinite("it calculates with infinity")
+            return {((tree[1], 1),): 1}
+        rule: Callable[[Tree], Form] | None = getattr(self, f"_{op}", None)
+        return rule(tree) if rule else self.atom(tree)
+
+    def atom(self, tree: Tree) -> Form:
+        """A part that is not looked into, named by its operator and the forms of its arguments."""
+        self.opaque = True
+        parts = [arg if isinstance(arg, str) else text(self.form(arg)) for arg in tree[1:] if not isinstance(arg, int)]
+        return {((f"{tree[0]}({','.join(parts)})", 1),): 1}
+
+    def _add(self, tree: Tree) -> Form:
+        total: Form = {}
+        for arg in tree[1:]:
+            total = self.plus(total, self.form(arg))
+        return total
+
+    def _neg(self, tree: Tree) -> Form:
+        return {mono: -value for mono, value in self.form(tree[1]).items()}
+
+    def _mul(self, tree: Tree) -> Form:
+        total = _constant(1)
+        for arg in tree[1:]:
+            total = self.times(total, self.form(arg))
+        return total
+
+    def _div(self, tree: Tree) -> Form:
+        return self.times(self.form(tree[1]), self.inverse(self.form(tree[2])))
+
+    def _percent(self, tree: Tree) -> Form:
+        return self.times(self.form(tree[1]), _constant(Fraction(1, 100)))
+
+    def _pow(self, tree: Tree) -> Form:
+        exponent = self.form(tree[2])
+        if not set(exponent) <= {()}:
+            return self.atom(tree)
+        return self.power(self.form(tree[1]), Fraction(exponent.get((), 0)), tree)
+
+    def _root(self, tree: Tree) -> Form:
+        degree = exact(tree[2])
+        if degree is None or degree.denominator != 1 or not 1 <= degree <= 64:
+            return self.atom(tree)
+        base = self.form(tree[1])
+        if set(base) <= {()} and degree % 2 and base.get((), 1) < 0:
+            return {mono: -value for mono, value in self.power({(): -base[()]}, 1 / degree, tree).items()}
+        return self.power(base, 1 / degree, tree)
+
+    def _fact(self, tree: Tree) -> Form:
+        value = exact(tree)
+        return _constant(value) if value is not None else self.atom(tree)
+
+    _binom = _fact
+
+    def _sum(self, tree: Tree) -> Form:
+        """A short sum is its value; a long one, a limit or an integral is not looked into: its bounds may be infinite."""
+        value = exact(tree)
+        if value is not None:
+            return _constant(value)
+        self.opaque = True
+        return {((repr(tree), 1),): 1}
+
+    _prod = _integral = _limit = _deriv = _sum
+
+    def _fun(self, tree: Tree) -> Form:
+        if tree[1] == "abs":
+            inner = self.form(tree[2])
+            if set(inner) <= {()}:
+                return _constant(abs(Fraction(inner.get((), 0))))
+        return self.atom(tree)
+
+    def power(self, base: Form, exponent: Fraction, tree: Tree) -> Form:
+        """A form to a rational power."""
+        if exponent.denominator == 1 and abs(exponent) <= 4096:
+            n = int(exponent)
+            if n < 0:
+                return self.power(self.inverse(base), Fraction(-n), tree)
+            if len(base) == 1:
+                ((mono, value),) = base.items()
+                scaled = power(Fraction(value), exponent)
+                return _form({atom: e * n for atom, e in mono}, scaled or 0)
+            if not base:
+                return {} if n else _constant(1)
+            if n > 64:
+                raise TooBig("a power of a sum in it is over 64")
+            result = _constant(1)
+            for _ in range(n):
+                result = self.times(result, base)
+            return result
+        if len(base) == 1 and exponent.denominator <= 64 and abs(exponent) <= 4096:
+            ((mono, value),) = base.items()
+            signed = exponent.denominator == 2 and value < 0
+            good = (value > 0 or signed) and all(atom in ("pi", "e") or atom[0] == "#" or (e == 1 and atom != "i") for atom, e in mono)
+            primes = _primes(abs(Fraction(value))) if good and (not signed or not mono or all(a[0] == "#" for a, _ in mono)) else None
+            if primes is not None:
+                powers: dict[str, Rational] = {}
+                for atom, e in (*mono, *primes, *([("i", 2)] if signed else [])):
+                    powers[atom] = powers.get(atom, 0) + e * exponent
+                return _form(powers, 1)
+        return self.atom(("pow", tree[1], ("num", exponent.numerator, exponent.denominator))) if base else {}
+
+    def plus(self, a: Form, b: Form) -> Form:
+        """The sum of two forms."""
+        self.spend(len(b))
+        total = dict(a)
+        for mono, value in b.items():
+            _gather(total, mono, value)
+        return total
+
+    def times(self, a: Form, b: Form) -> Form:
+        """The product of two forms."""
+        self.spend(len(a) * len(b))
+        total: Form = {}
+        for mono, value in a.items():
+            for other, factor in b.items():
+                _gather(total, *_product(mono, other, value * factor))
+        if len(total) > MAX_TERMS:
+            raise TooBig(f"it expands into more than {MAX_TERMS} terms")
+        return total
+
+    def inverse(self, base: Form) -> Form:
+        """One over a form; a sum of two square roots is made rational."""
+        if not base:
+            raise NotFinite("it divides by zero")
+        if len(base) == 1:
+            ((mono, value),) = base.items()
+            return _form({atom: -e for atom, e in mono}, Fraction(1) / value)
+        if len(base) == 2:
+            (p, a), (q, b) = base.items()
+            if all(atom == "i" or (atom[0] == "#" and 2 * e == 1) for atom, e in p + q):
+                other = {p: a, q: -b}
+                low = self.times(base, other)
+                if low and set(low) <= {()}:
+                    return {mono: Fraction(value) / low[()] for mono, value in other.items()}
+        self.opaque = True
+        lead = base[min(base)]
+        scaled: Form = {mono: Fraction(value) / lead for mono, value in base.items()}
+        return {((f"({text(scaled)})", -1),): Fraction(1) / lead}
+
+    def spend(self, steps: int) -> None:
+        """Count work; over the budget the answer is refused, not computed."""
+        self.steps -= steps
+        if self.steps < 0:
+            raise TooBig("it takes too many steps to expand")
+
+
+def _constant(value: Rational) -> Form:
+    return {(): _plain(value)} if value else {}
+
+
+def _plain(value: Rational) -> Rational:
+    """A whole number as such: whole numbers are what sums and products are quick with."""
+    return value.numerator if value.denominator == 1 else value
+
+
+def _gather(total: Form, mono: Monomial, value: Rational) -> None:
+    new = total.get(mono, 0) + value
+    if new:
+        total[mono] = new
+    else:
+        total.pop(mono, None)
+
+
+def _product(a: Monomial, b: Monomial, value: Rational) -> tuple[Monomial, Rational]:
+    """The product of two monomials, and of their factors."""
+    if not a or not b:
+        return a or b, value
+    powers = dict(a)
+    for atom, exponent in b:
+        powers[atom] = powers.get(atom, 0) + exponent
+    return _reduced(powers, value)
+
+
+def _form(powers: dict[str, Rational], value: Rational) -> Form:
+    mono, factor = _reduced(powers, value)
+    return {mono: _plain(factor)} if factor else {}
+
+
+def _reduced(powers: dict[str, Rational], value: Rational) -> tuple[Monomial, Rational]:
+    """The monomial of these powers, and its factor: i to the fourth is 1, a prime's exponent lies in [0, 1)."""
+    for atom in [atom for atom in powers if atom == "i" or atom[0] == "#"]:
+        exponent = powers[atom]
+        if atom != "i":
+            whole = math.floor(exponent)
+            if abs(whole) > MAX_BITS // 16:
+                raise TooBig("a power in it is too large")
+            if whole:
+                value = _plain(value * Fraction(int(atom[1:])) ** whole)
+                powers[atom] = exponent - whole
+        elif exponent.denominator == 1:
+            value = -value if exponent % 4 > 1 else value
+            powers[atom] = exponent % 2
+    return tuple(sorted((atom, exponent) for atom, exponent in powers.items() if exponent)), value
+
+
+def _primes(value: Fraction) -> list[tuple[str, Rational]] | None:
+    """The prime powers of a rational; None when it does not factor quickly."""
+    found: list[tuple[str, Rational]] = []
+    for number, sign in ((value.numerator, 1), (value.denominator, -1)):
+        rest, prime = number, 2
+        if rest.bit_length() > 256:
+            return None
+        while prime * prime <= rest and prime < 3000:
+            count = 0
+            while rest % prime == 0:
+                rest //= prime
+                count += 1
+            if count:
+                found.append((f"#{prime}", sign * count))
+            prime += 1 if prime == 2 else 2
+        if rest > 1:
+            if prime * prime <= rest:
+                return None
+            found.append((f"#{rest}", sign))
+    return found
+
+
+def text(form: Form) -> str:
+    """A form as one canonical string."""
+    rows = sorted("*".join([str(value), *(f"{atom}^{e}" for atom, e in mono)]) for mono, value in form.items())
+    joined = "+".join(rows) or "0"
+    if len(joined) > 20_000:
+        raise TooBig("it is too long when written out")
+    return joined
+
+
+def compare(a: Tree, b: Tree, steps: int = STEPS) -> bool | None:
+    """Whether two expressions are equal by their normal forms; None when the forms do not decide."""
+    normaliser = Normaliser(steps)
+    left, right = normaliser.form(a), normaliser.form(b)
+    if left == right:
+        return True
+    return None if normaliser.opaque else False

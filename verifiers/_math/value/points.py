@@ -1,0 +1,282 @@
+"""Numbers for expressions: values at sample points, to many digits, with every cost capped beforehand.
+
+Used to tell two expressions apart (a difference at one point is proof) and to order end points and round decimals.
+mpmath contexts are not safe to share, so each thread has its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from fractions import Fraction
+from typing import Any
+
+from mpmath.ctx_mp import MPContext
+
+from rlvr.verifiers._math.read.tree import TooBig, Tree, symbols, walk
+from rlvr.verifiers._math.value.exact import NotFinite, exact
+
+_LOCAL = threading.local()
+MAX_WORDS = 400
+DIGITS = 60
+MAX_DIGITS = 1_200
+POINTS = 6
+
+
+SCALES = (1, 3, 20, Fraction(1, 9), 7, 300)
+"""How far from zero the sample points lie."""
+
+
+class Undecided(Exception):
+    """There is no numeric rule for a part of the expression."""
+
+
+def context() -> Any:
+    """The thread's own arithmetic."""
+    if not hasattr(_LOCAL, "mp"):
+        _LOCAL.mp = MPContext()
+    return _LOCAL.mp
+
+
+def digits_needed(*trees: Tree) -> int:
+    """How many digits tell these expressions apart: sixty, and room for every numeral and power in them."""
+    total = DIGITS
+    for tree in trees:
+        for node in walk(tree):
+            if node[0] in ("num", "dec"):
+                total += len(bin(node[1])) // 3 + abs(node[2] if node[0] == "dec" else 0)
+            elif node[0] == "pow":
+                exponent = exact(node[2])
+                base = exact(node[1])
+                if exponent is not None and base is not None:
+                    total += int(abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length())) // 3
+    if total > MAX_DIGITS:
+        raise TooBig(f"telling it apart takes more than {MAX_DIGITS} digits")
+    return total
+
+
+class Evaluator:
+    """Values of trees at one point."""
+
+    def __init__(self, digits: int, point: dict[str, Fraction]) -> None:
+        self.mp = context()
+        self.digits = digits
+        self.point = point
+        self.largest = 0
+        """The largest binary exponent met: what cancellation has to be measured against."""
+
+    def value(self, tree: Tree) -> Any:
+        """The value as an mpmath number."""
+        old = self.mp.prec
+        self.mp.dps = self.digits
+        try:
+            found = self.mp.convert(self._value(tree))
+        except (ZeroDivisionError, ValueError, OverflowError) as error:
+            raise NotFinite("it has no finite value") from error
+        finally:
+            self.mp.prec = old
+        if not self.mp.isfinite(found):
+            raise NotFinite("it has no finite value")
+        return found
+
+    def _value(self, tree: Tree) -> Any:
+        found = self._node(tree)
+        size = self.mp.mag(found) if found else 0
+        if abs(size) > 4_000_000:
+            raise TooBig("a number in it is too large")
+        self.largest = max(self.largest, int(size))
+        return found
+
+    def _node(self, tree: Tree) -> Any:
+        mp, op = self.mp, tree[0]
+        if op in ("num", "dec", "sum", "prod"):
+            value = exact(tree)
+            if value is None:
+                return self._stop(tree)
+            return mp.mpf(value.numerator) / value.denominator
+        if op == "const":
+            return {"pi": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}[tree[1]] if tree[1] in ("pi", "e", "i") else self._stop(tree)
+        if op == "sym":
+            at = self.point.get(tree[1])
+            return mp.mpf(at.numerator) / at.denominator if at is not None else self._stop(tree)
+        if op == "add":
+            return mp.fsum(self._value(arg) for arg in tree[1:])
+        if op == "mul":
+            return mp.fprod(self._value(arg) for arg in tree[1:])
+        if op == "neg":
+            return -self._value(tree[1])
+        if op == "div":
+            return self._value(tree[1]) / self._value(tree[2])
+        if op == "percent":
+            return self._value(tree[1]) / 100
+        if op == "unit" and tree[2] in ("degree", "degrees"):
+            return self._value(tree[1]) * mp.pi / 180
+        if op == "pow":
+            return self._power(self._value(tree[1]), self._value(tree[2]), tree)
+        if op == "root":
+            return self._root(self._value(tree[1]), self._value(tree[2]))
+        if op == "fact":
+            return mp.gamma(self._small(self._value(tree[1]), 10_000) + 1)
+        if op == "binom":
+            return mp.binomial(self._small(self._value(tree[1]), 10_000), self._small(self._value(tree[2]), 10_000))
+        return self._function(tree) if op == "fun" else self._stop(tree)
+
+    def _power(self, base: Any, exponent: Any, tree: Tree) -> Any:
+        if base == 0:
+            if self.mp.re(exponent) > 0:
+                return self.mp.mpf(0)
+            raise NotFinite("it raises zero to a power that is not positive")
+        if abs(exponent) * (abs(self.mp.mag(base)) + 1) > 3_000_000:
+            raise TooBig("a power in it is too large")
+        power = exact(tree[2])
+        if (
+            power is not None
+            and power.denominator % 2
+            and power.denominator > 1
+            and self.mp.im(base) == 0
+            and base < 0
+            and power.denominator < 99
+        ):
+            sign = -1 if power.numerator % 2 else 1
+            return sign * self.mp.power(-base, exponent)
+        return self.mp.power(base, exponent)
+
+    def _root(self, base: Any, degree: Any) -> Any:
+        if degree == 0 or abs(degree) > 100:
+            raise NotFinite("there is no such root")
+        real = self.mp.im(base) == 0
+        if real and base < 0 and degree == int(self.mp.re(degree)) and int(self.mp.re(degree)) % 2:
+            return -self.mp.power(-base, 1 / self.mp.mpf(degree))
+        return self.mp.power(base, 1 / degree) if base else base
+
+    def _small(self, value: Any, limit: int) -> Any:
+        if abs(value) > limit:
+            raise TooBig(f"an argument in it is over {limit}")
+        return value
+
+    def _function(self, tree: Tree) -> Any:
+        mp, name = self.mp, tree[1]
+        if name == "det":
+            return self._determinant(tree[2])
+        args = [self._value(arg) for arg in tree[2:]]
+        if name in ("max", "min", "gcd", "lcm"):
+            return self._stop(tree)
+        (x,) = args
+        if name == "abs":
+            return abs(x)
+        rule = _FUNCTIONS.get(name)
+        if rule is None:
+            return self._stop(tree)
+        return getattr(mp, rule)(self._small(x, 10**30) if name not in ("ln", "floor", "ceil") else x)
+
+    def _determinant(self, tree: Tree) -> Any:
+        if tree[0] != "matrix" or len(tree[1]) != len(tree[1][0]) or len(tree[1]) > 6:
+            return self._stop(tree)
+        rows = [[self._value(cell) for cell in row] for row in tree[1]]
+        result = self.mp.mpf(1)
+        for k in range(len(rows)):
+            pivot = max(range(k, len(rows)), key=lambda r: abs(rows[r][k]))
+            if not rows[pivot][k]:
+                return self.mp.mpf(0)
+            if pivot != k:
+                rows[k], rows[pivot], result = rows[pivot], rows[k], -result
+            result *= rows[k][k]
+            for r in range(k + 1, len(rows)):
+                part = rows[r][k] / rows[k][k]
+                rows[r] = [a - part * b for a, b in zip(rows[r], rows[k], strict=True)]
+        return result
+
+    def _stop(self, tree: Tree) -> Any:
+        raise Undecided(f"there is no rule for {tree[1] if tree[0] in ('fun', 'const', 'sym') else tree[0]}")
+
+
+_FUNCTIONS = {
+    name: name
+    for name in [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "sinh",
+        "cosh",
+        "tanh",
+        "coth",
+        "sech",
+        "csch",
+        "floor",
+        "ceil",
+        "exp",
+        "arg",
+        "sgn",
+        "erf",
+    ]
+}
+_FUNCTIONS |= {"ln": "ln", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc"}
+_FUNCTIONS |= {"asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "Re": "re", "Im": "im", "sgn": "sign", "Gamma": "gamma"}
+
+
+def sample(names: frozenset[str], turn: int, salt: int) -> dict[str, Fraction]:
+    """A point for these letters, the same in every process: mixed signs, no small integers, moved by the expressions themselves."""
+    point = {}
+    for place, name in enumerate(sorted(names)):
+        seed = (place * 7919 + turn * 104_729 + salt + 31_337) * 48_271 % 2_147_483_647
+        sign = -1 if turn % 2 and (place + turn) % 3 != 0 else 1
+        point[name] = sign * (Fraction(seed % 9973, 9973) + Fraction(1, 7)) * SCALES[turn]
+    return point
+
+
+def differ(a: Tree, b: Tree) -> bool | None:
+    """True: the two differ somewhere. False: they agree to all digits at every point tried. None: no rule decides."""
+    names = symbols(a) | symbols(b)
+    digits = digits_needed(a, b)
+    salt = zlib.crc32(repr((a, b)).encode())
+    tried = 0
+    on_reals = bool(names) and not any(node == ("const", "i") for tree in (a, b) for node in walk(tree))
+    for turn in range(POINTS if names else 1):
+        point = sample(names, turn, salt)
+        left, right = Evaluator(digits, point), Evaluator(digits, point)
+        try:
+            x = left.value(a)
+            y = right.value(b)
+        except Undecided:
+            return None
+        except NotFinite:
+            if not names:
+                raise
+            continue
+        if on_reals and left.mp.im(x) and left.mp.im(y):
+            continue  # outside the real domain of both
+        tried += 1
+        if not close(x, y, max(left.largest, right.largest), digits):
+            return True
+    return False if tried else None
+
+
+def close(x: Any, y: Any, largest: int, digits: int) -> bool:
+    """Whether two values agree to all but a dozen of their digits, cancellation counted."""
+    mp = context()
+    if x == y:
+        return True
+    old = mp.prec
+    mp.dps = digits
+    try:
+        gap = mp.mag(x - y)
+        return bool(gap < max(mp.mag(x) if x else -(10**9), mp.mag(y) if y else -(10**9)) - 3.33 * (digits - 15)) or bool(
+            gap < largest - 3.33 * (digits - 8) and largest > 0
+        )
+    finally:
+        mp.prec = old
+
+
+def real(tree: Tree, digits: int = DIGITS) -> Any | None:
+    """The value of an expression without letters as a real number; None when it has none."""
+    try:
+        value = Evaluator(digits, {}).value(tree)
+    except (Undecided, NotFinite, TooBig):
+        return None
+    mp = context()
+    if mp.im(value) != 0:
+        return None
+    return mp.re(value)

@@ -1,0 +1,296 @@
+"""Algebra in processes of its own, kept warm, killed when they overrun.
+
+A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each. Trees are
+all that crosses: no pickle, no text of the answer.
+
+Blame goes by processor time. A worker that used up its share of CPU was given too much: the answer's fault (`Overrun`). One that
+died, or hardly ran, was unlucky: a fresh worker gets the same question again, several times, before anybody says `Lost`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import rlvr
+from rlvr.verifiers._math.read.tree import Tree
+
+MAIN = Path(__file__).with_name("worker_main.py")
+RETRIES = 8
+PATIENCE = 20.0
+"""Wall-clock seconds per attempt, as a multiple of the CPU budget: only a machine that stands still runs into it."""
+WINDOWS = 40
+"""How many such spells a worker that makes progress is waited for."""
+CRAWL = 0.002
+"""The share of a processor below which a worker stands still."""
+START_S = 120.0
+START_TRIES = 3
+WAIT_S = 300.0
+REPLY_LIMIT = 65_536
+
+
+class Overrun(Exception):
+    """The question used up its processor time or memory: it is too much, whoever asks."""
+
+
+class Lost(Exception):
+    """Worker after worker died or never got to run: the machine is to blame."""
+
+
+Home: TypeAlias = "queue.LifoQueue[Worker | Lost]"
+"""Workers that wait for a question, and word of those that did not start."""
+
+
+class Worker:
+    """One process and its two pipes."""
+
+    def __init__(self, memory_mb: int, home: Home) -> None:
+        self.home = home
+        """Where it waits for questions."""
+        paths = [str(Path(rlvr.__file__).parents[1]), *(p for p in sys.path if p)]
+        command = [sys.executable, "-I", "-B", str(MAIN), str(memory_mb), json.dumps(paths)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
+        )
+        self._buffer = b""
+
+    def greet(self) -> None:
+        """Wait until it has loaded what it needs."""
+        try:
+            self._line(time.monotonic() + START_S)
+        except (OSError, EOFError, TimeoutError, ValueError) as error:
+            raise Lost(f"a worker does not start: {error}") from error
+
+    def ask(self, question: dict[str, Any], wall_s: float) -> dict[str, Any]:
+        """One question, one reply; raises when the worker is gone or silent."""
+        stdin = self.process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps(question).encode() + b"\n")
+        stdin.flush()
+        used = self.cpu()
+        for _ in range(WINDOWS):
+            try:
+                reply = json.loads(self._line(time.monotonic() + wall_s))
+                break
+            except TimeoutError:
+                before, used = used, self.cpu()
+                if before is None or used is None or used - before < CRAWL * wall_s:
+                    raise  # it stands still; a worker that is only slow is waited for
+        else:
+            raise TimeoutError("it never came to an end")
+        assert isinstance(reply, dict)
+        return reply
+
+    def _line(self, deadline: float) -> bytes:
+        stdout: IO[bytes] | None = self.process.stdout
+        assert stdout is not None
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            poll = select.poll()
+            poll.register(stdout, select.POLLIN)
+            if left <= 0 or not poll.poll(1000 * left):
+                raise TimeoutError("it does not answer in time")
+            piece = os.read(stdout.fileno(), 65_536)
+            if not piece or len(self._buffer) > REPLY_LIMIT:
+                raise EOFError("it ended without a word")
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def cpu(self) -> float | None:
+        """The processor seconds used so far; None where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def kill(self) -> int | None:
+        """End the process now; the exit status."""
+        self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            return self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class Budget:
+    """What is left, in processor seconds, for one answer.
+
+    >>> Budget(1.0).left
+    1.0
+    """
+
+    def __init__(self, cpu_s: float) -> None:
+        self.left = cpu_s
+
+
+class Pool:
+    """A few warm workers that any thread may use: started when they are needed, or by `warm`; gone with `close`."""
+
+    def __init__(self, size: int = 1, *, cpu_s: float = 1.0, memory_mb: int = 1024, patience: float = PATIENCE) -> None:
+        self.size, self.cpu_s, self.memory_mb, self.patience = size, cpu_s, memory_mb, patience
+        self._open()
+
+    def _open(self) -> None:
+        self._idle: Home = queue.LifoQueue()
+        self._missing = self.size
+        self._live: set[Worker] = set()
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _end_all, self._live, self._owner)
+
+    def _adopt(self) -> None:
+        """After a fork the workers are the parent's: their pipes must not be shared."""
+        if os.getpid() != self._owner:
+            self._open()
+
+    def budget(self) -> Budget:
+        """A new answer's allowance."""
+        return Budget(self.cpu_s)
+
+    def pids(self) -> list[int]:
+        """The processes that are alive now."""
+        return [worker.process.pid for worker in list(self._live)]
+
+    def warm(self, most: int | None = None) -> None:
+        """Start missing workers in the background; nobody waits who does not need one."""
+        self._adopt()
+        with self._lock:
+            count = self._missing if most is None else min(most, self._missing)
+            self._missing -= count
+        for _ in range(count):
+            try:
+                threading.Thread(target=self._start, args=[self._idle], daemon=True).start()
+            except RuntimeError as error:
+                self._idle.put(Lost(f"a worker does not start: {error}"))
+
+    def equal(self, a: Tree, b: Tree, budget: Budget) -> bool | None:
+        """Whether two expressions are equal; None when algebra cannot tell."""
+        if budget.left <= 0:
+            raise Overrun("its time for algebra is used up")
+        question = {"a": a, "b": b, "cpu_s": budget.left}
+        trouble = "it was never tried"
+        for attempt in range(RETRIES):
+            worker = self._borrow()
+            start = worker.cpu() or 0.0
+            try:
+                reply = worker.ask(question, max(0.25 * self.patience, self.patience * budget.left))
+            except (OSError, EOFError, TimeoutError, ValueError) as error:
+                used = (worker.cpu() or start) - start
+                status = self._bury(worker)
+                if worker.home is not self._idle:
+                    raise Lost("the pool was closed") from error
+                trouble = f"{type(error).__name__}, exit status {status}"
+                if used >= 0.9 * budget.left or (attempt and status in (-24, -25)):
+                    budget.left = 0.0
+                    raise Overrun(f"algebra takes more than {self.cpu_s:g} s of processor time") from error
+                continue
+            except BaseException:
+                self._bury(worker)
+                raise
+            budget.left -= float(reply.get("cpu", 0.0))
+            worker.home.put(worker)
+            if reply.get("over"):
+                budget.left = 0.0
+                raise Overrun(str(reply["over"])[:200])
+            same = reply.get("same")
+            return same if isinstance(same, bool) else None
+        raise Lost(f"{RETRIES} workers in a row gave no answer ({trouble})")
+
+    def _borrow(self) -> Worker:
+        self._adopt()
+        home, failed, end = self._idle, 0, time.monotonic() + WAIT_S
+        while True:
+            if home.empty():
+                self.warm(1)
+            try:
+                found = home.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty as error:
+                raise Lost(f"no worker came free in {WAIT_S:g} s") from error
+            if home is not self._idle:
+                home.put(found)  # for the next one who still waits
+                raise Lost("the pool was closed")
+            if isinstance(found, Lost):
+                failed += 1
+                with self._lock:
+                    self._missing += 1
+                if failed == START_TRIES:
+                    raise found
+            elif found.process.poll() is None:
+                return found
+            else:
+                self._bury(found)
+
+    def _start(self, home: Home) -> None:
+        """Put a new worker, or word of why there is none, where workers wait; that one was killed meanwhile says nothing."""
+        found: Worker | Lost = Lost("no worker survives its start")
+        for _ in range(RETRIES):
+            try:
+                worker = Worker(self.memory_mb, home)
+            except OSError as error:
+                found = Lost(f"a worker does not start: {error}")
+                break
+            self._live.add(worker)
+            try:
+                worker.greet()
+            except Lost as error:
+                if self._end(worker) == -signal.SIGKILL and home is self._idle:
+                    continue
+                found = error
+            else:
+                found = worker
+            break
+        home.put(found)
+        if isinstance(found, Worker) and home is not self._idle:  # closed meanwhile
+            self._end(found)
+
+    def _bury(self, worker: Worker) -> int | None:
+        """End a worker; another one is started at once."""
+        status = self._end(worker)
+        with self._lock:
+            self._missing += worker.home is self._idle
+        self.warm(1)
+        return status
+
+    def _end(self, worker: Worker) -> int | None:
+        status = worker.kill()
+        self._live.discard(worker)
+        return status
+
+    def close(self) -> None:
+        """End every worker; the pool starts new ones if it is used again."""
+        if os.getpid() != self._owner:
+            return
+        with self._lock:
+            closed, self._idle, self._missing = self._idle, queue.LifoQueue(), self.size
+        closed.put(Lost("the pool was closed"))
+        for worker in list(self._live):
+            self._end(worker)
+
+
+def _end_all(live: set[Worker], owner: int) -> None:
+    if os.getpid() == owner:
+        for worker in list(live):
+            worker.kill()
+        live.clear()
+
+
+def _environment() -> dict[str, str]:
+    keep = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    return keep | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
