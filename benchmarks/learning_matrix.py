@@ -99,7 +99,7 @@ def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
     from rlvr.learn.crew import enlist
     from rlvr.learn.one_step import one_step
     from rlvr.runs.runlog import RunLog
-    from tests.learning import turned
+    from tests.fixtures.learning import turned
 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         crew = crew_of(cell.seed, stack, preset=cell.preset, warm=warm)
@@ -123,7 +123,7 @@ def result(cell: Cell, warm: Path) -> dict[str, Any]:
     """Run one cell, in a process with one thread."""
     import torch
 
-    from tests.learning import learn
+    from tests.fixtures.learning import learn
 
     torch.set_num_threads(1)
     began, steps = time.process_time(), STEPS[cell.world]

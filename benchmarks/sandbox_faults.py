@@ -30,13 +30,13 @@ from rich.console import Console
 from rich.table import Table
 
 from rlvr.plugins.registry import build
-from rlvr.sandbox._outside import channel as _channel
-from rlvr.sandbox._outside import engine as _engine
+from rlvr.sandbox._outside import channel
+from rlvr.sandbox._outside import engine as docker_engine
 from rlvr.task import Fault, Task, Verdict, user
 
 SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "engine"
 WALL_S = 2.0
-DEADLINE_S = _channel.HARD * WALL_S + _channel.PATIENCE_S + _channel.AFTER_S
+DEADLINE_S = channel.HARD * WALL_S + channel.PATIENCE_S + channel.AFTER_S
 RIGHT = "import time\ntime.sleep(0.2)\nprint(int(input()) ** 2)"
 WRONG = RIGHT.replace("** 2", "** 3")
 REFERENCE = {"kind": "stdio", "cases": [{"stdin": "7", "stdout": "49"}], "limits": {"wall_s": WALL_S}}
@@ -86,9 +86,9 @@ def engine() -> Iterator[Engine]:
 
 def save_image(path: Path) -> None:
     """The files of the first engine's image, as one archive."""
-    client = _engine.connect()
+    client = docker_engine.connect()
     try:
-        container = client.containers.create(_engine.IMAGE, ["true"], network_mode="none")
+        container = client.containers.create(docker_engine.IMAGE, ["true"], network_mode="none")
         with path.open("wb") as file:
             file.writelines(container.export())
         container.remove()
@@ -138,7 +138,7 @@ class Hands:
 
     def each(self, work: Callable[[Any], object]) -> None:
         """Do something to every container that runs now."""
-        client = _engine.connect()
+        client = docker_engine.connect()
         try:
             for name in self.sandbox.containers():
                 work(client.containers.get(name))
@@ -190,7 +190,7 @@ def main() -> None:
                     rows[name] = batch(verifier, given.count, given.threads, broken)
                 after = batch(verifier, given.count, given.threads, None)
                 rows[name]["after"] = {key: after[key] for key in ("judged", "wrong", "none", "longest_s")}
-        client = _engine.connect()
+        client = docker_engine.connect()
         left = len(client.containers.list(all=True))
         client.close()
     show(rows)

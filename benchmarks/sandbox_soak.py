@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rlvr.contracts import Limits, Program, Sandbox, Stop
 from rlvr.plugins.registry import build
-from rlvr.sandbox._outside import engine as _engine
+from rlvr.sandbox._outside import engine
 from tests.attacks.harm import HARM
 from tests.attacks.task import LIMITS
 
@@ -45,16 +45,16 @@ def descriptors() -> int:
 
 def containers() -> int:
     """Containers with our label, of anybody."""
-    client = _engine.connect()
+    client = engine.connect()
     try:
-        return len(client.containers.list(all=True, filters={"label": _engine.LABEL}, ignore_removed=True))
+        return len(client.containers.list(all=True, filters={"label": engine.LABEL}, ignore_removed=True))
     finally:
         client.close()
 
 
 def inside(sandbox: Any) -> int:
     """Processes in the sandbox's containers beyond the supervisor and the zygote of each."""
-    client = _engine.connect()
+    client = engine.connect()
     try:
         return sum(len(client.containers.get(name).top()["Processes"]) - 2 for name in sandbox.containers())
     finally:

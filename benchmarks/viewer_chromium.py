@@ -20,8 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rlvr.viewer.view import view
-from tests.browser import Chromium, Page
-from tests.recorded import recorded_run
+from tests.fixtures.browser import Chromium, Page
+from tests.fixtures.recorded import recorded_run
 
 PAINT_S, FILTER_MS = 1.5, 200.0
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"

@@ -11,7 +11,7 @@ import pytest
 
 from rlvr.contracts import Sandbox
 from rlvr.errors import RlvrError
-from tests import browser
+from tests.fixtures import browser
 
 
 @lru_cache(maxsize=1)

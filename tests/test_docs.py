@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
+from tests.fixtures.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
 
 MAKE = f"make -s -C {ROOT} -o setup VENV={sys.prefix}"
 INSTEAD = {

@@ -21,7 +21,7 @@ from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.plugins.registry import entries
 
-FOLDER = Path(__file__).parents[1] / "suites"
+FOLDER = Path(__file__).parent / "suites"
 
 
 class Item(Section):

@@ -24,7 +24,7 @@ from rlvr.learn.trackers import checked_trackers
 from rlvr.learn.update.heap import keep_freed_memory
 
 T = TypeVar("T")
-LAUNCH = Path(__file__).parent.parent / "launch"
+LAUNCH = Path(__file__).parent / "launch"
 """Configurations for `accelerate launch`."""
 
 

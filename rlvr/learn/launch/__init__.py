@@ -1,0 +1,1 @@
+"""Launch configurations for `accelerate launch`: one process, FSDP2, DeepSpeed."""

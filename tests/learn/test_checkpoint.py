@@ -1,0 +1,144 @@
+"""Checkpoints: whole or not at all, and loaded by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlvr.config.config import ModelConfig
+from rlvr.errors import ConfigError, NotFound, RlvrError
+from rlvr.learn import checkpoint
+from rlvr.learn.checkpoint import Progress
+from rlvr.mdp.tokenizers import CharTokenizer, HFTokenizer, tokenizer_from
+from rlvr.model.weights import exported, model_from
+from tests.fixtures.tiny import MODEL
+from tests.fixtures.worlds import DIGITS
+
+TOKENIZER = CharTokenizer(DIGITS)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return model_from(ModelConfig(config=MODEL), TOKENIZER, seed=1)
+
+
+def saved(folder: Path, model: Any, step: int) -> Path:
+    return checkpoint.save(folder, model, exported(TOKENIZER), {"x": torch.arange(3)}, Progress(step, {"metrics.jsonl": step}, {"a": 0.5}))
+
+
+def test_what_was_saved_is_what_is_read(tmp_path: Path, model: Any) -> None:
+    saved(tmp_path, model, 5)
+    state, progress = checkpoint.read(checkpoint.newest(tmp_path))
+    assert progress == Progress(5, {"metrics.jsonl": 5}, {"a": 0.5}) and torch.equal(state["x"], torch.arange(3))
+    last = tmp_path / "checkpoints" / "last"
+    loaded = AutoModelForCausalLM.from_pretrained(last)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.state_dict().values(), model.state_dict().values(), strict=True))
+    tokenizer = HFTokenizer(AutoTokenizer.from_pretrained(last))
+    conversation: Any = [{"role": "user", "content": "12+3="}, {"role": "assistant", "content": "15"}, {"role": "user", "content": "x"}]
+    assert tokenizer.render(conversation) == TOKENIZER.render(conversation) and tokenizer.stop_ids == TOKENIZER.stop_ids
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_saved_character_tokenizer_comes_back_as_itself(tmp_path: Path, family: str) -> None:
+    tokenizer = CharTokenizer("01 x\n<")
+    checkpoint.save(
+        tmp_path, model_from(ModelConfig(config=MODEL | {"model_type": family}), tokenizer), exported(tokenizer), {}, Progress(1)
+    )
+    loaded = tokenizer_from(str(tmp_path / "checkpoints" / "last"))
+    assert loaded.encode("0 1\n<x?") == tokenizer.encode("0 1\n<x?") and loaded.vocab_size == tokenizer.vocab_size
+    assert loaded.decode([4, 6, 5, 8, 0]) == tokenizer.decode([4, 6, 5, 8, 0]) and loaded.render_reply("1") == tokenizer.render_reply("1")
+    everybody_s = AutoTokenizer.from_pretrained(tmp_path / "checkpoints" / "last")  # as servers load it: a class of its own for qwen2
+    assert everybody_s.encode("0 1\n<x") == tokenizer.encode("0 1\n<x") and everybody_s.decode([4, 6, 5, 8]) == "0 1\n"
+
+
+def test_two_are_kept_and_last_is_the_newest(tmp_path: Path, model: Any) -> None:
+    for step in (1, 2, 3):
+        saved(tmp_path, model, step)
+    home = tmp_path / "checkpoints"
+    assert sorted(p.name for p in home.glob("step-*")) == ["step-000002", "step-000003"]
+    assert (home / "last").resolve().name == "step-000003"
+
+
+def test_they_are_ordered_by_number_and_what_is_not_ours_is_left_alone(tmp_path: Path, model: Any) -> None:
+    mine = tmp_path / "checkpoints" / "step-000001-the-good-one"
+    mine.mkdir(parents=True)
+    assert not checkpoint.any_in(tmp_path)
+    for step in (999_950, 999_999, 1_000_000):
+        saved(tmp_path, model, step)
+    assert [place.name for place in checkpoint.whole_ones(tmp_path)] == ["step-1000000", "step-999999"] and mine.is_dir()
+    assert checkpoint.newest(tmp_path).name == "step-1000000"
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "learner.pt", "progress.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["cut", "gone", "flipped"])
+def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, model: Any, file: str, how: str) -> None:
+    older = saved(tmp_path, model, 1)
+    path = saved(tmp_path, model, 2) / file
+    data = bytearray(path.read_bytes())
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert checkpoint.torn(tmp_path / "checkpoints" / "step-000002")
+    assert checkpoint.newest(tmp_path) == older
+
+
+def test_nothing_to_resume_from_is_said(tmp_path: Path, model: Any) -> None:
+    with pytest.raises(NotFound, match="none was written yet"):
+        checkpoint.newest(tmp_path)
+    (saved(tmp_path, model, 1) / "learner.pt").unlink()
+    with pytest.raises(NotFound, match="1 found, none of them whole"):
+        checkpoint.newest(tmp_path)
+
+
+def test_a_file_that_is_no_state_is_refused_and_never_unpickled(tmp_path: Path, model: Any) -> None:
+    import pickle
+
+    class Canary:
+        def __reduce__(self) -> tuple[Any, tuple[str]]:
+            return (print, ("unpickled",))
+
+    place = saved(tmp_path, model, 1)
+    (place / "learner.pt").write_bytes(pickle.dumps({"learner": Canary()}))
+    with pytest.raises(ConfigError, match="no checkpoint of this version"):
+        checkpoint.read(place)
+
+
+def test_half_written_leavings_are_swept(tmp_path: Path, model: Any) -> None:
+    saved(tmp_path, model, 1)
+    home = tmp_path / "checkpoints"
+    (home / ".step-000002.part").mkdir()
+    (home / ".step-000002.part" / "model.safetensors").write_bytes(b"half")
+    (home / ".last.part").symlink_to("step-000002")
+    checkpoint.clean(tmp_path)
+    assert sorted(p.name for p in home.iterdir()) == ["last", "step-000001"]
+
+
+def test_one_that_finds_no_room_says_so_and_takes_none(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = saved(tmp_path, model, 1)
+
+    def full(_: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos")  # what torch says of a full disk
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RlvrError, match=r"step 2 could not be written to .* GB are left: .* make room, then go on with --resume"):
+        saved(tmp_path, model, 2)
+    assert sorted(p.name for p in older.parent.iterdir()) == ["last", "step-000001"] and checkpoint.newest(tmp_path) == older
+
+
+def test_a_tokenizer_with_several_chat_templates_is_saved_and_guarded(tmp_path: Path, model: Any) -> None:
+    tokenizer = exported(TOKENIZER)
+    tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
+    place = checkpoint.save(tmp_path, model, tokenizer, {}, Progress(1))
+    [other] = [path for path in place.rglob("*") if path.is_file() and path.parent != place]  # transformers writes a folder
+    assert not checkpoint.torn(place)
+    other.write_text("spoiled", "utf-8")
+    assert other.name in checkpoint.torn(place)

@@ -1,0 +1,364 @@
+"""The loop, run for real on a tiny model: what it writes, what it refuses, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+from safetensors.torch import load_file
+
+from rlvr.config.config import load
+from rlvr.errors import CheckFailed, ConfigError, NotFound
+from rlvr.learn.banner import banner
+from rlvr.learn.crew import assemble
+from rlvr.learn.train import TrainReport, train
+from rlvr.learn.update.learner import Learner, Optimization
+from rlvr.plugins.registry import entries
+from rlvr.rollout.replay import replay
+from rlvr.runs.owner import NOTE, place
+from rlvr.runs.runlog import RunLog, alone_in, config_of, rows_of
+from tests.fixtures.tiny import MODEL, tiny_run
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, *, resume: bool = False, **changes: Any) -> TrainReport:
+    return train(tiny_run(**changes), out=folder, resume=resume, console=Console(file=io.StringIO()))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / "last" / "model.safetensors")
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainReport]:
+    folder = tmp_path_factory.mktemp("run") / "a"
+    return folder, run(folder, train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+
+
+def test_everything_is_written(finished: tuple[Path, TrainReport]) -> None:
+    folder, report = finished
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "config.yaml", "versions.json", "metrics.jsonl", "timings.jsonl", "episodes.jsonl", "checkpoints", "reward.png", "report.json",
+    }  # fmt: skip
+    assert json.loads((folder / "report.json").read_text()) == report.record()
+    assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert config_of(folder) == tiny_run(train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+
+
+def test_the_logs_have_a_line_a_step_and_a_line_an_episode(finished: tuple[Path, TrainReport]) -> None:
+    folder, _ = finished
+    metrics, episodes = (list(rows_of(folder / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4] and len(episodes) == 4 * 16
+    for row in metrics:
+        mine = [e["reward"] for e in episodes if e["step"] == row["step"]]
+        assert row["reward"] == pytest.approx(sum(mine) / len(mine))
+        assert {"loss", "grad_norm", "reward_std", "frac_reward_zero_std", "completions/mean_length"} <= row.keys()
+    groups: dict[str, set[str]] = {}
+    for e in episodes:
+        groups.setdefault(e["group"], set()).add(e["task_id"])
+    assert len(groups) == 16 and all(len(tasks) == 1 for tasks in groups.values())
+    assert any(e["advantage"] != 0 for e in episodes) and all(e["verdict"]["reason"] for e in episodes)
+
+
+def test_an_episode_records_how_the_trainer_found_its_tokens(finished: tuple[Path, TrainReport]) -> None:
+    episodes = list(rows_of(finished[0] / "episodes.jsonl"))
+    assert all((e["advantage"] != 0) == ("log_ratio" in e) for e in episodes), "what teaches nothing is never looked at"
+    seen = [e for e in episodes if "log_ratio" in e]
+    assert all(len(e["log_ratio"]) == len(e["tokens"]) for e in seen)
+    assert max(abs(ratio) for e in seen for ratio in e["log_ratio"]) < 1e-4, "the sampler has the trainer's weights"
+
+
+def test_every_recorded_episode_replays(finished: tuple[Path, TrainReport]) -> None:
+    found = replay(finished[0])
+    assert (found.episodes, found.mismatches) == (64, 0)
+
+
+def test_training_moves_the_weights_and_repeats_itself(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
+    run(tmp_path / "again", **settings)
+    run(tmp_path / "other", seed=1, **settings)
+    assert same(weights(finished[0]), weights(tmp_path / "again")) and not same(weights(finished[0]), weights(tmp_path / "other"))
+    assert (finished[0] / "metrics.jsonl").read_text() == (tmp_path / "again" / "metrics.jsonl").read_text()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from rlvr.learn.train import train
+from tests.fixtures.tiny import tiny_run
+train(tiny_run(train={"steps": 24, "learning_rate": 1e-3}, log={"save_every": 3}), out=Path(sys.argv[1]), resume=sys.argv[2] == "resume")
+"""
+
+
+def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 24, "learning_rate": 1e-3}, "log": {"save_every": 3}}
+    run(tmp_path / "whole", **settings)
+    folder = tmp_path / "killed"
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), "new"], cwd=ROOT, stdout=output, stderr=output)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if (folder / "metrics.jsonl").exists() and len((folder / "metrics.jsonl").read_text().splitlines()) >= 8:
+                break
+            time.sleep(0.01)
+        assert process.poll() is None, (tmp_path / "output").read_text()
+        process.kill()
+        process.wait(30)
+    assert not (folder / "report.json").exists()
+    run(folder, resume=True, **settings)
+    assert same(weights(folder), weights(tmp_path / "whole"))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert (folder / name).read_text() == (tmp_path / "whole" / name).read_text()
+    assert config_of(folder) == config_of(tmp_path / "whole")
+
+
+PRESETS = [entry.name for entry in entries("algorithm")]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+    minibatches = 1 if name in ("dpo", "kto") or name.startswith("online_") else 2
+    settings: dict[str, Any] = {
+        "algorithm": {"name": name},
+        "train": {"steps": 2, "learning_rate": 1e-3, "minibatches_per_step": minibatches},
+        "log": {"save_every": 1},
+    }
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(whole, **settings)
+    shutil.copytree(whole, cut, symlinks=True)
+    shutil.rmtree(cut / "checkpoints" / "step-000002")
+    (cut / "report.json").unlink()
+    run(cut, resume=True, **settings)
+    assert same(weights(whole), weights(cut)) and (whole / "metrics.jsonl").read_text() == (cut / "metrics.jsonl").read_text()
+    initial = load_file(whole / "checkpoints" / "step-000001" / "model.safetensors")
+    assert not same(weights(whole), initial)
+
+
+EVERYTHING: dict[str, Any] = {
+    "algorithm": {"name": "dapo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "dynamic_sampling_rounds": 3},
+    "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"by": "carries", "candidates": 3}},
+    "train": {"steps": 4, "learning_rate": 1e-3, "minibatches_per_step": 2},
+    "env": {"name": "tests/fixtures/worlds.py:Sums", "below": 12},
+    "log": {"save_every": 2},
+}
+"""Dynamic sampling, a curriculum, an adaptive KL and two minibatches a step, all at once."""
+
+
+def test_what_dynamic_sampling_and_the_curriculum_do_survives_a_resume(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(whole, **EVERYTHING)
+    shutil.copytree(whole, cut, symlinks=True)
+    shutil.rmtree(cut / "checkpoints" / "step-000004")
+    (cut / "report.json").unlink()
+    run(cut, resume=True, **EVERYTHING)
+    assert same(weights(whole), weights(cut))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert (whole / name).read_text() == (cut / name).read_text()
+    metrics, episodes = (list(rows_of(whole / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
+    assert max(row["dynamic_sampling/rounds"] for row in metrics) > 1 and len({row["beta"] for row in metrics}) == 4
+    assert metrics[-1]["curriculum/known"] == 2
+    for row in metrics:
+        mine = [e for e in episodes if e["step"] == row["step"]]
+        assert row["reward"] == pytest.approx(sum(e["reward"] for e in mine) / len(mine))  # before the filter
+        assert row["tokens/sampled"] == sum(sum(e["acted"]) for e in mine)
+        assert row["tokens/sampled"] == row["tokens/trained"] + row["tokens/masked"] + row["tokens/dropped"]
+        assert len([e for e in mine if "dropped" not in e]) == 16
+        assert len({e["group"] for e in mine}) == row["dynamic_sampling/groups"]
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.yaml").write_text(tiny_run(**settings).dump())
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "torn')
+    run(tmp_path / "a", resume=True, **settings)
+    assert same(weights(finished[0]), weights(tmp_path / "a"))
+
+
+def test_a_run_killed_while_it_made_its_folder_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
+    for name, resume in (("a", True), ("b", False)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".config.part").write_text("seed: 0\nen")
+        run(tmp_path / name, resume=resume, **settings)
+        assert same(weights(finished[0]), weights(tmp_path / name))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="no run folder"):
+        run(tmp_path / "c", resume=True, **settings)
+
+
+def test_verify_repeats_a_step_and_catches_one_that_differs(
+    finished: tuple[Path, TrainReport], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    killed = tmp_path / "temporary" / "rlvr-again-killed"
+    killed.mkdir(parents=True)
+    (killed / NOTE).write_text("|".join((*place(), str(os.getpid()), "1")))  # our number, but of another birth
+    settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
+    folder = tmp_path / "a"
+    shutil.copytree(finished[0], folder, symlinks=True)
+    said = io.StringIO()
+    train(tiny_run(**settings), out=folder, resume=True, verify=True, console=Console(file=said, width=200))
+    assert "step 3 repeated: 16 episodes" in said.getvalue()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(lines[2])
+    lines[2] = json.dumps(row | {"grad_norm": row["grad_norm"] * (1 + 1e-9)})
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(CheckFailed, match=r"step 3 .* its metrics grad_norm"):
+        train(tiny_run(**settings), out=folder, resume=True, verify=True, console=Console(file=io.StringIO()))
+    assert not list((tmp_path / "temporary").glob("rlvr-again-*"))
+
+
+def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        pass
+
+    logged: list[int] = []
+
+    def dying(whole: Any) -> Any:
+        def log(self: RunLog, first: Any, *rest: Any) -> None:
+            step = first["step"] if isinstance(first, dict) else first
+            if step in logged and step == 2:
+                raise Killed
+            logged.append(step)
+            whole(self, first, *rest)
+
+        return log
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(RunLog, "metrics", dying(RunLog.metrics))
+        patch.setattr(RunLog, "episodes", dying(RunLog.episodes))
+        run(tmp_path / "a", log={"save_every": 1})
+    said = io.StringIO()
+    config = tiny_run(log={"save_every": 1})
+    train(config, out=tmp_path / "a", resume=True, verify=True, console=Console(file=said, width=200))
+    assert "step 1 repeated: 16 episodes" in said.getvalue()
+
+
+def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
+    folder, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(ConfigError, match="never overwritten"):
+        run(folder)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_folder_in_which_another_process_trains_is_left_alone(finished: tuple[Path, TrainReport]) -> None:
+    folder, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with alone_in(folder), pytest.raises(ConfigError, match="another process is training in"):
+        run(folder, resume=True, train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.learning_rate: 0.001 -> 0.5"):
+        run(finished[0], resume=True, train={"steps": 4, "learning_rate": 0.5}, log={"save_every": 2})
+    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 9.*to train it further with model.path=.*checkpoints/last$"):
+        run(finished[0], resume=True, train={"steps": 9, "learning_rate": 1e-3}, log={"save_every": 2})
+    with pytest.raises(NotFound, match="no run folder"):
+        run(tmp_path / "nowhere", resume=True)
+
+
+def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport]) -> None:
+    folder, report = finished
+    before = (folder / "metrics.jsonl").read_text()
+    again = run(folder, resume=True, train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+    assert (folder / "metrics.jsonl").read_text() == before and again.accuracy_after == report.accuracy_after
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rollout": {"max_length": 3}}, "rollout.max_length: the prompt of task"),
+        ({"env": {"name": "tests/fixtures/worlds.py:LongTest"}}, "rollout.max_length: the prompt of task 'sums/test/3' is "),
+        (
+            {"algorithm": {"name": "online_dpo"}, "train": {"minibatches_per_step": 2}},
+            "minibatches_per_step is 2; this algorithm takes one step per batch",
+        ),
+        (
+            {"model": {"config": MODEL, "lora": {"rank": 2}}, "algorithm": {"name": "grpo", "beta": 0.1, "ref_model_sync_steps": 1}},
+            "ref_model_sync_steps is set, and with model.lora",
+        ),
+        ({"env": {"name": "tests/fixtures/worlds.py:Sums", "bellow": 5}}, "no setting 'bellow'; did you mean 'below'"),
+        ({"algorithm": {"name": "grop"}}, "did you mean 'grpo'"),
+        ({"eval": {"split": "tset"}}, "eval.split is 'tset'; did you mean 'test'"),
+        ({"model": {"path": "nowhere"}}, "model.path is 'nowhere', which is no folder"),
+        ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config makes no model"),
+        ({"rollout": {"curriculum": {}}}, "made anew each time.*their meta holds: carries"),
+        ({"rollout": {"curriculum": {"by": "carry"}}}, "curriculum.by is 'carry'.*did you mean 'carries'"),
+        ({"rollout": {"num_generations": 1}}, "num_generations is 1, but grpo compares an answer with others"),
+        ({"algorithm": {"name": "ppo", "dynamic_sampling_rounds": 3}}, "baseline=value such a group still teaches"),
+        ({"log": {"report_to": ["wandbb"]}}, "log.report_to names 'wandbb'; did you mean 'wandb'"),
+        ({"log": {"report_to": ["aim"]}}, "log.report_to names 'aim', which is not installed"),
+    ],
+)
+def test_what_is_wrong_is_found_before_anything_is_written(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        run(tmp_path / "x", **changes)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_baseline", "reinforce_pp", "remax", "best_of_n"])
+def test_one_answer_a_prompt_is_enough_where_none_is_compared_with_its_neighbours(name: str, tmp_path: Path) -> None:
+    run(tmp_path / "a", algorithm={"name": name}, rollout={"prompts_per_step": 16, "num_generations": 1, "temperature": 2.0})
+    first, last = (load_file(tmp_path / "a" / "checkpoints" / f"step-00000{step}" / "model.safetensors") for step in (1, 2))
+    assert any(not torch.equal(first[key], last[key]) for key in first)
+
+
+def test_the_quickstart_asks_for_what_it_says() -> None:
+    config = load("quickstart")
+    assert config.warmstart is not None and config.eval.split == "test" and config.rollout.num_generations >= 2
+
+
+def test_the_warm_start_keeps_to_the_memory_that_training_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    made = Learner.__init__
+
+    def noted(self: Learner, model: Any, algorithm: Any, optimization: Optimization, **settings: Any) -> None:
+        seen.append(optimization)
+        made(self, model, algorithm, optimization, **settings)
+
+    monkeypatch.setattr(Learner, "__init__", noted)
+    steps = {"steps": 1, "learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1}
+    run(tmp_path / "a", train={**steps, "gradient_checkpointing": True, "max_tokens_per_microbatch": 256})
+    assert [(o.gradient_checkpointing, o.max_tokens_per_microbatch) for o in seen] == [(True, 256)] * 2
+    assert seen[0] == Optimization(learning_rate=3e-3, gradient_checkpointing=True, max_tokens_per_microbatch=256)
+
+
+@pytest.mark.parametrize(
+    ("model", "rate", "warned"),
+    [
+        ({"dtype": "bfloat16"}, 1e-5, True),
+        ({"dtype": "bfloat16"}, 1e-4, False),
+        ({"dtype": "bfloat16", "lora": {"rank": 2}}, 1e-5, False),
+        ({}, 1e-5, False),
+    ],
+)
+def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model: dict[str, Any], rate: float, warned: bool) -> None:
+    config = tiny_run(model={"config": MODEL, **model}, train={"learning_rate": rate})
+    screen = io.StringIO()
+    with ExitStack() as stack:
+        crew = assemble(config, Accelerator(cpu=True), stack)
+        Console(file=screen, width=300).print(banner(crew, Path("x")))
+    assert ("the weights hardly move; keep model.dtype=float32 and set train.mixed_precision=bf16" in screen.getvalue()) is warned

@@ -1,0 +1,219 @@
+"""The policy's log-probabilities: chunked equals full, any layout equals the model's own logits, and nothing large stays alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlvr.learn.update import packing
+from rlvr.learn.update.policy import Policy, token_logprobs
+from rlvr.model import attention
+from rlvr.model.batch import Rows
+from tests.fixtures.families import FAMILIES, UNUSUAL, model_of
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def rows(seed: int = 0) -> Rows:
+    g = torch.Generator().manual_seed(seed)
+    lengths = [3, 12, 7, 7, 2, 9, 12, 5]
+    tokens = [torch.randint(0, 32, (n,), generator=g).tolist() for n in lengths]
+    acted = [[j > 0 and (j > 2 or n < 4) and j != 6 for j in range(n)] for n in lengths]
+    return Rows(tokens, acted)
+
+
+def naive(model: Any, material: Rows, temperature: float) -> Tensor:
+    """Each row alone through the model's own forward."""
+    out = []
+    for tokens, places in zip(material.tokens, material.places, strict=True):
+        ids = torch.from_numpy(tokens)[None]
+        logs = (model(input_ids=ids, use_cache=False).logits[0].float() / temperature).log_softmax(-1)
+        out.append(logs[places - 1, tokens[places]])
+    return torch.cat(out)
+
+
+def scored(policy: Policy, material: Rows, budget: int) -> Tensor:
+    out = torch.zeros(material.entries)
+    for batch in material.batches(range(len(material.tokens)), budget=budget):
+        out = out.index_copy(0, batch.take, policy(batch).logprobs)
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [1, 30, 1000])
+def test_any_layout_equals_each_row_alone(family: str, budget: int) -> None:
+    model = model_of(family)
+    policy = Policy(model, temperature=0.7)
+    ours, truth = scored(policy, rows(), budget), naive(model, rows(), 0.7)
+    assert float((ours - truth).detach().abs().max()) < 1e-5 * (1 + float(truth.detach().abs().max()))
+    grads = [torch.autograd.grad(x.sum(), list(model.parameters()), allow_unused=True) for x in (ours, truth)]
+    for a, b in zip(*grads, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            assert float((a - b).norm()) <= 2e-5 * float(b.norm()) + 1e-6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_that_share_their_prompt_equal_each_row_alone(family: str) -> None:
+    """Where the family fits; where it does not, the reason is stated and the model is left as it was."""
+    model = model_of(family)
+    policy = Policy(model, temperature=0.7)
+    before = model.config._attn_implementation
+    reason = packing.fits(model, policy)
+    assert bool(reason) == (family in UNUSUAL), reason
+    if reason:
+        assert model.config._attn_implementation == before
+        return
+    material = families_of_rows()
+    out = torch.zeros(material.entries)
+    bins = packing.plan(material, range(len(material.tokens)), 16)
+    assert len(bins) > 1 and sorted(i for part in bins for i in part) == list(range(len(material.tokens)))
+    for part in bins:
+        batch = packing.pack(material, part)
+        assert batch.input_ids.numel() <= 16
+        out = out.index_copy(0, batch.take, policy(batch).logprobs)
+    truth = naive(model, material, 0.7)
+    assert float((out - truth).detach().abs().max()) < 1e-5 * (1 + float(truth.detach().abs().max()))
+    grads = [torch.autograd.grad(x.sum(), list(model.parameters()), allow_unused=True) for x in (out, truth)]
+    for a, b in zip(*grads, strict=True):
+        if a is not None and b is not None:
+            assert float((a - b).norm()) <= 2e-5 * float(b.norm()) + 1e-6
+
+
+def test_generation_and_saving_are_untouched_by_packing(tmp_path: Any) -> None:
+    model = model_of("llama")
+    ids = torch.tensor([[0, 0, 5, 6, 7], [1, 2, 3, 4, 5]])
+    how = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1] * 5]), "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    before = model.generate(ids, **how)
+    assert packing.fits(model, Policy(model)) == "" and model.config._attn_implementation == attention.NAME
+    assert torch.equal(model.generate(ids, **how), before)
+    model.save_pretrained(tmp_path)
+    assert attention.NAME not in (tmp_path / "config.json").read_text()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.generate(ids, **how), before)
+
+
+def families_of_rows() -> Rows:
+    """Three prompts with several answers each (one token and two turns among them), and one that stands alone."""
+    g = torch.Generator().manual_seed(2)
+    tokens, acted = [], []
+    for prompt, answers in ((6, (1, 4, 9)), (4, (3, 3)), (2, (5, 2)), (7, (4,))):
+        head = torch.randint(0, 32, (prompt,), generator=g).tolist()
+        for n in answers:
+            tokens.append(head + torch.randint(0, 32, (n,), generator=g).tolist())
+            acted.append([False] * prompt + [j != 2 for j in range(n)])
+    return Rows(tokens, acted)
+
+
+def test_a_head_with_more_to_it_is_noticed() -> None:
+    assert Policy(model_of("llama")).plain_head and Policy(model_of("qwen2")).plain_head
+    assert not Policy(model_of("gemma2")).plain_head and not Policy(model_of("granite")).plain_head
+    fresh = model_of("gemma2", final_logit_softcapping=1000.0)  # so wide that it does nothing to the logits of now
+    assert not Policy(fresh).plain_head and Policy(model_of("gemma2", final_logit_softcapping=None)).plain_head
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("chunk", [1, 2, 5, 7, 100])
+def test_chunked_equals_full(bias: bool, entropy: bool, chunk: int) -> None:
+    g = torch.Generator().manual_seed(1)
+    hidden, weight = (torch.randn(n, 6, generator=g, dtype=torch.float64).requires_grad_() for n in (7, 11))
+    offset = torch.randn(11, generator=g, dtype=torch.float64).requires_grad_() if bias else None
+    target, slopes = torch.randint(0, 11, (7,), generator=g), torch.randn(2, 7, generator=g, dtype=torch.float64)
+    logits = torch.nn.functional.linear(hidden, weight, offset) / 0.6
+    logs = logits.log_softmax(-1)
+    expected = (logs.gather(1, target[:, None])[:, 0], -(logs.exp() * logs).sum(-1))
+    got = token_logprobs(hidden, weight, offset, target, temperature=0.6, chunk=chunk, entropy=entropy)
+    leaves = [x for x in (hidden, weight, offset) if x is not None]
+    assert torch.allclose(got[0], expected[0], atol=1e-12)
+    total, truth = (got[0] * slopes[0]).sum(), (expected[0] * slopes[0]).sum()
+    if entropy:
+        assert got[1] is not None and torch.allclose(got[1], expected[1], atol=1e-12)
+        total, truth = total + (got[1] * slopes[1]).sum(), truth + (expected[1] * slopes[1]).sum()
+    else:
+        assert got[1] is None
+    for a, b in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(truth, leaves), strict=True):
+        assert torch.allclose(a, b, atol=1e-10)
+
+
+def test_the_entropy_over_a_real_vocabulary_is_exact_in_pieces_too() -> None:
+    dice = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(6, 16, generator=dice), 1.5 * torch.randn(50_000, 16, generator=dice)
+    offset, target = torch.full((50_000,), 10.0), torch.zeros(6, dtype=torch.long)  # logits that are large, as a trained model's are
+    found = []
+    for dtype, chunk in ((torch.float64, 0), (torch.float32, 3)):
+        states = hidden.to(dtype).requires_grad_()
+        _, entropy = token_logprobs(states, weight.to(dtype), offset.to(dtype), target, chunk=chunk, entropy=True)
+        assert entropy is not None
+        entropy.sum().backward()
+        assert states.grad is not None
+        found.append((entropy.detach().double(), states.grad.double()))
+    (true, true_slope), (got, slope) = found
+    assert (got - true).abs().max() < 2e-5 and (slope - true_slope).norm() < 2e-5 * true_slope.norm()
+
+
+def test_bfloat16_stays_near() -> None:
+    g = torch.Generator().manual_seed(1)
+    hidden, weight = (torch.randn(n, 16, generator=g) for n in (9, 50))
+    target = torch.randint(0, 50, (9,), generator=g)
+    full, _ = token_logprobs(hidden, weight, None, target)
+    half = hidden.bfloat16().requires_grad_()
+    got, _ = token_logprobs(half, weight.bfloat16(), None, target, chunk=4)
+    assert got.dtype == torch.float32 and float((got - full).detach().abs().max()) < 0.1
+    [grad] = torch.autograd.grad(got.sum(), half)
+    assert grad.dtype == torch.bfloat16 and torch.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_under_autocast_the_second_logits_are_the_first(chunk: int) -> None:
+    """In full precision the slopes of log p over the vocabulary add up to nothing: only if both passes agree."""
+    g = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(8, 16, generator=g).mul_(4).requires_grad_(), torch.randn(40, 16, generator=g).mul_(2).requires_grad_()
+    target = torch.randint(0, 40, (8,), generator=g)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logs, _ = token_logprobs(hidden, weight, None, target, chunk=chunk)
+    assert logs.dtype == torch.float32
+    [grad] = torch.autograd.grad(logs.sum(), hidden)
+    wide, _ = token_logprobs(hidden, weight, None, target)
+    [truth] = torch.autograd.grad(wide.sum(), hidden)
+    assert float((grad - truth).norm() / truth.norm()) < 0.05
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    hidden, weight = torch.randn(5, 4).requires_grad_(), torch.randn(9, 4)
+    logs, _ = token_logprobs(hidden, weight, None, torch.arange(5), chunk=2)
+    logs.sum().backward()
+    assert hidden.grad is not None and weight.grad is None
+
+
+def test_no_tensor_of_tokens_by_vocabulary_is_kept() -> None:
+    hidden, weight = torch.randn(64, 8).requires_grad_(), torch.randn(500, 8).requires_grad_()
+    kept: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        token_logprobs(hidden, weight, None, torch.zeros(64, dtype=torch.long), chunk=8)
+    assert kept and max(kept) < 64 * 500 / 4
+
+
+def test_dropout_is_off_for_good() -> None:
+    from rlvr.learn.update.policy import without_dropout
+
+    model = model_of("llama", attention_dropout=0.5).train()
+    without_dropout(model)
+    ids = torch.arange(8)[None]
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)

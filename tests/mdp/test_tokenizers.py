@@ -1,0 +1,215 @@
+"""Where text meets tokens: round trips, turns, stop ids, and the law that history only grows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from rlvr.contracts import Tokenizer as TokenizerContract
+from rlvr.errors import ConfigError, EnvError
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNKNOWN, USER, ByteTokenizer, CharTokenizer, HFTokenizer, tokenizer_from
+from rlvr.task import Message, user
+from tests.fixtures.worlds import Sums, Talk
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORGETFUL = (  # shows only the last message: what was said before is gone
+    "<|im_start|>{{ messages[-1].role }}\n{{ messages[-1].content }}<|im_end|>\n"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"  # no turn ever ends with a stop id
+
+
+def hugging_face(template: str | None = CHATML) -> PreTrainedTokenizerFast:
+    """A small byte-level tokenizer, trained on the spot."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(["What is 12 + 30? It is 42 , or so . user assistant system"] * 20, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.chat_template = template
+    return fast
+
+
+@pytest.fixture(scope="module")
+def hf() -> HFTokenizer:
+    return HFTokenizer(hugging_face())
+
+
+ALL: list[TokenizerContract] = [
+    CharTokenizer(),
+    CharTokenizer("01+="),
+    ByteTokenizer(),
+    HFTokenizer(hugging_face()),
+    HFTokenizer(hugging_face(None)),
+]
+
+
+@pytest.mark.parametrize("tokenizer", ALL)
+def test_the_contract(tokenizer: TokenizerContract) -> None:
+    assert isinstance(tokenizer, TokenizerContract)
+    assert tokenizer.eos_id in tokenizer.stop_ids and all(0 <= i < tokenizer.vocab_size for i in tokenizer.stop_ids)
+    ids = tokenizer.render(user("1+1=", system="0"))
+    assert ids and all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids)
+    for i in range(tokenizer.vocab_size):  # any id inside the vocabulary decodes
+        assert isinstance(tokenizer.decode([i]), str)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        assert isinstance(tokenizer.decode([int(i) for i in rng.integers(0, tokenizer.vocab_size, 20)]), str)
+
+
+@pytest.mark.parametrize("tokenizer", ALL)
+def test_stop_ids_are_not_text(tokenizer: TokenizerContract) -> None:
+    ids = tokenizer.encode("1+1=")
+    assert tokenizer.decode([*ids, tokenizer.eos_id]) == tokenizer.decode([tokenizer.eos_id, *ids]) == "1+1="
+
+
+@given(st.text(ASCII))
+def test_printable_text_survives_the_characters(text: str) -> None:
+    tokenizer = CharTokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text and len(tokenizer.encode(text)) == len(text)
+
+
+@given(st.text())
+def test_any_text_survives_the_bytes(text: str) -> None:
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_any_text_survives_hugging_faces(text: str) -> None:
+    tokenizer = ALL[3]
+    assert "<|" in text or tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_spaces_before_punctuation_stay(hf: HFTokenizer) -> None:
+    """Some tokenizers tidy up when they decode; what is judged must be what was said."""
+    loud = hugging_face()
+    loud.clean_up_tokenization_spaces = True
+    for tokenizer in (hf, HFTokenizer(loud)):
+        assert tokenizer.decode(tokenizer.encode("It is 42 , or so . n't")) == "It is 42 , or so . n't"
+
+
+def test_turns_of_the_toys_are_marked() -> None:
+    tokenizer = CharTokenizer("01+=")
+    one = tokenizer.encode("1")
+    said: list[Message] = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}, {"role": "user", "content": "1"}]
+    assert tokenizer.render(said[:1]) == [USER, *one, POLICY]
+    assert tokenizer.render(said) == [USER, *one, POLICY, *one, EOS, USER, *one, POLICY]
+    assert tokenizer.render_reply("1") == [USER, *one, POLICY]
+
+
+def test_a_character_outside_the_alphabet_is_unknown_and_shows() -> None:
+    tokenizer = CharTokenizer("01")
+    assert tokenizer.encode("0x1") == [4, UNKNOWN, 5] and tokenizer.decode([4, UNKNOWN, 5]) == "0\ufffd1"
+
+
+@pytest.mark.parametrize("tokenizer", [t for t in ALL if not (isinstance(t, HFTokenizer) and not t.tokenizer.chat_template)])
+def test_history_only_grows(tokenizer: TokenizerContract) -> None:
+    """A conversation continued token by token is the very one that the whole conversation renders to."""
+    said: list[Message] = [{"role": "user", "content": "1+1="}]
+    ids = tokenizer.render(said)
+    for answer, reply in (("1", "0"), ("0+1", ""), ("", "1=1")):
+        ids = [*ids, *tokenizer.encode(answer), tokenizer.eos_id, *tokenizer.render_reply(reply)]
+        said += [{"role": "assistant", "content": answer}, {"role": "user", "content": reply}]
+        assert ids == tokenizer.render(said)
+
+
+def test_the_templates_words_are_the_templates_tokens(hf: HFTokenizer) -> None:
+    ids = hf.render(user("Hi", system="Be brief."))
+    text = hf.tokenizer.decode(ids)
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert ids.count(hf.eos_id) == 2 and ids[0] == hf.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert hf.tokenizer.decode(hf.render_reply("No.")) == "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    "template, told",
+    [(FORGETFUL, "cannot be continued token by token"), (ENDLESS, r"ends no turn with a token at which the policy stops \(<\|im_end\|>\)")],
+)
+def test_a_template_that_cannot_be_continued_is_refused_before_anything_is_said(template: str, told: str) -> None:
+    tokenizer = HFTokenizer(hugging_face(template))
+    with pytest.raises((EnvError, ConfigError), match=told):
+        TokenMDP(Talk(), tokenizer)
+    TokenMDP(Sums(), tokenizer)  # one turn has nothing to go on with
+
+
+def test_a_template_that_refuses_a_role_says_so() -> None:
+    strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% endfor %}"
+    with pytest.raises(ConfigError, match="cannot write a conversation of system, user: System role not supported"):
+        HFTokenizer(hugging_face(strict)).render(user("2+2=", system="Add."))
+
+
+def test_bare_text_begins_as_all_texts_of_its_model_do() -> None:
+    fast = hugging_face(None)
+    fast.bos_token = "<|im_start|>"
+    plain = HFTokenizer(fast).render(user("2+2="))
+    whole: Any = fast.backend_tokenizer
+    whole.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", fast.bos_token_id)])
+    assert HFTokenizer(fast).render(user("2+2=")) == [fast.bos_token_id, *plain] == list(fast("2+2=")["input_ids"])
+
+
+def test_without_a_template_the_bare_text_is_the_prompt() -> None:
+    tokenizer = HFTokenizer(hugging_face(None))
+    assert tokenizer.decode(tokenizer.render(user("2+2=", system="Add."))) == "Add.\n2+2="
+    assert tokenizer.decode(tokenizer.render_reply("No.")) == "\nNo.\n"
+
+
+def test_more_stop_ids_may_be_given(hf: HFTokenizer) -> None:
+    other = hf.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    both = HFTokenizer(hf.tokenizer, [other])
+    assert both.stop_ids == {hf.eos_id, other} and both.eos_id == hf.eos_id
+    assert both.decode([*both.encode("so"), other]) == "so"
+
+
+def test_a_stop_id_outside_the_vocabulary_is_refused(hf: HFTokenizer) -> None:
+    with pytest.raises(ConfigError, match="stop ids"):
+        HFTokenizer(hf.tokenizer, [hf.vocab_size])
+
+
+def test_a_tokenizer_without_an_end_is_refused() -> None:
+    bare = hugging_face()
+    bare.eos_token = None
+    with pytest.raises(ConfigError, match=r"set tokenizer\.eos_token"):
+        HFTokenizer(bare)
+
+
+@pytest.mark.parametrize("stops, expected", [(None, {2}), (0, {0, 2}), ([0, 2], {0, 2})])
+def test_a_folder_holds_one_with_its_stop_ids(tmp_path: Path, stops: Any, expected: set[int]) -> None:
+    from transformers import GenerationConfig
+
+    hugging_face().save_pretrained(tmp_path)
+    if stops is not None:
+        GenerationConfig(eos_token_id=stops).save_pretrained(tmp_path)
+    loaded = tokenizer_from(str(tmp_path))
+    assert isinstance(loaded, HFTokenizer) and loaded.stop_ids == expected
+    assert loaded.render(user("Hi")) == HFTokenizer(hugging_face()).render(user("Hi"))
+
+
+def test_names_of_tokenizers() -> None:
+    assert isinstance(tokenizer_from("chars"), CharTokenizer) and isinstance(tokenizer_from("bytes"), ByteTokenizer)
+    assert tokenizer_from("chars:01").vocab_size == 6
+
+
+@pytest.mark.parametrize("wrong", ["char", "chars:", "chars:00", "/no/such/folder", ""])
+def test_a_wrong_name_is_answered_with_what_is_allowed(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"alphabet|chars, chars:ALPHABET, bytes"):
+        tokenizer_from(wrong)
+
+
+def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no tokenizer"):
+        tokenizer_from(str(tmp_path))

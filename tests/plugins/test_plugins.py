@@ -1,0 +1,135 @@
+"""Every registered environment and verifier keeps its contract: the kits, over everything that is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.conformance.checks import check_plugin, failures
+from rlvr.plugins.registry import entries, load
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data"
+PROCESS = {"name": "process", "trusted": True}
+"""What stands in for containers where there are none; the kits' programs are ours."""
+
+
+# ---- small files for environments that read some
+
+
+def lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+def gsm8k(folder: Path) -> Path:
+    for split, start in (("train", 3), ("test", 103)):
+        rows = (
+            {"question": f"Ann has {n} pens and buys {2 * n} more. How many?", "answer": f"{n}+{2 * n}=<<{3 * n}>>{3 * n}\n#### {3 * n}"}
+            for n in range(start, start + 30)
+        )
+        lines(folder / f"{split}.jsonl", rows)
+    return folder
+
+
+def competition_math(folder: Path) -> Path:
+    for split, start in (("train", 3), ("test", 103)):
+        rows = (
+            {"problem": f"Solve $x^2 = {n * n}$ for $x > 0$ and divide by 7.", "answer": f"\\frac{{{n}}}{{7}}", "solution": ""}
+            for n in range(start, start + 30)
+        )
+        lines(folder / f"{split}.jsonl", rows)  # fmt: skip
+    return folder
+
+
+def mbpp(folder: Path) -> Path:
+    lines(
+        folder / "mbpp.jsonl",
+        (
+            {
+                "task_id": n,
+                "prompt": f"Write a function to add {n} to a number.",
+                "code": f"def add_{n}(x):\n    return x + {n}",
+                "test_list": [f"assert add_{n}({k}) == {n + k}" for k in (0, 1, 5)],
+            }
+            for n in range(3, 43)
+        ),
+    )
+    return folder / "mbpp.jsonl"
+
+
+def humaneval(folder: Path) -> Path:
+    lines(
+        folder / "HumanEval.jsonl",
+        (
+            {
+                "task_id": f"HumanEval/{n}",
+                "prompt": f'def add_{n}(x: int) -> int:\n    """Add {n} to a number."""\n',
+                "entry_point": f"add_{n}",
+                "canonical_solution": f"    return x + {n}\n",
+                "test": f"def check(candidate):\n    assert candidate(1) == {n + 1}\n    assert candidate(-2) == {n - 2}\n",
+            }
+            for n in range(3, 33)
+        ),
+    )
+    return folder / "HumanEval.jsonl"
+
+
+FILES: dict[str, Callable[[Path], Path]] = {"gsm8k": gsm8k, "competition_math": competition_math, "mbpp": mbpp, "humaneval": humaneval}
+
+
+# ---- the kits
+
+
+def needs_docker(kind: str, name: str) -> bool:
+    """Whether the chain of `needs` ends in a container."""
+    return (kind, name) == ("sandbox", "docker") or any(needs_docker(*need) for need in needs(kind, name))
+
+
+def needs(kind: str, name: str) -> list[tuple[str, str]]:
+    return list(dict(getattr(load(kind, name), "needs", {})).items())
+
+
+def without_docker(kind: str, name: str) -> dict[str, Any]:
+    """Settings that put the process sandbox where the container would be."""
+    return {
+        other: PROCESS if other == "sandbox" else {"name": default, **without_docker(other, default)}
+        for other, default in needs(kind, name)
+        if needs_docker(other, default)
+    }
+
+
+def everything() -> list[Any]:
+    found = []
+    for kind in ("env", "verifier"):
+        for entry in entries(kind):
+            found.append(pytest.param(kind, entry.name, without_docker(kind, entry.name), id=f"{kind}-{entry.name}"))
+            if needs_docker(kind, entry.name):
+                found.append(pytest.param(kind, entry.name, {}, id=f"{kind}-{entry.name}-docker", marks=pytest.mark.docker))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name", "settings"), everything())
+def test_it_keeps_its_contract(kind: str, name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    if name == "code_contest":
+        settings = settings | {"hidden": 1, "shown": 1}  # each hidden test is a program run for each answer
+    if kind == "env" and name in FILES:
+        settings = settings | {"path": str(FILES[name](tmp_path))}
+    checks = check_plugin(kind, name, **settings)
+    assert failures(checks) == []
+    assert sum(not check.skipped for check in checks) >= 12, [check for check in checks if check.skipped]
+
+
+def test_the_kits_see_every_file_of_the_rooms() -> None:
+    seen = {case.values[:2] for case in everything()}
+    for kind, room in (("env", "envs"), ("verifier", "verifiers")):
+        on_disk = {(kind, path.stem) for path in (ROOT / room).glob("*.py") if not path.stem.startswith("_")}
+        assert on_disk and on_disk <= seen
+
+
+@pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").is_file(), reason="the published GSM8K files do not lie beside the project")
+def test_the_published_gsm8k_is_sound() -> None:
+    assert failures(check_plugin("env", "gsm8k", path=str(DATA))) == []

@@ -1,0 +1,89 @@
+"""The judges: as many at once as asked for, in order, and never in the way of the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from rlvr.rollout.judges import Judges
+
+CHILD = """
+import time
+from rlvr.contracts import Sampling, Verifier
+from rlvr.mdp.rules import TokenMDP
+from rlvr.rollout.rollout import Draw, Rollout
+from rlvr.samplers.scripted import Scripted
+from rlvr.mdp.tokenizers import tokenizer_from
+from tests.fixtures.worlds import TOKENS, Sums
+
+class Hangs(Verifier):
+    def verify(self, task, answer):
+        time.sleep(120)
+
+environment, tokenizer, sampler = Sums(verifier=Hangs()), tokenizer_from(TOKENS), Scripted()
+sampler.bind(environment, tokenizer)
+with Rollout(TokenMDP(environment, tokenizer), sampler, deadline_s=0.2) as rollout:
+    [episode] = rollout.collect([Draw(environment.task("train", 0), "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
+print(episode.error)
+"""
+
+
+def test_a_process_ends_while_a_verifier_hangs() -> None:
+    root, began = Path(__file__).parents[2], time.monotonic()
+    done = subprocess.run([sys.executable, "-c", CHILD], cwd=root, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "no verdict within 0.2 s" in done.stdout and time.monotonic() - began < 60
+
+
+def test_no_more_than_so_many_at_once_and_all_in_order() -> None:
+    judges, gate, begun = Judges(2), threading.Event(), []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        gate.wait(20)
+        return number
+
+    waiting = [judges.submit(work, number) for number in range(6)]
+    while len(begun) < 2:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert sorted(begun) == [0, 1] and waiting[3].cancel() and not waiting[0].cancel()
+    gate.set()
+    assert [w.result(20) for w in waiting if not w.cancelled()] == [0, 1, 2, 4, 5]
+    judges.close()
+
+
+def test_what_goes_wrong_is_told_to_who_waits_and_the_next_is_judged() -> None:
+    judges = Judges(1)
+    wrong = judges.submit(int, "x")
+    with pytest.raises(ValueError, match="invalid literal"):
+        wrong.result(20)
+    assert judges.submit(int, "3").result(20) == 3
+    judges.close()
+
+
+def test_closing_drops_what_has_not_begun_and_ends_the_threads() -> None:
+    before, judges, gate, here = set(threading.enumerate()), Judges(1), threading.Event(), threading.Event()
+
+    def work() -> bool:
+        here.set()
+        return gate.wait(20)
+
+    first = judges.submit(work)
+    second = judges.submit(int, "3")
+    assert here.wait(20)
+    judges.close()
+    with pytest.raises(CancelledError):
+        second.result(20)
+    with pytest.raises(RuntimeError, match="closed"):
+        judges.submit(int, "3")
+    gate.set()
+    assert first.result(20)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()

@@ -1,0 +1,249 @@
+"""The replay law: whatever is sampled can be stepped, bit by bit the same, and a drift of any kind is found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from rlvr.config.config import check
+from rlvr.contracts import Environment, Sampling
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, NotFound
+from rlvr.mdp.env import TokenEnv
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import CharTokenizer
+from rlvr.plugins.registry import from_config
+from rlvr.rollout.replay import mismatch, replay, replay_rows
+from rlvr.rollout.rollout import Draw, Rollout
+from rlvr.runs.runlog import RunLog
+from tests.fixtures import worlds
+from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk, Unable
+
+
+def sampled(mdp: TokenMDP, split: str, index: int, rng: np.random.Generator, stop: float) -> Episode:
+    """One episode as a rollout makes it: whole turns of random tokens, handed to `extend`."""
+    state = mdp.start(mdp.environment.task(split, index))
+    while state.end is None:
+        turn: list[int] = []
+        for _ in range(mdp.budget(state)):
+            turn.append(mdp.tokenizer.eos_id if rng.random() < stop else int(rng.integers(1, mdp.tokenizer.vocab_size)))
+            if turn[-1] in mdp.tokenizer.stop_ids:
+                break
+        mdp.extend(state, turn)
+    return mdp.episode(state, mdp.judge(state), group="g")
+
+
+def row(episode: Episode, split: str, index: int) -> dict[str, Any]:
+    return {
+        "split": split,
+        "index": index,
+        "task_id": episode.task_id,
+        "tokens": episode.tokens,
+        "acted": [int(own) for own in episode.acted],
+        "end": episode.end.value,
+        "reward": episode.reward,
+    }
+
+
+WORLDS = [
+    pytest.param(lambda: Sums(), {"max_new_tokens": 4}, 0.25, id="one turn"),
+    pytest.param(lambda: Sums(), {"max_new_tokens": 2}, 0.5, id="stop on the last token"),
+    pytest.param(lambda: Talk(), {"max_new_tokens": 9}, 0.4, id="several turns"),
+    pytest.param(lambda: Talk(chatter=5), {"max_new_tokens": 8, "max_length": 21}, 0.35, id="replies against the window"),
+]
+
+
+@pytest.mark.parametrize("make, lengths, stop", WORLDS)
+def test_what_is_sampled_can_be_stepped(make: Any, lengths: dict[str, int], stop: float) -> None:
+    environment: Environment = make()
+    env = TokenEnv(env=environment, tokenizer=TOKENS, obs="ids", **lengths)  # type: ignore[arg-type]
+    mdp = TokenMDP(environment, CharTokenizer(DIGITS), **lengths)
+    rng = np.random.default_rng(5)
+    ends: dict[tuple[str, bool], int] = {}
+    wrong = []
+    for i in range(2500):
+        episode = sampled(mdp, "train", i, rng, stop)
+        key = (episode.end.value, episode.tokens[-1] == 0)
+        ends[key] = ends.get(key, 0) + 1
+        wrong += [w] if (w := mismatch(env, "train", i, episode.tokens, episode.acted, episode.end.value, episode.reward)) else []
+    assert wrong == []
+    # every way to end was met often, so that the sweep above means something
+    assert min(ends[("terminated", True)], ends[("truncated", False)]) > 100
+    if environment.max_turns > 1:
+        assert ends[("truncated", True)] > 100
+
+
+def test_a_stop_on_the_very_last_token_is_a_stop() -> None:
+    mdp = TokenMDP(Sums(), CharTokenizer(DIGITS), max_new_tokens=2)
+    state = mdp.start(mdp.environment.task("train", 3))
+    mdp.extend(state, [5, 0])
+    episode = mdp.episode(state, mdp.judge(state), group="g")
+    assert episode.end.value == "terminated"
+    assert (
+        mismatch(
+            TokenEnv(env=Sums(), tokenizer=TOKENS, max_new_tokens=2),
+            "train",
+            3,
+            episode.tokens,
+            episode.acted,
+            "terminated",
+            episode.reward,
+        )
+        == ""
+    )
+
+
+@pytest.fixture
+def recorded() -> tuple[TokenEnv, Episode]:
+    mdp = TokenMDP(Talk(), CharTokenizer(DIGITS))
+    rng = np.random.default_rng(0)
+    while True:
+        episode = sampled(mdp, "train", 12, rng, 0.4)
+        if episode.turns > 1 and episode.end.value == "terminated" and 0 < episode.reward < 1:
+            return TokenEnv(env=Talk(), tokenizer=TOKENS), episode
+
+
+def drifts(e: Episode) -> list[Any]:
+    reply = max(i for i, own in enumerate(e.acted) if not own)  # the mark that ends the environment's last answer
+    last = len(e.tokens) - 1
+    return [
+        ("prompt", {"index": 13}, "the prompt differs"),
+        ("a prompt token", {"tokens": [3, *e.tokens[1:]]}, "the prompt differs: at position 0"),
+        (
+            "a token of the environment",
+            {"tokens": [*e.tokens[: reply - 1], 3, *e.tokens[reply:]]},
+            f"the tokens differ: at position {reply - 1}",
+        ),
+        ("a token of the policy", {"tokens": [*e.tokens[:last], 5]}, "the episode goes on after"),
+        ("one token more", {"tokens": [*e.tokens, 5], "acted": [*e.acted, True]}, "stepping ended (terminated) after"),
+        ("one token less", {"tokens": e.tokens[:-1], "acted": e.acted[:-1]}, "the episode goes on"),
+        ("an environment token more", {"tokens": [*e.tokens, 5], "acted": [*e.acted, False]}, "the tokens differ"),
+        ("the end", {"end": "truncated"}, "stepping ended terminated, recorded truncated"),
+        ("the reward", {"reward": float(np.nextafter(e.reward, 1.0))}, "stepping paid"),
+    ]
+
+
+@pytest.mark.parametrize("which", range(9))
+def test_a_drift_of_any_kind_is_found(recorded: tuple[TokenEnv, Episode], which: int) -> None:
+    env, episode = recorded
+    same = {key: value for key, value in row(episode, "train", 12).items() if key != "task_id"}
+    assert mismatch(env, **same) == ""
+    _, change, words = drifts(episode)[which]
+    assert words in mismatch(env, **(same | change))
+
+
+def test_a_token_moved_from_the_policy_to_the_environment_is_found(recorded: tuple[TokenEnv, Episode]) -> None:
+    env, episode = recorded
+    acted = list(episode.acted)
+    acted[acted.index(True)] = False
+    assert mismatch(env, "train", 12, episode.tokens, acted, episode.end.value, episode.reward) != ""
+
+
+def test_a_drift_in_the_settings_is_found() -> None:
+    mdp = TokenMDP(Sums(), CharTokenizer(DIGITS), max_new_tokens=3)
+    rng = np.random.default_rng(1)
+    rows = [row(sampled(mdp, "test", i, rng, 0.3), "test", i) for i in range(50)]
+    env = TokenEnv(env=Sums(), tokenizer=TOKENS, max_new_tokens=3)
+    assert replay_rows(env, rows).mismatches == 0
+    longer = TokenEnv(env=Sums(), tokenizer=TOKENS, max_new_tokens=4)  # a cap that differs
+    assert replay_rows(longer, rows).mismatches == sum(r["end"] == "truncated" for r in rows) > 0
+    other = TokenEnv(env=Sums(below=30), tokenizer=TOKENS, max_new_tokens=3)  # other settings, other tasks
+    assert replay_rows(other, rows).mismatches > 0
+
+
+def test_a_verdict_that_cannot_be_had_again_is_a_mismatch_with_its_reason() -> None:
+    mdp = TokenMDP(Sums(), CharTokenizer(DIGITS))
+    episode = sampled(mdp, "train", 1, np.random.default_rng(0), 0.5)
+    env = TokenEnv(env=Sums(verifier=Unable()), tokenizer=TOKENS)
+    said = mismatch(env, "train", 1, episode.tokens, episode.acted, episode.end.value, episode.reward)
+    assert said.startswith("stepping ended failed") and "the engine does not answer" in said
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    config = {
+        "env": {"name": f"{worlds.__file__}:Talk", "chatter": 2},
+        "tokenizer": TOKENS,
+        "model": {"config": {"model_type": "qwen2"}},
+        "rollout": {"max_completion_length": 6, "max_length": 22},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    mdp = TokenMDP(Talk(chatter=2), CharTokenizer(DIGITS), max_new_tokens=6, max_length=22)
+    rng = np.random.default_rng(2)
+    rows = [row(sampled(mdp, "train", i, rng, 0.4), "train", i) for i in range(60)]
+    rows.append({**rows[0], "end": "failed", "tokens": [], "acted": []})
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return tmp_path
+
+
+def test_a_run_folder_is_replayed_and_failed_episodes_are_counted_apart(run: Path) -> None:
+    assert replay(run).record() == {"episodes": 60, "mismatches": 0, "failed": 1, "details": []}
+
+
+def test_a_tampered_run_folder_is_told_line_by_line(run: Path) -> None:
+    path = run / "episodes.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for r in rows[:30]:
+        r["reward"] += 0.125
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    report = replay(run, shown=3)
+    assert (report.episodes, report.mismatches) == (60, 30)
+    assert len(report.details) == 3 and report.details[0].startswith("episode 1 (talk/train/0): stepping paid")
+
+
+def test_a_torn_last_line_is_no_error_and_a_row_without_a_key_is(run: Path) -> None:
+    path = run / "episodes.jsonl"
+    path.write_text(path.read_text() + '{"split": "tra')
+    assert replay(run).episodes == 60
+    path.write_text('{"split": "train", "tokens": [1]}\n')
+    with pytest.raises(ConfigError, match="episode 1 has no 'index', 'acted', 'end', 'reward'"):
+        replay(run)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"has no config\.yaml"):
+        replay(tmp_path)
+
+
+REAL = [
+    ("arithmetic", "chars:0123456789+-*=", {"levels": ["1+1"]}, "random"),
+    ("arithmetic", "chars", {"worked": True, "verifier": {"name": "numeric", "channel": "hash"}}, "gold"),
+    ("countdown", "chars", {}, "random"),
+    ("copy_reverse", "chars:abcd>", {}, "random"),
+    ("digit_sum", "chars:0123456789=", {}, "random"),
+    ("guess_number", "chars:0123456789", {}, "random"),
+    ("guess_number", "bytes", {}, "gold"),
+]
+
+
+@pytest.mark.parametrize("name, tokenizer, settings, answer", REAL)
+def test_what_a_rollout_collects_and_a_run_records_is_replayed(
+    name: str, tokenizer: str, settings: dict[str, Any], answer: str, tmp_path: Path
+) -> None:
+    """The whole way: sampler, rollout, run folder, replay."""
+    config = check(
+        {
+            "env": {"name": name, **settings},
+            "tokenizer": tokenizer,
+            "model": {"config": {"model_type": "qwen2"}},
+            "rollout": {"sampler": {"name": "scripted", "answer": answer}},
+        },
+        "a test",
+    )
+    count = 150
+    env = TokenEnv(env=config.env, tokenizer=tokenizer)
+    sampler = from_config("sampler", config.rollout.sampler)
+    sampler.bind(env.environment, env.tokenizer)
+    run = RunLog.create(tmp_path / "run", config)
+    with Rollout(env.mdp, sampler) as rollout:
+        draws = [Draw(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
+        episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
+    run.episodes(1, [episodes], [[([0.0] * len(episode.tokens), None) for episode in episodes]])
+    run.close()
+    env.close()
+    assert replay(run.folder).record() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}

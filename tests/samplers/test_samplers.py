@@ -1,0 +1,214 @@
+"""Both samplers: what they hand back, and what it does not depend on."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rlvr.config.config import ModelConfig
+from rlvr.contracts import Completion, Request, Sampling
+from rlvr.errors import ConfigError, SamplerError
+from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
+from rlvr.model.weights import model_from
+from rlvr.samplers import _slots
+from rlvr.samplers._choice import choose
+from rlvr.samplers.hf import HFSampler
+from rlvr.samplers.scripted import Scripted
+from tests.fixtures.families import FAMILIES, UNUSUAL, model_of
+from tests.fixtures.tiny import MODEL
+from tests.fixtures.worlds import DIGITS, Sums
+
+TOKENIZER = CharTokenizer(DIGITS)
+STOPS = TOKENIZER.stop_ids
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    made = model_from(ModelConfig(config=MODEL), TOKENIZER, seed=1)
+    with torch.no_grad():  # a fresh model is nearly uniform; sharpen it so that order and seeds matter
+        made.lm_head.weight.mul_(20)
+    return made
+
+
+def hf(model: Any, **settings: Any) -> HFSampler:
+    sampler = HFSampler(**settings)
+    sampler.load(model, 0)
+    return sampler
+
+
+def requests(count: int, *, max_tokens: int = 12) -> list[Request]:
+    prompts = [TOKENIZER.render([{"role": "user", "content": text}]) for text in ("1+2=", "12+34=", "7=")]
+    return [Request(prompts[i % 3], max_tokens, seed=100 + i) for i in range(count)]
+
+
+def rescored(model: Any, request: Request, completion: Completion, temperature: float) -> list[float]:
+    """The log-probability of each sampled token, by one plain forward pass over the whole sequence."""
+    ids = torch.tensor([[*request.prompt, *completion.tokens]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0].float() / temperature
+    start = len(request.prompt)
+    return [float(logits[start + i - 1].log_softmax(-1)[token]) for i, token in enumerate(completion.tokens)]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
+def test_logprobs_are_those_of_a_plain_forward_pass(model: Any, temperature: float) -> None:
+    asked = requests(30)
+    for request, completion in zip(asked, hf(model).sample(asked, Sampling(temperature, stop_ids=STOPS)), strict=True):
+        assert completion.logprobs == pytest.approx(rescored(model, request, completion, temperature), abs=1e-4)
+
+
+def test_the_same_seed_gives_the_same_tokens_whatever_the_batch(model: Any) -> None:
+    asked = requests(24)
+    whole = hf(model).sample(asked, Sampling(stop_ids=STOPS))
+    alone = [hf(model, batch_size=1).sample([request], Sampling(stop_ids=STOPS))[0] for request in asked]
+    turned = hf(model, batch_size=5).sample(asked[::-1], Sampling(stop_ids=STOPS))[::-1]
+    assert [c.tokens for c in whole] == [c.tokens for c in alone] == [c.tokens for c in turned]
+    others = [Request(r.prompt, r.max_tokens, r.seed + 1) for r in asked]
+    assert [c.tokens for c in hf(model).sample(others, Sampling(stop_ids=STOPS))] != [c.tokens for c in whole]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_samples_as_its_forward_pass_says_in_slots_or_padded(family: str) -> None:
+    """Prompts from one token on, more requests than rows: some wait, and find their prompt in a live row or compute it."""
+    model = model_of(family)
+    prompts = [[5], [7, 9], [3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1, 8]]
+    asked = [Request(prompts[i % 4], 1 + 5 * i % 17, seed=i) for i in range(24)]
+    sampler = hf(model, batch_size=5)
+    assert bool(sampler.padded) == (family in UNUSUAL), sampler.padded
+    found = sampler.sample(asked, Sampling(0.9, stop_ids=frozenset({0})))
+    assert found == hf(model, batch_size=5).sample(asked, Sampling(0.9, stop_ids=frozenset({0})))
+    for request, completion in zip(asked, found, strict=True):
+        assert completion.logprobs == pytest.approx(rescored(model, request, completion, 0.9), abs=1e-4)
+        assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
+
+
+def test_prompts_computed_a_few_at_a_time_are_the_same(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests(12)
+    whole = hf(model).sample(asked, Sampling(stop_ids=STOPS))
+    monkeypatch.setattr(_slots, "PREFILL_TOKENS", 7)
+    calls: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs["input_ids"].shape[0]), with_kwargs=True)
+    parts = hf(model).sample(asked, Sampling(stop_ids=STOPS))
+    hook.remove()
+    assert [c.tokens for c in parts] == [c.tokens for c in whole]
+    assert calls.count(1) >= 3  # three prompts, each alone
+
+
+def test_waiting_prompts_take_the_place_of_answers_that_ended(model: Any) -> None:
+    """Eight rows and 64 answers of very different length: as many steps as eight busy rows need, and no prompt twice."""
+    asked = [Request(TOKENIZER.render([{"role": "user", "content": f"{i % 4}="}]), 40 if i % 8 == 0 else 2, seed=i) for i in range(64)]
+    calls: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs["input_ids"].shape[0]), with_kwargs=True)
+    found = hf(model, batch_size=8).sample(asked, Sampling())
+    hook.remove()
+    assert [len(c.tokens) for c in found] == [r.max_tokens for r in asked]
+    batches = 8 * 40  # steps of a sampler that waits for the slowest of each eight
+    assert len(calls) < batches / 2 and max(calls) == 8
+
+
+def test_a_random_number_next_to_one_never_picks_what_was_filtered_out() -> None:
+    logits = torch.tensor([[2.0, 1.0, -30.0, -30.0]]).repeat(4, 1)
+    chosen, logprob = choose(logits, Sampling(1.0, 1.0, 2), torch.tensor([0.0, 0.5, 1 - 2**-24, 1.0]))
+    assert chosen.tolist() == [0, 0, 1, 1] and bool(logprob.isfinite().all())
+
+
+def test_a_longer_cap_does_not_change_what_comes_before_it(model: Any) -> None:
+    short, long = (hf(model).sample(requests(12, max_tokens=n), Sampling(stop_ids=STOPS)) for n in (3, 40))
+    assert all(a.tokens == b.tokens[: len(a.tokens)] for a, b in zip(short, long, strict=True))
+
+
+def test_finish_tells_a_stop_from_a_cap(model: Any) -> None:
+    found = hf(model).sample(requests(200, max_tokens=6), Sampling(stop_ids=STOPS))
+    assert {c.finish for c in found} == {"stop", "length"}
+    for completion in found:
+        assert (completion.tokens[-1] in STOPS) == (completion.finish == "stop")
+        assert not STOPS.intersection(completion.tokens[:-1])
+        assert len(completion.tokens) == 6 or completion.finish == "stop"
+
+
+def test_sampled_frequencies_are_the_model_s(model: Any) -> None:
+    prompt = requests(1)[0].prompt
+    draws = hf(model).sample([Request(prompt, 1, seed) for seed in range(4000)], Sampling(stop_ids=STOPS))
+    with torch.no_grad():
+        wanted = model(input_ids=torch.tensor([list(prompt)])).logits[0, -1].softmax(-1)
+    for token, share in enumerate(wanted.tolist()):
+        seen = sum(c.tokens == [token] for c in draws) / len(draws)
+        assert abs(seen - share) < 5 * math.sqrt(share * (1 - share) / len(draws)) + 1e-3
+
+
+def test_greedy_is_the_argmax_of_a_plain_forward_pass(model: Any) -> None:
+    request = requests(2)[1]
+    completion = hf(model).sample([request], Sampling(0.0, stop_ids=STOPS))[0]
+    ids = list(request.prompt)
+    for token in completion.tokens:
+        with torch.no_grad():
+            assert token == int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+        ids.append(token)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (1.0, 3), (0.8, 4)])
+def test_top_p_and_top_k_keep_the_likeliest_and_renormalise(model: Any, top_p: float, top_k: int) -> None:
+    prompt = requests(1)[0].prompt
+    with torch.no_grad():
+        probabilities = model(input_ids=torch.tensor([list(prompt)])).logits[0, -1].softmax(-1)
+    order = probabilities.argsort(descending=True).tolist()[: top_k or None]
+    kept: list[int] = []
+    total = float(probabilities[order].sum())
+    while not kept or float(probabilities[kept].sum()) / total < top_p:
+        kept.append(order[len(kept)])
+    draws = hf(model).sample([Request(prompt, 1, seed) for seed in range(1500)], Sampling(1.0, top_p, top_k, STOPS))
+    assert {c.tokens[0] for c in draws} <= set(kept)
+    mass = float(probabilities[kept].sum())
+    for completion in draws[:50]:
+        wanted = math.log(float(probabilities[completion.tokens[0]]) / mass)
+        assert completion.logprobs[0] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_hf_says_what_is_missing() -> None:
+    with pytest.raises(SamplerError, match="no model"):
+        HFSampler().sample(requests(1), Sampling())
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        HFSampler(batch_size=0)
+
+
+def test_scripted_says_the_gold_and_stops() -> None:
+    environment, tokenizer = Sums(), ByteTokenizer()
+    sampler = Scripted(answer="gold")
+    sampler.bind(environment, tokenizer)
+    task = environment.task("train", 7)
+    long, short = (sampler.sample([Request([1], n, task=task)], Sampling())[0] for n in (9, 1))
+    assert tokenizer.decode(long.tokens) == task.reference and long.finish == "stop"
+    assert short.finish == "length" and len(short.tokens) == 1
+
+
+def test_scripted_random_is_seeded_and_inside_the_vocabulary() -> None:
+    sampler = Scripted(answer="random")
+    sampler.bind(Sums(), TOKENIZER)
+    asked = [Request([1], 20, seed=seed) for seed in range(50)]
+    once, again = (sampler.sample(asked, Sampling()) for _ in range(2))
+    assert once == again and len({tuple(c.tokens) for c in once}) > 40
+    assert {token for c in once for token in c.tokens} == set(range(TOKENIZER.vocab_size))
+
+
+def test_scripted_refuses_an_unknown_script() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'gold'"):
+        Scripted(answer="golden")
+    with pytest.raises(ConfigError, match="empty list"):
+        Scripted(answers=[])
+    with pytest.raises(SamplerError, match="before it was bound"):
+        Scripted().sample([Request([1], 1)], Sampling())
+
+
+def test_a_model_in_bfloat16_uses_its_slots_and_says_what_it_says_padded(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    asked, greedy = requests(12), Sampling(0.0, stop_ids=STOPS)
+    slotted = hf(copy.deepcopy(half), batch_size=4)
+    assert slotted.padded == ""
+    said = slotted.sample(asked, greedy)
+    monkeypatch.setattr("rlvr.samplers.hf.fits", lambda _: "as the test wants it")
+    padded = hf(half, batch_size=4)
+    assert padded.padded and [c.tokens for c in padded.sample(asked, greedy)] == [c.tokens for c in said]

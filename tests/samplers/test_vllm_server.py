@@ -1,0 +1,377 @@
+"""The vllm sampler with servers: a stand-in that speaks the engine's words and can be told to fail, and the real one."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlvr.config.config import ModelConfig
+from rlvr.contracts import Completion, Request, Sampling
+from rlvr.errors import ConfigError, RlvrError, SamplerError
+from rlvr.learn.train import train
+from rlvr.model.weights import model_from
+from rlvr.runs.runlog import rows_of
+from rlvr.samplers._http import Http
+from rlvr.samplers._probe import trainer_scores
+from rlvr.samplers.hf import HFSampler
+from rlvr.samplers.vllm import VLLMSampler
+from tests.fixtures.endpoint import closed_port, endpoint, hang_up, silent
+from tests.fixtures.tiny import tiny_run
+from tests.samplers.test_vllm import MODEL, STOPS, TOKENIZER, fresh, largest_difference, nudged, requests
+
+GENERATE = "/inference/v1/generate"
+
+
+class Stand:
+    """A vLLM server as the sampler sees it: it loads what it is told to, scores, samples, and says under which name."""
+
+    def __init__(self) -> None:
+        self.model: Any = fresh(9)  # what it was started with
+        self.name = "default"
+        self.trouble: dict[str, Any] = {}
+        """Path to what it does instead of its work."""
+        self.after = 0
+        """How many completions it gives before that."""
+        self.keeps_its_weights = False
+        self.given = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, path: str, body: dict[str, Any], before: int) -> Any:
+        if path in self.trouble and self.given >= self.after:
+            return self.trouble[path]
+        plain = {"/health": {}, "/version": {"version": "0.32.0"}, "/v1/models": {"data": [{"max_model_len": 128}]}}
+        if path in plain:
+            return 200, plain[path]
+        if path == "/collective_rpc":
+            if not self.keeps_its_weights:
+                self.model = model_from(ModelConfig(path=body["kwargs"]["weights_path"]))
+            return 200, {"results": [None]}
+        if path == "/update_weight_version":
+            self.name = body["new_version"]
+        return (200, self.generated(body)) if path == GENERATE else (200, {"success": True})
+
+    def generated(self, body: dict[str, Any]) -> dict[str, Any]:
+        ids, params = body["token_ids"], body["sampling_params"]
+        with self.lock:
+            if "prompt_logprobs" in params:
+                scores = trainer_scores(self.model, ids)
+                return {"prompt_logprobs": [None, *({str(i): {"logprob": s}} for i, s in zip(ids[1:], scores, strict=True))]}
+            self.given += "seed" in params
+            sampler = HFSampler()
+            sampler.load(self.model, 0)
+            sampling = Sampling(params.get("temperature", 1.0), 1.0, params.get("top_k", 0), frozenset(params.get("stop_token_ids", ())))
+            said = sampler.sample([Request(ids, params["max_tokens"], params.get("seed", 0))], sampling)[0]
+        spans = [{"version": self.name, "start": 0, "end": len(said.tokens)}]
+        content = [{"token_id": token, "logprob": score} for token, score in zip(said.tokens, said.logprobs, strict=True)]
+        choice = {"token_ids": said.tokens, "logprobs": {"content": content}, "finish_reason": said.finish, "weight_versions": spans}
+        return {"choices": [choice]}
+
+
+def served(*urls: str, **settings: Any) -> VLLMSampler:
+    given: dict[str, Any] = {"start_s": 20.0, "heartbeat_s": 2.0, "deadline_s": 30.0} | settings
+    return VLLMSampler(placement="server", urls=list(urls), **given)
+
+
+@pytest.fixture
+def stand() -> Iterator[tuple[Stand, str]]:
+    script = Stand()
+    with endpoint(script) as seen:
+        yield script, seen.url
+
+
+def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> None:
+    script, url = stand
+    model, asked = fresh(), requests(12)
+    with served(url) as sampler:
+        for version in range(3):
+            sampler.load(nudged(model, 0.05, version), version)
+            found = sampler.sample(asked, Sampling(stop_ids=STOPS))
+            assert largest_difference(model, asked, found) < 1e-4 and script.name.endswith(f"-{version}")
+        engine: Any = sampler._engine
+        home = engine._home
+        assert len([path for path in home.iterdir() if path.is_dir()]) == 1  # of the weights that were sent only the newest are kept
+    assert not home.exists()
+
+
+def test_weights_that_a_killed_run_left_are_swept(stand: tuple[Stand, str], tmp_path: Path) -> None:
+    script = "import sys; from rlvr.runs.owner import own_folder; print(own_folder('rlvr-weights-', sys.argv[1]), flush=True); input()"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout
+        left = Path(process.stdout.readline().strip())
+        (left / "weights").mkdir()
+        with served(stand[1], weights_folder=str(tmp_path)) as sampler:
+            sampler.load(fresh(), 0)
+            assert len(list(tmp_path.iterdir())) == 2  # its owner still lives
+        process.kill()
+        process.wait(30)
+    with served(stand[1], weights_folder=str(tmp_path)) as sampler:
+        sampler.load(fresh(), 0)
+        assert not left.exists() and len(list(tmp_path.iterdir())) == 1
+    assert not list(tmp_path.iterdir())
+    with (
+        pytest.raises(ConfigError, match=r"weights_folder .*No such file"),
+        served(stand[1], weights_folder=str(tmp_path / "no")) as sampler,
+    ):
+        sampler.load(fresh(), 0)
+
+
+def test_a_group_goes_to_one_server_and_all_servers_get_work() -> None:
+    with endpoint(Stand()) as one, endpoint(Stand()) as two, served(one.url, two.url) as sampler:
+        sampler.load(fresh(), 0)
+        before = [len(one.asked), len(two.asked)]
+        prompts = [TOKENIZER.render([{"role": "user", "content": str(i)}]) for i in range(12)]
+        sampler.sample([Request(prompt, 2, seed) for prompt in prompts for seed in range(3)], Sampling())
+        # among the completions the heartbeat asks too, where they take their time
+        asked = [[body for path, body in seen.asked[n:] if path == GENERATE] for seen, n in zip((one, two), before, strict=True)]
+        groups = [{tuple(body["token_ids"]) for body in bodies} for bodies in asked]
+    assert groups[0] and groups[1] and not groups[0] & groups[1]
+
+
+FAULTS = [
+    pytest.param(
+        {GENERATE: hang_up, "/health": hang_up}, r"http://127\S+ closed the connection.*of 24 answers to come", id="killed mid-step"
+    ),
+    pytest.param({GENERATE: silent, "/health": silent}, r"did not answer in time: no sign of life, with \d+ of 24", id="stops answering"),
+    pytest.param({GENERATE: silent, "/health": (503, {})}, r"answered 503: \{\}: its engine is dead, with \d+ of 24", id="dead engine"),
+    pytest.param({GENERATE: (500, {"error": {"message": "CUDA error"}})}, "answered 500: CUDA error", id="an error"),
+    pytest.param({GENERATE: (200, b"<html>")}, "that is no completion with token ids", id="garbage"),
+]
+
+
+@pytest.mark.parametrize("trouble, words", FAULTS)
+def test_a_server_that_fails_in_the_middle_stops_the_step_in_time(stand: tuple[Stand, str], trouble: dict[str, Any], words: str) -> None:
+    script, url = stand
+    with served(url, concurrency=4) as sampler:
+        sampler.load(fresh(), 0)
+        script.given, script.after, script.trouble = 0, 8, trouble
+        began = time.monotonic()
+        with pytest.raises(SamplerError, match=words):
+            sampler.sample(requests(24), Sampling(stop_ids=STOPS))
+        assert time.monotonic() - began < 20  # below the 30 s of a single answer's deadline: the heartbeat found it
+
+
+ORDERS = [
+    pytest.param({"/collective_rpc": silent, "/health": silent}, "did not answer in time: no sign of life", id="a reload"),
+    pytest.param({"/collective_rpc": silent, "/health": (503, {})}, r"answered 503: \{\}: its engine is dead", id="a fatal reload"),
+    pytest.param({GENERATE: silent, "/health": silent}, "did not answer in time: no sign of life", id="the probe"),
+]
+
+
+@pytest.mark.parametrize("trouble, words", ORDERS)
+def test_a_server_that_fails_while_it_carries_out_an_order_is_found_by_its_pulse(
+    stand: tuple[Stand, str], trouble: dict[str, Any], words: str
+) -> None:
+    script, url = stand
+    with served(url, heartbeat_s=0.5) as sampler:
+        sampler.load(fresh(), 0)
+        script.trouble = trouble
+        began = time.monotonic()
+        with pytest.raises(SamplerError, match=f"{url} {words}, when {next(iter(trouble))} was to be done"):
+            sampler.load(fresh(), 1)
+        assert time.monotonic() - began < 20  # below the 30 s that an order may take: the heartbeat found it
+
+
+def test_an_order_that_takes_its_time_is_waited_for_while_the_heart_beats(stand: tuple[Stand, str]) -> None:
+    script, url = stand
+    model = fresh()
+
+    def slow(handler: Any) -> None:
+        time.sleep(1.0)
+        del script.trouble["/collective_rpc"]
+        handler.say(200, {"results": [None]})
+
+    with served(url, heartbeat_s=0.1) as sampler:
+        script.keeps_its_weights, script.model, script.trouble = True, model, {"/collective_rpc": slow}
+        sampler.load(model, 0)
+        assert script.name.endswith("-0")
+
+
+def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand, str]) -> None:
+    script, url = stand
+    with served(url, deadline_s=5.0) as sampler:
+        sampler.load(fresh(), 0)
+        script.trouble = {GENERATE: silent}
+        with pytest.raises(SamplerError, match="did not answer in time, with 3 of 3 answers to come"):
+            sampler.sample(requests(3), Sampling())
+
+
+def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
+    script, url = stand
+    model = fresh()
+    with served(url) as sampler:
+        script.keeps_its_weights = True
+        with pytest.raises(SamplerError, match=re.escape(url) + ".* does not sample from the trainer's weights: at version 0"):
+            sampler.load(model, 0)
+        script.keeps_its_weights = False
+        sampler.load(model, 1)
+        script.keeps_its_weights = True
+        with pytest.raises(SamplerError, match="still samples from old weights"):
+            sampler.load(nudged(model, 1e-4, 2), 2)
+        script.keeps_its_weights = False
+        sampler.load(model, 3)
+        script.model, script.name = fresh(9), "default"  # restarted behind our back
+        with pytest.raises(SamplerError, match=r"other weights than it was sent: they are called default, and .*-3 was sent"):
+            sampler.sample(requests(4), Sampling())
+
+
+def test_a_reload_that_only_the_second_server_skipped_is_found() -> None:
+    lazy, model = Stand(), fresh()
+    with endpoint(Stand()) as one, endpoint(lazy) as two, served(one.url, two.url) as sampler:
+        sampler.load(model, 0)
+        lazy.keeps_its_weights = True
+        with pytest.raises(SamplerError, match=re.escape(two.url) + " still samples from old weights"):
+            sampler.load(nudged(model, 1e-3, 1), 1)
+
+
+def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_too(
+    stand: tuple[Stand, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, url = stand
+    ask = Http.ask
+
+    def hesitates(self: Http, method: str, path: str, body: Any = None, *, until: float) -> Any:
+        if path == GENERATE and body["sampling_params"].get("seed") == 1:
+            time.sleep(0.5)
+        return ask(self, method, path, body, until=until)
+
+    monkeypatch.setattr(Http, "ask", hesitates)
+    with served(url, heartbeat_s=0.2) as sampler:
+        sampler.load(fresh(), 0)
+        script.trouble = {GENERATE: silent}
+        stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], Sampling())
+        monkeypatch.setattr(sampler._engine, "_pulse", lambda awaited: stream_ends())
+        began = time.monotonic()
+        with pytest.raises(SamplerError, match="no pulse"):
+            next(stream)
+        assert time.monotonic() - began < 15  # not the 30 s of an answer's own deadline
+
+
+def stream_ends() -> None:
+    raise SamplerError("no pulse")
+
+
+STARTS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"/version": (200, {"version": "0.31.0"})}, ConfigError, r"vLLM on http://\S+ is 0.31.0; this sampler works with"),
+    ({"/version": (404, b"nginx")}, ConfigError, r"http://\S+ is no vLLM server"),
+    ({"/health": (503, {})}, SamplerError, r"no vLLM server at http://\S+ within 1 s \(it is up and not well\)"),
+    ({"/collective_rpc": (404, {})}, SamplerError, "has no /collective_rpc, so it takes no weights; start it as `VLLM_SERVER_DEV_MODE=1"),
+    ({"/collective_rpc": (500, {"error": "shape mismatch"})}, SamplerError, "shape mismatch.*Is it serving the model that is trained"),
+    ({"/reset_prefix_cache": (200, {"success": False})}, SamplerError, "did not reset its prefix cache for version 0"),
+    ({GENERATE: (403, {"detail": "disabled"})}, RlvrError, "answered 403: disabled.*--enable-scale-out"),
+]
+
+
+@pytest.mark.parametrize("trouble, error, words", STARTS, ids=[f"{next(iter(trouble))} {i}" for i, (trouble, _, _) in enumerate(STARTS)])
+def test_what_cannot_work_is_said_at_once(stand: tuple[Stand, str], trouble: dict[str, Any], error: type[Exception], words: str) -> None:
+    script, url = stand
+    script.trouble = trouble
+    with served(url, start_s=1.0) as sampler, pytest.raises(error, match=words):
+        sampler.load(fresh(), 0)
+
+
+def test_a_closed_port_is_said_within_its_deadline() -> None:
+    began = time.monotonic()
+    with served(closed_port(), start_s=1.0) as sampler, pytest.raises(SamplerError, match=r"within 1 s \(nothing listens at"):
+        sampler.load(fresh(), 0)
+    assert time.monotonic() - began < 20
+    with pytest.raises(ConfigError, match=r"placement is 'server' and urls is None"):
+        VLLMSampler(placement="server")
+
+
+def run_of(url: str, steps: int = 3, **ahead: int) -> Any:
+    sampler = {"name": "vllm", "placement": "server", "urls": [url], "concurrency": 1, "heartbeat_s": 2.0}
+    rollout = {"sampler": sampler, "prompts_per_step": 2, "num_generations": 4, **ahead}
+    return tiny_run(
+        model={"config": MODEL}, rollout=rollout, train={"steps": steps, "learning_rate": 1e-3}, eval={"tasks": 4}, warmstart=None
+    )
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("trouble", [hang_up, silent])
+def test_a_run_that_lost_its_server_goes_on_to_the_bit(stand: tuple[Stand, str], tmp_path: Path, trouble: Any, ahead: int) -> None:
+    script, url = stand
+    config, quiet = run_of(url, max_staleness=ahead), Console(quiet=True)
+    train(config, out=tmp_path / "whole", console=quiet)
+    # four for the accuracy before, then in the middle of the second batch: beside the first update, where it is sampled ahead
+    script.given, script.after, script.trouble = 0, 8 + 4 + 3, {GENERATE: trouble, "/health": trouble}
+    began = time.monotonic()
+    with pytest.raises(SamplerError, match=r"of 8 answers to come.*--resume"):
+        train(config, out=tmp_path / "torn", console=quiet)
+    assert time.monotonic() - began < 60  # an answer's own deadline is ten minutes: the heartbeat found it
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("ahead", "vllm"))]
+    script.trouble, script.model, script.name = {}, fresh(9), "default"  # started anew
+    train(config, out=tmp_path / "torn", resume=True, console=quiet)
+    whole, torn = ([*rows_of(tmp_path / name / "metrics.jsonl")] for name in ("whole", "torn"))
+    assert len(whole) == 3 and whole == torn
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A real server with other weights than any test trains; the last test kills it."""
+    folder, url = tmp_path_factory.mktemp("served"), closed_port()
+    fresh(9).save_pretrained(folder)
+    settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", url.rpartition(":")[2]]
+    command += ["--host", "127.0.0.1", "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--enable-scale-out"]
+    command += ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", "32", "--served-model-name", "tiny"]
+    with (folder / "log.txt").open("wb") as log:
+        server = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield server, url
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait(30)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_real_server_samples_one_step_ahead(real: tuple[subprocess.Popen[bytes], str], tmp_path: Path) -> None:
+    """The probe holds each version against the trainer's, and each completion says of which version its tokens are."""
+    _, url = real
+    sampler = {"name": "vllm", "placement": "server", "urls": [url], "start_s": 500.0, "deadline_s": 120.0}
+    rollout = {"sampler": sampler, "prompts_per_step": 4, "num_generations": 4, "max_staleness": 1}
+    config = tiny_run(
+        model={"config": MODEL}, rollout=rollout, train={"steps": 8, "learning_rate": 1e-3}, eval={"tasks": 4}, log={"save_every": 6}
+    )
+    train(config, out=tmp_path / "x", console=Console(quiet=True))
+    episodes, metrics = (list(rows_of(tmp_path / "x" / name)) for name in ("episodes.jsonl", "metrics.jsonl"))
+    assert [{e["policy_version"] for e in episodes if e["step"] == k} for k in range(1, 9)] == [{0}, *({k} for k in range(7))]
+    assert [row["staleness/mean"] for row in metrics] == [0.0] + 7 * [1.0] and len(episodes) == 8 * 16
+    checkpoints = [model_from(ModelConfig(path=str(tmp_path / "x" / "checkpoints" / f"step-00000{k}"))) for k in (6, 8)]
+    apart = [0.0, 0.0]
+    for e in (e for e in episodes if e["step"] == 8):
+        for k, scores in enumerate(trainer_scores(model, e["tokens"]) for model in checkpoints):
+            apart[k] = max([apart[k], *(abs(scores[i - 1] - e["logprobs"][i]) for i, acted in enumerate(e["acted"]) if acted)])
+    assert apart[0] < 1e-4 < apart[1]  # sampled by version 6, beside the update that made version 7 of it
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_told(real: tuple[subprocess.Popen[bytes], str]) -> None:
+    server, url = real
+    model, asked, found = fresh(), requests(40), list[Completion]()
+    with served(url, start_s=500.0, heartbeat_s=10.0, deadline_s=120.0) as sampler:
+        for version in range(4):
+            sampler.load(nudged(model, 0.03, version), version)
+            for temperature in (0.7, 1.0):
+                found = sampler.sample(asked, Sampling(temperature, stop_ids=STOPS))
+                assert largest_difference(model, asked, found, temperature) < 1e-4
+        assert {completion.finish for completion in found} == {"stop", "length"}
+        assert [c.tokens for c in sampler.sample(asked[::-1], Sampling(stop_ids=STOPS))][::-1] == [c.tokens for c in found]
+        stream = sampler.stream([Request([2, 5], 100, seed) for seed in range(64)], Sampling())
+        next(stream)
+        os.killpg(server.pid, signal.SIGKILL)
+        with pytest.raises(SamplerError, match=re.escape(url) + r".*with \d+ of 64 answers to come.*--resume"):
+            list(stream)

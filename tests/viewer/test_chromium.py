@@ -1,0 +1,204 @@
+"""The page of a run in a real browser: it opens without a complaint, asks nobody, and does what its keys and filters say."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.runs.runlog import rows_of
+from rlvr.viewer.view import view
+from tests.fixtures.browser import Chromium, Page
+from tests.fixtures.recorded import recorded_run
+
+pytestmark = pytest.mark.chromium
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=https://evil.example/x onerror=alert(1)> \u202egnp.exe\u202c \u2028 \x00 é"
+)
+READY = "document.getElementById('rows').childElementCount > 0"
+OPENED = "document.getElementById('detail').textContent.length > 0"
+SHOWN = "[...document.querySelectorAll('#rows .row')].map(row => row.querySelector('.score').textContent)"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Chromium]:
+    with Chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    return recorded_run(folder / "first", steps=40), recorded_run(folder / "second", steps=30, seed=1)
+
+
+def opened(chromium: Chromium, path: Path, fragment: str = "") -> Page:
+    page = chromium.open(path, fragment=fragment)
+    page.until(READY)
+    return page
+
+
+def count(page: Page) -> str:
+    return str(page.evaluate("document.getElementById('count').textContent"))
+
+
+def choose(page: Page, **values: str) -> None:
+    """Fill in filters as a person does, and wait for the list."""
+    for name, value in values.items():
+        page.evaluate(f"$('count').textContent = ''; $('f-{name}').value = {json.dumps(value)}")
+        page.evaluate(f"$('f-{name}').dispatchEvent(new Event('input', {{ bubbles: true }}))")
+        page.until("$('count').textContent.endsWith('episodes')")
+
+
+def scores(run: Path) -> list[Any]:
+    return [(row["verdict"] or {}).get("score") for row in rows_of(run / "episodes.jsonl")]
+
+
+def test_the_page_opens_without_a_complaint_and_asks_nobody(chromium: Chromium, runs: tuple[Path, Path]) -> None:
+    made = view(runs[0])
+    page = opened(chromium, made.path)
+    assert count(page) == f"{made.episodes} episodes" and made.episodes == 320
+    assert page.evaluate("document.querySelectorAll('#curves svg').length") == 6
+    assert page.errors() == [] and page.requests() == [made.path.as_uri()]
+
+
+def test_filters_and_search_leave_what_they_say(chromium: Chromium, runs: tuple[Path, Path]) -> None:
+    page, told = opened(chromium, view(runs[0]).path), scores(runs[0])
+    for name, keep in {"right": 1.0, "wrong": 0.0, "unscored": None, "partial": 0.5}.items():
+        choose(page, verdict=name)
+        assert count(page) == f"{told.count(keep)} of 320 episodes"
+        assert set(page.evaluate(SHOWN)) == {"none" if keep is None else str(keep).removesuffix(".0")}
+    choose(page, verdict="", fault="infra", step="3-4")
+    assert count(page) == f"{told[16:32].count(None)} of 320 episodes"
+    choose(page, fault="", step="", task="sums/train/11")
+    rows = list(rows_of(runs[0] / "episodes.jsonl"))
+    assert count(page) == f"{sum('sums/train/11' in row['task_id'] for row in rows)} of 320 episodes"
+    choose(page, task="", search=rows[100]["text"])
+    assert count(page) == "1 of 320 episodes" and page.errors() == []
+
+
+def test_keys_lead_through_the_episodes(chromium: Chromium, runs: tuple[Path, Path]) -> None:
+    page, rows = opened(chromium, view(runs[0]).path), list(rows_of(runs[0] / "episodes.jsonl"))
+    for key in ("j", "j", "Enter"):
+        page.press(key)
+    page.until(OPENED)
+    assert page.evaluate("state.open") == 1 and rows[1]["text"] in page.evaluate("$('detail').textContent")
+    page.press("j")
+    page.until("state.open === 2")
+    page.press("]")
+    page.until("state.open === 3")
+    page.press("]")  # the last of its group
+    page.press("[")
+    page.until("state.open === 2")
+    page.press("Escape")
+    assert page.evaluate("$('detail').hidden") is True
+    page.press("/")
+    assert page.evaluate("document.activeElement.id") == "f-search"
+    page.press("j")
+    page.until("$('count').textContent.includes(' of ')")
+    assert page.evaluate("$('f-search').value") == "j", "in a field a letter is a letter"
+    page.press("Escape")
+    page.press("t")
+    page.press("?")
+    assert page.evaluate("document.documentElement.dataset.theme + $('help').open") == "lighttrue" and page.errors() == []
+
+
+def test_tokens_are_coloured_by_what_was_asked_for(chromium: Chromium, runs: tuple[Path, Path]) -> None:
+    page, rows = opened(chromium, view(runs[0]).path), list(rows_of(runs[0] / "episodes.jsonl"))
+    at = next(n for n, row in enumerate(rows) if "log_ratio" in row and len(row["text"]) > 3)
+    page.evaluate(f"choose({at}, true)")
+    page.until(OPENED)
+    seen = {}
+    for _ in range(4):
+        name = page.evaluate("document.querySelector('.colour').textContent")
+        seen[name] = page.evaluate("[...document.querySelectorAll('.tokens .own')].map(token => token.getAttribute('style'))")
+        page.evaluate("document.querySelector('.colour').remove()")
+        page.press("c")
+        page.until("document.querySelector('.colour') !== null")
+    assert list(seen) == ["log-probability", "log-ratio, trainer to sampler", "advantage", "mask"]
+    assert len(set(seen["log-ratio, trainer to sampler"])) > 1 == len(set(seen["mask"])) == len(set(seen["advantage"]))
+    signs = {"--bad" if ratio < 0 else "--good" for ratio, own in zip(rows[at]["log_ratio"], rows[at]["acted"], strict=True) if own}
+    assert signs == {style.split("(")[1].split(")")[0] for style in seen["log-ratio, trainer to sampler"]}
+
+
+def test_two_runs_stand_side_by_side(chromium: Chromium, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    made = view(runs[0], tmp_path / "two.html", against=runs[1])
+    page, (here, there) = opened(chromium, made.path), [list(rows_of(run / "episodes.jsonl")) for run in runs]
+    assert page.evaluate("document.querySelectorAll('#curves path.other').length") == page.evaluate(
+        "document.querySelectorAll('#curves path:not(.other)').length"
+    )
+    page.evaluate("choose(5, true)")
+    page.until(OPENED)
+    sides = page.evaluate("[...document.querySelectorAll('.beside section')].map(side => side.textContent)")
+    assert len(sides) == 2 and here[5]["text"] in sides[0] and there[5]["text"] in sides[1]
+    pairs = list(zip(scores(runs[0]), scores(runs[1]), strict=False))
+    choose(page, difference="better here")
+    assert count(page) == f"{sum(a is not None and b is not None and a > b for a, b in pairs)} of 320 episodes"
+    choose(page, difference="only here")
+    assert count(page) == "80 of 320 episodes"
+    assert page.errors() == [] and page.requests() == [made.path.as_uri()]
+
+
+def test_what_only_the_other_run_has_is_told(chromium: Chromium, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    short = Path(shutil.copytree(runs[1], tmp_path / "short"))
+    rows = [{name: value for name, value in row.items() if name != "kl"} for row in rows_of(short / "metrics.jsonl")]
+    (short / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, view(short, tmp_path / "two.html", against=runs[0]).path)
+    assert "80 episodes are only in first" in page.evaluate("$('against').textContent") and count(page) == "240 episodes"
+    own = "f => [f.firstChild.textContent, f.querySelectorAll('path:not(.other)').length]"
+    drawn = page.evaluate(f"[...document.querySelectorAll('#curves figure')].map({own})")
+    assert [title for title, own in drawn if not own] == ["KL"] and len(drawn) == 6
+    page = opened(chromium, view(runs[0], tmp_path / "other.html", against=runs[1]).path)
+    assert "only in" not in page.evaluate("$('against').textContent") and page.errors() == []
+
+
+@pytest.mark.parametrize("tests", [[None, "a", {"name": "t"}], [{"ok": "yes"}], [3], "none", {"ok": True}])
+def test_tests_of_another_form_are_shown_as_they_are(tests: Any, chromium: Chromium, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", steps=1)
+    judged = {"score": 0.0, "reason": "no", "fault": "none", "detail": {"tests": tests}}
+    rows = [row | {"verdict": judged} for row in rows_of(run / "episodes.jsonl")]
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, view(run).path)
+    page.evaluate("choose(1, true)")
+    page.until(OPENED)
+    shown = page.evaluate("[...document.querySelectorAll('#detail h2')].map(h => h.textContent).join()")
+    assert "noted by the verifier" in shown and "passed" not in shown and page.errors() == []
+
+
+def test_what_a_model_wrote_is_shown_and_never_obeyed(chromium: Chromium, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / HOSTILE.replace("/", "")[:20], steps=2)
+    tests = {"tests": [{"name": HOSTILE, "ok": False, "why": HOSTILE}], "note": HOSTILE}
+    judged = {"score": 0.0, "reason": HOSTILE, "fault": "none", "parts": {HOSTILE: 0.0}, "detail": tests}
+    rows = [row | {"text": HOSTILE, "task_id": HOSTILE, "end": HOSTILE, "verdict": judged} for row in rows_of(run / "episodes.jsonl")]
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    made = view(run, tmp_path / "view.html")
+    page = opened(chromium, made.path)
+    page.evaluate("choose(3, true)")
+    page.until(OPENED)
+    choose(page, search="<script>")
+    assert count(page) == "16 episodes"
+    text = page.evaluate("document.body.innerText")
+    assert "<script>document.title='owned'</script>" in text and "⟨U+202E⟩gnp.exe" in text and "⟨U+0000⟩" in text and "⟨U+2028⟩" in text
+    assert "\u202e" not in text and page.evaluate("document.title") != "owned" and page.evaluate("document.images.length") == 0
+    assert page.errors() == [] and page.requests() == [made.path.as_uri()]
+
+
+def test_a_page_that_reads_itself_again_comes_back_as_it_was(chromium: Chromium, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", steps=4)
+    page = opened(chromium, view(run, tmp_path / "view.html", reload_s=1).path)
+    choose(page, verdict="right")
+    page.press("j")
+    page.press("Enter")
+    page.until(OPENED)
+    before = page.evaluate("location.hash.split('&').slice(0, 2).join()")
+    with (run / "episodes.jsonl").open("a") as log:
+        log.writelines(json.dumps(row | {"step": 5}) + "\n" for row in list(rows_of(run / "episodes.jsonl"))[:8])
+    view(run, tmp_path / "view.html")  # as `watch` does once the run has ended
+    page.until("typeof run === 'object' && run.head.episodes === 40 && " + OPENED)
+    page.until(READY)
+    assert page.evaluate("location.hash.split('&').slice(0, 2).join()") == before and "of 40 episodes" in count(page)
+    assert page.evaluate("$('going').hidden") is True and page.errors() == []
