@@ -36,13 +36,13 @@ def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path) -
         scratch = own_folder(SCRATCH)
         stack.callback(clear_away, scratch)
         crew = assemble(config, accelerator, stack, weights=place)
-        look_ahead(crew, stack)
+        ahead = look_ahead(crew, stack)
         step = taken_back(crew, folder, place).step
         log = RunLog(scratch, writes=accelerator.is_main_process)
         stack.callback(log.close)
         steps = by_main(accelerator, lambda: recorded_after(folder, step, config.rollout.max_staleness + 1))
         for again in steps:
-            one_step(crew, log, again - 1)
+            one_step(crew, log, again - 1, ahead)
         told = by_main(accelerator, lambda: "\n".join(compared(folder, scratch, again, episodes=config.log.episodes) for again in steps))
     accelerator.free_memory()
     return told

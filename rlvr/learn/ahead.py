@@ -109,10 +109,13 @@ class Ahead:
         return collect(self.crew, step, version=version)
 
 
-def look_ahead(crew: Crew, stack: ExitStack) -> None:
-    """Let the crew sample ahead, where its configuration says so."""
-    if crew.config.rollout.max_staleness:
-        crew.ahead = stack.enter_context(Ahead(crew))
+def look_ahead(crew: Crew, stack: ExitStack) -> Ahead | None:
+    """Sampling ahead, where the configuration says so; its batches go into the checkpoints."""
+    if not crew.config.rollout.max_staleness:
+        return None
+    ahead = stack.enter_context(Ahead(crew))
+    crew.saved["ahead"] = ahead
+    return ahead
 
 
 def written(harvest: Harvest) -> dict[str, Any]:

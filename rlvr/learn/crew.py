@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
@@ -32,11 +32,20 @@ from rlvr.model.weights import model_from
 from rlvr.plugins.registry import from_config
 from rlvr.rollout.rollout import Rollout
 
-if TYPE_CHECKING:
-    from rlvr.learn.ahead import Ahead
-
 PROMPTS_LOOKED_AT = 10_000
 """How many prompts are measured before a run begins; all of them, in most data sets."""
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold: something whose state is written as plain data and read back."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, for the checkpoint."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` gave."""
+        ...
 
 
 @dataclass(slots=True)
@@ -62,8 +71,8 @@ class Crew:
     learner: Learner | None = None
     """Joined by `enlist`, once the weights it starts from are settled."""
 
-    ahead: Ahead | None = None
-    """Joined by `look_ahead`: who samples the next batches while this one is learned from, if anybody."""
+    saved: dict[str, Stateful] = field(default_factory=dict)
+    """What else a checkpoint holds, by name. Its state is taken first, so that nothing is being sampled when the rest is."""
 
     @property
     def joined(self) -> Learner:
@@ -174,17 +183,17 @@ def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
     adapter.load(crew.model, state.get("adapter"))
     learner.load_state_dict(state["learner"])
     crew.questions.load_state_dict(state["questions"])
-    if crew.ahead is not None:
-        crew.ahead.load_state_dict(state["ahead"])
+    for name, member in crew.saved.items():
+        member.load_state_dict(state[name])
     crew.hand_over(progress.step)
     return progress
 
 
 def state_of(crew: Crew) -> dict[str, Any]:
     """For the checkpoint: everybody's state, beside the weights."""
-    ahead = {} if crew.ahead is None else {"ahead": crew.ahead.state_dict()}  # first: it waits until nobody asks questions
+    saved = {name: member.state_dict() for name, member in crew.saved.items()}
     members = {"learner": crew.joined.state_dict(), "questions": crew.questions.state_dict()}
-    return {**ahead, **members, "adapter": adapter.weights(crew.model), "data": crew.stored and crew.stored.digest}
+    return {**saved, **members, "adapter": adapter.weights(crew.model), "data": crew.stored and crew.stored.digest}
 
 
 def optimization(config: RunConfig) -> Optimization:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rlvr.episode import Episode
 from rlvr.errors import RlvrError
+from rlvr.learn.ahead import Ahead
 from rlvr.learn.collect import Harvest, collect, tokens_of
 from rlvr.learn.crew import Crew
 from rlvr.learn.held_out import accuracy
@@ -24,19 +25,19 @@ from rlvr.learn.update.learner import Learner
 from rlvr.runs.runlog import Learned, RunLog
 
 
-def one_step(crew: Crew, run: RunLog, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def one_step(crew: Crew, run: RunLog, step: int, ahead: Ahead | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """One step of the loop: its numbers, and its times."""
     learner = crew.joined
     clock = time.perf_counter()
-    harvest = answers(crew, step)
+    harvest = answers(crew, step, ahead)
     sampled = time.perf_counter()
     metrics = learner.update(share(crew.accelerator, harvest.groups))
     updated = time.perf_counter()
     every, last = crew.config.eval.every, step + 1 == crew.config.train.steps
     judged = bool(every) and (step + 1) % every == 0
-    if crew.ahead is not None and (judged or last):
-        crew.ahead.settle()  # the sampler is wanted with the newest weights
-    if crew.ahead is None or judged or last:
+    if ahead is not None and (judged or last):
+        ahead.settle()  # the sampler is wanted with the newest weights
+    if ahead is None or judged or last:
         crew.hand_over(step + 1)
     row: dict[str, Any] = {"step": step + 1, **sampled_metrics(harvest.everything), **conserved(metrics, harvest), **harvest.figures}
     if most := crew.config.rollout.max_staleness:
@@ -69,10 +70,10 @@ def made_of_episodes(learner: Learner) -> list[list[Learned]]:
     return [list(zip(advantages, ratios, strict=True)) for advantages, ratios in by_group]
 
 
-def answers(crew: Crew, step: int) -> Harvest:
+def answers(crew: Crew, step: int, ahead: Ahead | None) -> Harvest:
     """The groups of a step: those that were sampled ahead, or fresh ones."""
-    if crew.ahead is not None:
-        return crew.ahead.next(step)
+    if ahead is not None:
+        return ahead.next(step)
     harvest = collect(crew, step, version=step)
     crew.sampler.rest()
     return harvest

@@ -99,7 +99,7 @@ def train(
         if not fresh:
             RunLog.reopen(folder, config)  # another configuration is refused before anything is built
         crew = assemble(config, accelerator, stack, weights=place)
-        look_ahead(crew, stack)
+        ahead = look_ahead(crew, stack)
         if fresh:
             by_main(accelerator, lambda: RunLog.create(folder, config).close())
         by_main(accelerator, lambda: stack.enter_context(alone_in(folder)))
@@ -112,7 +112,7 @@ def train(
             screen.print(f"rows are padded instead of packed: {crew.joined.unpackable}", highlight=False, markup=False)
         with Work(screen, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
-                row, times = one_step(crew, run, step)
+                row, times = one_step(crew, run, step, ahead)
                 last = step + 1 == config.train.steps
                 if last or (step + 1) % config.log.save_every == 0:
                     save(crew, run, step + 1, {**done.facts, "seconds": seconds_so_far(done, began)})
