@@ -53,7 +53,7 @@ All of it stands in `$package/__init__.py`. The entry point in `pyproject.toml` 
 TEST = '''\
 """The conformance kit of rlvr, run on this plugin."""
 
-from rlvr.conformance.checks import check_$kind, failures
+from rlvr.conformance import check_$kind, failures
 
 
 def test_it_keeps_the_contract() -> None:

@@ -18,9 +18,9 @@ from rlvr.commands import screen
 from rlvr.commands.settings import settings_from
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
+from rlvr.mdp.judges import Judges, late
 from rlvr.mdp.rules import judged
 from rlvr.plugins.registry import build
-from rlvr.rollout.judges import Judges, late
 from rlvr.runs.progress import Work
 from rlvr.task import Task, Verdict, user
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from rlvr.conformance.checks import Check, Steps, run
+from rlvr.conformance.steps import Check, Steps, run
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.plugins.registry import build
 

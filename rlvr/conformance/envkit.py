@@ -21,9 +21,9 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from rlvr.conformance import canaries
-from rlvr.conformance.checks import CannotCheck, Steps, closed, first, shown
 from rlvr.conformance.elsewhere import SECONDS, elsewhere
 from rlvr.conformance.goldlint import ungradeable
+from rlvr.conformance.steps import CannotCheck, Steps, closed, first, shown
 from rlvr.contracts import Environment
 from rlvr.mdp._gymnasium import gym_id
 from rlvr.mdp.env import OBSERVATIONS, TokenEnv, make_token_env

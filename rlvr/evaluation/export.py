@@ -24,8 +24,7 @@ from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
 from rlvr.evaluation.samples import PLAN, REPORT, Plan, counted, plan_of, rows_in, sample_of, whole, write_whole
 from rlvr.evaluation.statistics import mean
 from rlvr.evaluation.suite import Item
-from rlvr.mdp.transcript import messages_of
-from rlvr.viewer.viewparts import tokenizer_of
+from rlvr.mdp.transcript import messages_of, tokenizer_of
 
 TRAINED = (
     "step",

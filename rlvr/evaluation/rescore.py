@@ -25,13 +25,12 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import Report, report_on, verifier_label
 from rlvr.evaluation.samples import ROWS, Key, Plan, SampleFile, plan_of, question_of, rows_in
 from rlvr.evaluation.suite import with_settings
+from rlvr.mdp.judges import Judges, late
 from rlvr.mdp.rules import State, TokenMDP, judged, last_acted
-from rlvr.mdp.transcript import messages_of
+from rlvr.mdp.transcript import messages_of, tokenizer_of
 from rlvr.plugins.registry import from_config
-from rlvr.rollout.judges import Judges, late
 from rlvr.runs.progress import Work
 from rlvr.task import Task, Verdict
-from rlvr.viewer.viewparts import tokenizer_of
 
 AT_ONCE, DEADLINE_S = 256, 600.0
 """How many answers are put to the judges at a time, and how long one may take."""

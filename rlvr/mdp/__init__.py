@@ -1,1 +1,20 @@
-"""The token-level MDP: its rules, the Gymnasium environments that follow them, tokenizers and transcripts."""
+"""The token-level MDP: its rules, the Gymnasium environments that follow them, tokenizers and transcripts.
+
+`TokenEnv` and `TokenVectorEnv` are imported when they are asked for: Gymnasium and numpy come with them.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlvr.mdp.env import TokenEnv as TokenEnv
+    from rlvr.mdp.vector import TokenVectorEnv as TokenVectorEnv
+
+_WHERE = {"TokenEnv": "rlvr.mdp.env", "TokenVectorEnv": "rlvr.mdp.vector"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_WHERE[name]), name)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Tokenizer
+from rlvr.errors import RlvrError
+from rlvr.mdp.tokenizers import tokenizer_from
 
 MARK = "0"
 """Stands for a reply while the words that a tokenizer puts around one are looked for."""
@@ -39,3 +42,11 @@ def messages_of(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, 
     except (IndexError, OverflowError, ValueError):  # ids that are not this tokenizer's
         return None
     return turns
+
+
+def tokenizer_of(spec: str) -> Tokenizer | None:
+    """The tokenizer that a stored run names; None where it is not on this machine. Policies without a tokenizer of their own use bytes."""
+    try:
+        return tokenizer_from(spec if spec.startswith(("chars", "bytes")) or Path(spec).is_dir() else "bytes")
+    except (RlvrError, OSError):
+        return None

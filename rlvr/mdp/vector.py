@@ -27,9 +27,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.mdp.env import TokenEnv, token_env_settings
+from rlvr.mdp.judges import Judges, late
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import from_config
-from rlvr.rollout.judges import Judges, late
 from rlvr.task import Verdict
 
 

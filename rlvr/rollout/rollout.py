@@ -19,8 +19,8 @@ from queue import SimpleQueue
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.episode import ABOVE_ZERO, End, Episode
 from rlvr.errors import ConfigError, EnvError, RlvrError
+from rlvr.mdp.judges import Judges, late
 from rlvr.mdp.rules import State, TokenMDP, posed
-from rlvr.rollout.judges import Judges, late
 from rlvr.task import Fault, Task, Verdict
 
 

@@ -22,9 +22,10 @@ from typing import Any
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.export import last_rows
 from rlvr.evaluation.samples import PLAN, REPORT, ROWS, plan_of, write_whole
+from rlvr.mdp.transcript import tokenizer_of
 from rlvr.runs.curves import panels
 from rlvr.runs.runlog import config_of, rows_of
-from rlvr.viewer.viewparts import CHUNK, parts_of, tokenizer_of
+from rlvr.viewer.viewparts import CHUNK, parts_of
 
 PAGE = Path(__file__).parent
 SCRIPTS = ("run.js", "curves.js", "episode.js", "page.js")

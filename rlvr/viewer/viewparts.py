@@ -14,13 +14,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Tokenizer
-from rlvr.errors import ConfigError, RlvrError
+from rlvr.errors import ConfigError
 from rlvr.evaluation.samples import ROWS, counted
-from rlvr.mdp.tokenizers import tokenizer_from
 
 CHUNK = 500
 """Episodes that are unpacked together."""
@@ -140,14 +138,6 @@ def _tokens(row: Mapping[str, Any]) -> list[list[int] | None]:
 
 def _chosen(values: Sequence[float] | None, acted: Sequence[int], scale: int) -> list[int] | None:
     return None if values is None else [round(scale * value) for value, own in zip(values, acted, strict=False) if own]
-
-
-def tokenizer_of(spec: str) -> Tokenizer | None:
-    """Who can say what the ids mean; nobody where it is not at hand. Policies without a tokenizer of their own speak bytes."""
-    try:
-        return tokenizer_from(spec if spec.startswith(("chars", "bytes")) or Path(spec).is_dir() else "bytes")
-    except (RlvrError, OSError):
-        return None
 
 
 def _fits(row: Mapping[str, Any], tokenizer: Tokenizer) -> bool:

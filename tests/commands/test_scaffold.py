@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlvr.cli import run
-from rlvr.conformance.checks import check_plugin, failures
+from rlvr.conformance import check_plugin, failures
 from rlvr.plugins.registry import PACKAGE
 
 TRAIN = "tokenizer=chars warmstart=null train.steps=1 eval.tasks=4 rollout.prompts_per_step=2 rollout.num_generations=2"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.checks import check_plugin, failures
+from rlvr.conformance import check_plugin, failures
 from rlvr.plugins.registry import entries, load
 
 ROOT = Path(__file__).resolve().parents[2]

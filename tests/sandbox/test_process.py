@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.conformance.checks import check_plugin
+from rlvr.conformance import check_plugin
 from rlvr.conformance.checks_sandbox import PROBES, check_sandbox
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.rollout.judges import Judges
+from rlvr.mdp.judges import Judges
 
 CHILD = """
 import time
