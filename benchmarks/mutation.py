@@ -120,7 +120,7 @@ def run_tests(copy: Path, first: str = "credit") -> tuple[int, float]:
         failed = True
         try:
             order = sorted(TESTS, key=lambda name: (name != "edges", name != first))
-            failed = any(fails(copy / "tests" / f"test_algos_{name}.py") for name in order)
+            failed = any(fails(copy / "tests" / "algos" / f"test_{name}.py") for name in order)
         finally:
             os._exit(failed)
     ends = time.monotonic() + DEADLINE_S

@@ -1,4 +1,4 @@
-"""The six laws of the house, each of them shown to catch a planted violation."""
+"""The laws of the tree, each of them shown to catch a planted violation."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import rlvr
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("envs", "verifiers", "sandbox")
-PLUGINS = (*ROOMS, "algos", "samplers")
-# Floors of the core, lowest first; a core module that is not named stands with TokenEnv on the third.
-FLOORS = {
-    "task": 0,
-    "episode": 0,
-    "answers": 0,
-    "errors": 0,
-    "yamlfile": 0,
-    "overrides": 0,
-    "foreign": 0,
-    "contracts": 1,
-    "registry": 1,
-    "config": 1,
+PLUGINS = (*ROOMS, "algos", "samplers", "tools")
+# Who may know whom: a module imports what stands on a lower floor, and its own room. Everything in rlvr/ has a floor.
+FLOORS: Mapping[str, int] = {
+    name: floor
+    for floor, names in enumerate(
+        (
+            ("errors", "task", "turns"),
+            ("episode", "answers"),
+            ("contracts",),
+            ("algorithm",),
+            ("plugins", "config", "dialects"),
+            ("mdp",),
+            ("model", "runs"),
+            PLUGINS,
+            ("rollout",),
+            ("evaluation", "conformance", "adapters"),
+            ("learn", "service", "viewer"),
+            ("scale",),
+            ("commands", "recipes"),
+            ("cli",),
+            ("__main__",),
+        )
+    )
+    for name in names
 }
-MIDDLE, PLUGIN, LEARN, TOP = 2, 3, 4, 5
+MOST_ENTRIES, MOST_FILES = 24, 16
 HEAVY = ("torch", "transformers", "vllm", "sympy", "docker", "accelerate", "datasets", "peft", "matplotlib", "stable_baselines3")
 
 
@@ -45,13 +56,15 @@ def sources(root: Path) -> Iterator[tuple[str, Path]]:
             continue
         yield ".".join(parts[:-1] if path.stem == "__init__" else parts), path
     for room in ROOMS:
-        for path in sorted((root / room).glob("*.py")):
-            yield f"rlvr.{room}.{path.stem}", path
+        for path in sorted((root / room).rglob("*.py")):
+            parts = ("rlvr", *path.relative_to(root).with_suffix("").parts)
+            if "__pycache__" not in parts:
+                yield ".".join(parts[:-1] if path.stem == "__init__" else parts), path
 
 
 def imported(tree: ast.AST, package: str) -> Iterator[tuple[str, int]]:
-    """Every module that the tree imports, wherever in it; what only a type checker reads does not count."""
-    for node in _runtime_nodes(tree):
+    """Every module that the tree imports, wherever in it: inside functions and for type checkers too."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,28 +76,10 @@ def imported(tree: ast.AST, package: str) -> Iterator[tuple[str, int]]:
             yield from ((str(arg.value), node.lineno) for arg in node.args[:1] if isinstance(arg, ast.Constant))
 
 
-def _runtime_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from _runtime_nodes(child)
-
-
 def place(module: str) -> str:
     """The folder or core module that a dotted name of ours stands in: 'envs', 'registry', 'cli', '' for the face."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
-
-
-def floor(where: str) -> int:
-    if where in PLUGINS:
-        return PLUGIN
-    if where in ("learn", "recipes"):
-        return LEARN
-    if where.startswith("cli") or where in ("commands", "__main__"):
-        return TOP
-    return FLOORS.get(where, MIDDLE)
 
 
 # ---- the laws: each takes a root and says what breaks it ------------------------------------------------------------------
@@ -92,33 +87,33 @@ def floor(where: str) -> int:
 
 def direction(root: Path) -> list[str]:
     """Lower never knows higher, and no kind of plugin knows another."""
-    found, names = [], {name for name, _ in sources(root)}
+    found = []
     for module, path in sources(root):
         here = place(module)
+        if here and here not in FLOORS:
+            found.append(f"rlvr/{here} has no floor; give it one in tests/test_architecture.py")
+            continue
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
         for target, line in imported(ast.parse(path.read_text("utf-8")), package):
             if target.split(".")[0] in ROOMS:
                 found.append(f"{path.relative_to(root)}:{line}: imports {target}; say rlvr.{target}")
-            if not target.startswith("rlvr."):
-                continue
-            there = place(target)
-            if there == here or (f"rlvr.{there}" not in names and there not in PLUGINS):
-                continue  # a sibling, or a name of the face (`from rlvr import Task`)
-            if floor(there) > floor(here) or (there in ROOMS) or (here in PLUGINS and there in PLUGINS):
-                found.append(f"{path.relative_to(root)}:{line}: {here or 'rlvr'} must not know {there}")
+            there = place(target) if target.startswith("rlvr.") else ""
+            if there not in FLOORS or there == here or not here:
+                continue  # another package, a sibling, or a name of the face (`from rlvr import Task`)
+            if FLOORS[there] >= FLOORS[here] or there in ROOMS:
+                found.append(f"{path.relative_to(root)}:{line}: {here} must not know {there}")
     return found
 
 
 def circles(root: Path) -> list[str]:
-    """No module imports itself through others, at import time."""
+    """No module imports itself through others, not even inside a function or for a type checker."""
     graph: dict[str, set[str]] = {}
     names = {name for name, _ in sources(root)}
     for module, path in sources(root):
-        tree = ast.parse(path.read_text("utf-8"))
-        top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        targets = {target for target, _ in imported(top, package)}
-        graph[module] = {name for target in targets for name in (target, target.rpartition(".")[0]) if name in names - {"rlvr", module}}
+        targets = {target for target, _ in imported(ast.parse(path.read_text("utf-8")), package)}
+        ours = {target if target in names else target.rpartition(".")[0] for target in targets}
+        graph[module] = ours & names - {"rlvr", module}
     found: list[str] = []
     done: set[str] = set()
 
@@ -135,10 +130,24 @@ def circles(root: Path) -> list[str]:
     return found
 
 
+def crowds(root: Path) -> list[str]:
+    """No folder over sixteen files of its own (plugins are counted apart), and few things loose in `rlvr/`."""
+    loose = [path.name for path in (root / "rlvr").iterdir() if path.name not in {*ROOMS, "py.typed", "__pycache__"}]
+    found = [f"rlvr/ has {len(loose)} entries, at most {MOST_ENTRIES}"] if len(loose) > MOST_ENTRIES else []
+    tops = [root / name for name in ("rlvr", *ROOMS, "tests", "benchmarks")]
+    for folder in [top for top in tops if top.is_dir()] + [path for top in tops for path in top.rglob("*") if path.is_dir()]:
+        files = list(folder.glob("*.py"))
+        if folder.name in PLUGINS and folder.parent in (root, root / "rlvr"):
+            files = [path for path in files if path.name.startswith("_")]
+        if len(files) > MOST_FILES:
+            found.append(f"{folder.relative_to(root)}/ has {len(files)} files, at most {MOST_FILES}")
+    return found
+
+
 def sizes(root: Path) -> list[str]:
     """No file over 350 lines, no function over 60 (tests may be long as files)."""
     found = []
-    ours = {path for _, path in sources(root)} | set((root / "benchmarks").glob("*.py"))
+    ours = {path for _, path in sources(root)} | set((root / "benchmarks").rglob("*.py"))
     for path in sorted(ours | set((root / "tests").rglob("*.py"))):
         text = path.read_text("utf-8")
         lines = text.count("\n")
@@ -197,12 +206,18 @@ def _is_record(node: ast.ClassDef) -> bool:
     return any(mark.startswith("dataclass") or mark in ("TypedDict", "NamedTuple") for mark in marks)
 
 
+def folder_of(package: str) -> str:
+    """Where a package lies: rooms of plugins beside `rlvr/`, all others in it."""
+    parts = package.split(".")
+    return "/".join(parts[1:] if parts[1:2] and parts[1] in ROOMS else parts)
+
+
 def packages(root: Path) -> list[str]:
     """pyproject's explicit list of packages is what lies on the disk, rooms by their links."""
     setuptools = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     listed = set(setuptools["packages"])
     on_disk = {"rlvr"} | {f"rlvr.{room}" for room in ROOMS}
-    on_disk |= {".".join(p.parent.relative_to(root).parts) for _, p in sources(root) if p.is_relative_to(root / "rlvr")}
+    on_disk |= {name.rpartition(".")[0] if path.stem != "__init__" else name for name, path in sources(root)}
     found = [f"{name} lies on the disk and is not in pyproject's packages" for name in sorted(on_disk - listed)]
     found += [f"{name} is in pyproject's packages and not on the disk" for name in sorted(listed - on_disk)]
     for room in ROOMS:
@@ -226,7 +241,7 @@ def plugin_files(root: Path) -> list[str]:
     return found
 
 
-LAWS: list[Callable[[Path], list[str]]] = [direction, circles, sizes, names, docstrings, packages, plugin_files]
+LAWS: list[Callable[[Path], list[str]]] = [direction, circles, crowds, sizes, names, docstrings, packages, plugin_files]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: str(law.__name__))
@@ -243,11 +258,26 @@ PLANTED: list[tuple[Callable[[Path], list[str]], str, str, str]] = [
     (direction, "verifiers/a.py", DOC + "import importlib\nimportlib.import_module('rlvr.sandbox.b')\nmake = 1\n", "must not know sandbox"),
     (direction, "rlvr/samplers/a.py", DOC + "from rlvr.algos import b\n", "must not know algos"),
     (direction, "rlvr/samplers/a.py", DOC + "from ..learn import b\n", "must not know learn"),
-    (direction, "rlvr/task.py", DOC + "def f():\n    from rlvr.plugins.registry import build\n", "task must not know registry"),
-    (direction, "rlvr/mdp/env.py", DOC + "import rlvr.cli\n", "env must not know cli"),
+    (direction, "rlvr/task.py", DOC + "def f():\n    from rlvr.plugins.registry import build\n", "task must not know plugins"),
+    (direction, "rlvr/mdp/env.py", DOC + "import rlvr.cli\n", "mdp must not know cli"),
     (direction, "rlvr/cli.py", DOC + "from rlvr.envs.a import A\n", "cli must not know envs"),
-    (direction, "tests/../rlvr/env.py", DOC + "from verifiers import numeric\n", "say rlvr.verifiers"),
+    (direction, "tests/../rlvr/mdp/env.py", DOC + "from verifiers import numeric\n", "say rlvr.verifiers"),
+    (
+        direction,
+        "rlvr/mdp/env.py",
+        DOC + "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    import rlvr.learn.train\n",
+        "mdp must not know learn",
+    ),
+    (direction, "rlvr/viewer/a.py", DOC + "import rlvr.learn.train\n", "viewer must not know learn"),
+    (direction, "rlvr/novelty/__init__.py", DOC, "has no floor"),
     (circles, "rlvr/mdp/env.py", DOC + "import rlvr.rollout.rollout\n", "rlvr.mdp.env -> rlvr.rollout.rollout -> rlvr.mdp.env"),
+    (
+        circles,
+        "rlvr/mdp/env.py",
+        DOC + "def f():\n    import rlvr.rollout.rollout\n",
+        "rlvr.mdp.env -> rlvr.rollout.rollout -> rlvr.mdp.env",
+    ),
+    (circles, "verifiers/_b.py", DOC + "def f():\n    from rlvr.verifiers._math.judge import b\n", "judge.b -> rlvr.verifiers._b"),
     (sizes, "rlvr/mdp/env.py", DOC + "x = 1\n" * 350, "351 lines"),
     (sizes, "tests/test_a.py", "def f():\n" + "    x = 1\n" * 60, "61 lines"),
     (names, "rlvr/utils.py", DOC, "one noun"),
@@ -273,7 +303,8 @@ def test_a_planted_violation_is_caught(tmp_path: Path, law: Callable[[Path], lis
         "rlvr/rollout/rollout.py": DOC + "from rlvr.mdp.env import TokenEnv\n",
         "rlvr/mdp/env.py": DOC + "from rlvr.plugins.registry import build\n",
         "rlvr/cli.py": DOC,
-        **{f"{name.replace('.', '/')}/__init__.py": DOC for name in listed if name.split(".")[-1] not in ROOMS},
+        **{f"{folder_of(name)}/__init__.py": DOC for name in listed if name.split(".")[-1] not in ROOMS},
+        "verifiers/_math/judge/b.py": DOC + "from rlvr.verifiers import _b\n",
         **{f"{room}/_b.py": DOC for room in ROOMS},
     }
     for name, content in clean.items():
@@ -287,6 +318,20 @@ def test_a_planted_violation_is_caught(tmp_path: Path, law: Callable[[Path], lis
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(text, "utf-8")
     assert any(words in line for line in law(tmp_path)), law(tmp_path)
+
+
+def test_crowded_folders_are_caught(tmp_path: Path) -> None:
+    for folder in ("rlvr/learn", "envs", "tests"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(17):
+            (tmp_path / folder / f"a{number}.py").write_text(DOC, "utf-8")
+    for number in range(24):
+        (tmp_path / "rlvr" / f"a{number}.yaml").touch()
+    assert crowds(tmp_path) == [
+        "rlvr/ has 25 entries, at most 24",
+        "tests/ has 17 files, at most 16",
+        "rlvr/learn/ has 17 files, at most 16",
+    ]
 
 
 def test_a_missing_package_and_a_broken_link_are_caught(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 Z95 = NormalDist().inv_cdf(0.975)
 IMAGINED = 1.0
 """How many imagined tasks at even odds, as spread as yes and no, are put beside the real ones: few real ones may show too little spread.
-The less a mean tells of the spread, near 0 and 1 where the rare task hides, the more it counts. By simulation
-(benchmarks/statistics_coverage.py) the interval of pass@8 at 100 tasks of 16 samples holds the truth in no less than 92 of 100 cases,
-whatever the tasks are like; where the imagined tasks count the same everywhere it may be 84."""
+The less a mean tells of the spread, near 0 and 1 where the rare task hides, the more it counts. In simulations of pass@8 with 100 tasks
+of 16 samples (benchmarks/evaluation/statistics_coverage.py) the interval covers the true value in at least 92 of 100 cases, whatever the
+tasks are like; with the same weight for the imagined tasks everywhere it can fall to 84."""
 
 
 def pass_at(right: int, samples: int, k: int) -> float | None:

@@ -1,6 +1,6 @@
 """Is `symbolic` right more often than math-verify 0.9.0, and how much faster? One line a family, then one JSON line of totals.
 
-    python benchmarks/symbolic_peers.py [--data FOLDER] [--take N] [--every N] [--venv FOLDER]
+    python benchmarks/symbolic/peers.py [--data FOLDER] [--take N] [--every N] [--venv FOLDER]
 
 math-verify goes into a virtual environment of its own in a temporary folder. Both judge the same pairs one after the other, in
 one process each, a family in turn, so that what else the machine does hits both alike; ours without its cache. With --data, GSM8K
@@ -27,8 +27,8 @@ from rlvr.task import Task, user
 from rlvr.verifiers._math.read.parse import parse
 from rlvr.verifiers.symbolic import Symbolic
 
-HERE = Path(__file__).parent
-CORPUS = HERE.parent / "tests" / "corpora" / "math"
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "tests" / "corpora" / "math"
 Row = dict[str, Any]
 Result = tuple[bool | None, float]
 Judge = Callable[[list[Row]], list[Result]]
@@ -41,7 +41,7 @@ def peer(folder: Path) -> Iterator[Judge]:
     if not python.exists():
         venv.create(folder, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "math-verify[antlr4_13_2]==0.9.0"], check=True)
-    command = [python, HERE / "symbolic_peer_main.py"]
+    command = [python, ROOT / "benchmarks" / "_peers" / "symbolic_peer_main.py"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         asks, says = process.stdin, process.stdout
         assert asks is not None and says is not None

@@ -1,6 +1,6 @@
 """Do published solutions pass, and wrong ones not? HumanEval and MBPP, against the docker sandbox. One JSON line.
 
-    python benchmarks/sandbox_canonical.py --humaneval HumanEval.jsonl.gz --mbpp mbpp_sanitized.json [--wrong]
+    python benchmarks/sandbox/canonical.py --humaneval HumanEval.jsonl.gz --mbpp mbpp_sanitized.json [--wrong]
 
 With --wrong every task also gets an empty body, a constant, another task's solution under its own name, and three mutants.
 What of these passes is run once more behind plain Python (inside the sandbox), which says whether the tests are to blame.

@@ -1,6 +1,6 @@
 """What does a training run cost with ten times the prompts? One JSON line: CPU-seconds, peak memory and the run folder.
 
-    python benchmarks/ten_times.py [--prompts 8] [--steps 8] [--times 10]
+    python benchmarks/learn/ten_times.py [--prompts 8] [--steps 8] [--times 10]
 
 Runs of the quickstart's model, each in a process of its own: a small one, and ones with five and ten times the prompts in every step,
 and with five and ten times the steps. What a run costs whatever its length drops out of `bend`: what a prompt of the last half
@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
+
 from vs_trl_work import reset_peak, resident, say
 
 SETTINGS = {"rollout.num_generations": 8, "train.warmup_steps": 0, "eval.tasks": 1, "log.save_every": 2, "warmstart": "null"}
@@ -28,7 +30,7 @@ SETTINGS = {"rollout.num_generations": 8, "train.warmup_steps": 0, "eval.tasks":
 def measured(place: Path, prompts: int, steps: int) -> dict[str, float]:
     """Train in a fresh process; what it used, and what it left."""
     command = [sys.executable, __file__, "--one", str(place), "--prompts", str(prompts), "--steps", str(steps)]
-    paths = f"{Path(__file__).parent.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    paths = f"{Path(__file__).resolve().parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths})
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")

@@ -1,6 +1,6 @@
 """Do published golds accept themselves however they are written, and refuse their neighbours? One line a kind, then JSON.
 
-python benchmarks/symbolic_golds.py --data FOLDER      (math500.jsonl and gsm8k_test.jsonl)
+python benchmarks/symbolic/golds.py --data FOLDER      (math500.jsonl and gsm8k_test.jsonl)
 """
 
 from __future__ import annotations

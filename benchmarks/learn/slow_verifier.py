@@ -1,6 +1,6 @@
 """Is a slow verifier hidden behind sampling? Steps with one that sleeps 200 ms, and with one that does not, in turn.
 
-    python benchmarks/slow_verifier.py [--sampler vllm] [--repeats 5] [--hidden 128]
+    python benchmarks/learn/slow_verifier.py [--sampler vllm] [--repeats 5] [--hidden 128]
 
 Prints one JSON line: the ratio of the steps' times (median over the repeats) and the share of verification that was hidden. What
 lasts longer than sampling cannot be hidden: 256 answers of 200 ms take 1.6 s where 32 are judged at once. So the model is wide

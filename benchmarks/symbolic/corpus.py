@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent / "tests" / "corpora" / "math"
+FOLDER = Path(__file__).resolve().parents[2] / "tests" / "corpora" / "math"
 
 
 def families() -> dict[str, tuple[list[list[str]], list[str]]]:

@@ -4,7 +4,7 @@ Makes a run folder of 50,000 episodes through the run log's own records, writes 
 and measures, as medians: the first paint, when the list stands, and for each filter and search the time from the change to the frame
 that shows it. Prints a table and one JSON line, and leaves screenshots in both themes. Needs Chromium.
 
-    python benchmarks/viewer_chromium.py --work /tmp/viewer
+    python benchmarks/evaluation/viewer_chromium.py --work /tmp/viewer
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from rlvr.viewer.view import view
 from tests.fixtures.browser import Chromium, Page

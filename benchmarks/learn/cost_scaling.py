@@ -1,6 +1,6 @@
 """What does an update cost as the work doubles? One JSON line: CPU-seconds along three axes, four doublings each.
 
-    python benchmarks/cost_scaling.py
+    python benchmarks/learn/cost_scaling.py
 
 Group size, answer length and vocabulary double from a small start, one at a time. `per_doubling` is what each doubling costs:
 2 is linear. Group size and length double the tokens; length also makes attention look back further. The vocabulary leaves

@@ -1,6 +1,6 @@
 """Does a run that was killed end like one that was not? kill -9 at 25 moments, `rlvr train --resume`, compare. One JSON line.
 
-    python benchmarks/kill_resume.py --kills 25 [--ahead 1]
+    python benchmarks/learn/kill_resume.py --kills 25 [--ahead 1]
 
 Each run is the real command line in a process of its own, forked from one that has torch loaded already. It is told of every
 call of its threads and, at a random visit to the moment that is planned, after a random pause, kills itself with SIGKILL while
@@ -27,11 +27,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.cli import run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S, ATTEMPTS = 600.0, 20
 RECIPE = f"""
 seed: 0

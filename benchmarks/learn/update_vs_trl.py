@@ -1,7 +1,7 @@
 """Is one update cheaper than TRL's on the same batch? One JSON line: loss and gradient distance first, then memory and speed.
 
-    python benchmarks/update_vs_trl.py [--peer PYTHON] [--vocabulary 32000]                  on a CPU, in float32
-    python benchmarks/update_vs_trl.py --size 0.5b --device cuda --precision bf16            on one GPU; also 1.5b
+    python benchmarks/learn/update_vs_trl.py [--peer PYTHON] [--vocabulary 32000]                  on a CPU, in float32
+    python benchmarks/learn/update_vs_trl.py --size 0.5b --device cuda --precision bf16            on one GPU; also 1.5b
 
 The batch: some prompts, 8 answers each, lengths spread 1:8; a Qwen2 with random weights; GRPO, beta 0.
 Each side runs in a process of its own, in turns, and does loss, backward, clip and AdamW; ours also does the credit. TRL gets
@@ -23,6 +23,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
 
 import peer_trl
 from update_work import GENERATIONS, SIZES, Job

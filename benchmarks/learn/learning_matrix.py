@@ -1,6 +1,6 @@
 """Does every preset learn? Each on a bandit, on copying and on the quickstart task, with three seeds, and with the sign turned.
 
-    python -m benchmarks.learning_matrix [--out matrix.jsonl] [--worlds bandit copy quickstart] [--presets grpo ...] [--seeds 3]
+    python -m benchmarks.learn.learning_matrix [--out matrix.jsonl] [--worlds bandit copy quickstart] [--presets grpo ...] [--seeds 3]
 
 A run ends as soon as the mean reward of its last five steps is above 0.9, or when its steps are used up. With every advantage
 turned around it must fail: it ends once that mean is below half of what the run began with. Each result is appended to the

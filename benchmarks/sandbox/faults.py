@@ -1,6 +1,6 @@
 """What becomes of verdicts when the ground is taken away under a batch? A table, and one JSON line.
 
-    python benchmarks/sandbox_faults.py          (root, and an engine at DOCKER_HOST that has the image)
+    python benchmarks/sandbox/faults.py          (root, and an engine at DOCKER_HOST that has the image)
 
 A second Docker Engine is started for this alone, by `.ci/engine` in a folder of its own, so that it can be killed. Half of the
 answers of every batch are right and half are wrong. While the batch runs one thing is broken; then the same verifier, in the
@@ -34,7 +34,7 @@ from rlvr.sandbox._outside import channel
 from rlvr.sandbox._outside import engine as docker_engine
 from rlvr.task import Fault, Task, Verdict, user
 
-SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "engine"
+SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "engine"
 WALL_S = 2.0
 DEADLINE_S = channel.HARD * WALL_S + channel.PATIENCE_S + channel.AFTER_S
 RIGHT = "import time\ntime.sleep(0.2)\nprint(int(input()) ** 2)"

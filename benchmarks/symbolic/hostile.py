@@ -1,6 +1,6 @@
 r"""What do hostile answers cost, what do they cost the others, and does killing workers change a verdict? One JSON line a question.
 
-    python benchmarks/symbolic_hostile.py [--strings 200000] [--batch 5000]
+    python benchmarks/symbolic/hostile.py [--strings 200000] [--batch 5000]
 
 1. Hostile answers among 1,000 easy ones, from 8 threads and from asyncio: the slowest hostile one, the easy ones' p99 with and
    without them, resident memory, and a canary file that no answer may make.
@@ -28,7 +28,7 @@ from typing import Any
 from rlvr.task import Task, Verdict, user
 from rlvr.verifiers.symbolic import Symbolic
 
-CORPUS = Path(__file__).parent.parent / "tests" / "corpora" / "math"
+CORPUS = Path(__file__).resolve().parents[2] / "tests" / "corpora" / "math"
 CANARY = "CANARY"
 ROUNDS = 5
 """How often the mixture is judged: a hundredth of a thousand waits is too few to tell."""

@@ -1,6 +1,6 @@
 """Is a whole training step faster than TRL's? One JSON line: sampling, verification and update, ours against its GRPO trainer.
 
-    python benchmarks/vs_trl.py [tiny-fixed tiny-geometric smollm2] [--peer PYTHON] [--repeats 5]
+    python benchmarks/learn/vs_trl.py [tiny-fixed tiny-geometric smollm2] [--peer PYTHON] [--repeats 5]
 
 Both sides load the same weights and tokenizer, get the same prompts, write answers of the same lengths with Hugging Face
 models in float32 on as many threads, pay the same rewards, and train with GRPO, beta 0. Each runs in a process of its own and
@@ -21,12 +21,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
+
 import peer_trl
 import update_vs_trl
 from vs_trl_ours import configuration
 from vs_trl_work import ALPHABET, WORKLOADS
 
-HERE = Path(__file__).parent
+PEERS = Path(__file__).resolve().parents[1] / "_peers"
 WARM_UP = 2
 PHASES = ("seconds", "sample", "verify", "update", "cpu")
 
@@ -35,12 +37,12 @@ class Side:
     """One of the two, waiting for its turn."""
 
     def __init__(self, python: str, script: str, arguments: list[str], log: Path, threads: int) -> None:
-        path = f"{HERE.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        path = f"{PEERS.parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         ours = {"PYTHONPATH": path, "OMP_NUM_THREADS": f"{threads}", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self.log = log
         self.steps: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
-            [python, str(HERE / script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
+            [python, str(PEERS / script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
             env=os.environ | ours,
         )  # fmt: skip
         self.hear()
@@ -126,7 +128,7 @@ def smollm2(peer: str) -> str:
     """SmolLM2-135M, unpacked once."""
     folder = peer_trl.HOME.parent / "smollm2-135m"
     if not (folder / "tokenizer.json").exists():
-        subprocess.run([peer, str(HERE / "vs_trl_peer.py"), "--convert", str(folder)], check=True, stdout=sys.stderr)
+        subprocess.run([peer, str(PEERS / "vs_trl_peer.py"), "--convert", str(folder)], check=True, stdout=sys.stderr)
     return str(folder)
 
 

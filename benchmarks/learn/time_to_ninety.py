@@ -1,6 +1,6 @@
 """How long until nine in ten held-out answers are right? Ours and TRL's GRPO on the quickstart, from the same warm start.
 
-    python -m benchmarks.time_to_ninety [--seeds 3] [--peer PYTHON] [--threads 2] [--warm DIR]
+    python -m benchmarks.learn.time_to_ninety [--seeds 3] [--peer PYTHON] [--threads 2] [--warm DIR]
 
 One JSON line a seed, and one for all. Both train with the recipe's own settings on the same questions and rewards, ten steps each
 in turns; the clock of a side runs only during its steps. After every ten the weights are saved and judged here, greedily, on
@@ -18,7 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
 
 import peer_trl
 from learning_matrix import crew_of, warm_up

@@ -3,7 +3,7 @@
 The same word problems, the same policy, the same answers: sampled once by `rlvr eval`, then handed to each peer in a virtual
 environment of its own, which scores them with its own matching and reduces them with its own metrics. Prints a table and one JSON line.
 
-    python benchmarks/evaluation_peers.py --path data/gsm8k --venvs /tmp/peers
+    python benchmarks/evaluation/peers.py --path data/gsm8k --venvs /tmp/peers
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def python_of(folder: Path, name: str) -> Path:
     python = place / "bin" / "python"
     if not python.is_file():
         venv.create(place, with_pip=True)
-        constraint = ["--constraint", str(HERE.parents[1] / "constraints.txt")] if name == "lmeval" else []
+        constraint = ["--constraint", str(HERE.parents[2] / "constraints.txt")] if name == "lmeval" else []
         subprocess.run([python, "-m", "pip", "install", "--quiet", *constraint, PINS[name]], check=True, timeout=1800)
     return python
 
 
 def scored(python: Path, name: str, samples: Path, folder: Path) -> dict[str, Any]:
     """What a peer makes of the samples."""
-    command = [python, HERE.with_name("evaluation_peer_main.py"), name, samples]
+    command = [python, HERE.parents[1] / "_peers" / "evaluation_peer_main.py", name, samples]
     variables = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder, env=variables)
     if done.returncode:
