@@ -86,6 +86,18 @@ def test_links_lead_somewhere() -> None:
     assert lost == []
 
 
+def test_the_architecture_page_names_every_room_and_no_file_that_is_gone() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    picture = (ROOT / "docs" / "pictures" / "architecture.svg").read_text("utf-8")
+    named = set(re.findall(r"`((?:rlvr|envs|verifiers|sandbox|tests)/[\w./]*)`", page)) | set(
+        re.findall(r"(?:rlvr|tests)/[\w/]+\.py", picture)
+    )
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    rooms = {f"rlvr/{path.name}/" for path in (ROOT / "rlvr").iterdir() if (path / "__init__.py").is_file()}
+    assert rooms - named == set()
+    assert [room for room in sorted(rooms) if f">{room.split('/')[1]}<" not in picture] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_a_page_is_read_in_five_minutes(page: Path) -> None:
     assert len(page.read_text("utf-8").split()) <= 1300
