@@ -1,4 +1,4 @@
-"""One attempt at an evaluation: it samples what is missing, writes down each sample as it is judged, and shows how far it is."""
+"""One attempt at an evaluation: sample what is missing, store each sample as soon as it is judged, show progress."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rlvr.runs.progress import Work
 from rlvr.runs.runlog import episode_row, rows_of
 
 TICK_S = 5.0
-"""How often the time spent is written down, so that a killed attempt keeps it."""
+"""How often the elapsed time is stored, so that a killed attempt keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens cost, read and written.
+    """The price of a million input tokens and of a million output tokens.
 
     >>> Price(0.5, 2.0).of(1_000_000, 500_000)
     1.5
@@ -69,7 +69,7 @@ class Attempt:
         self.name = str(time.time_ns())
 
     def run(self, spec: Spec, environments: Mapping[str, Environment], wanted: Mapping[str, Sequence[Draw]]) -> None:
-        """Sample what is missing, environment by environment. The policy is not even loaded where nothing is."""
+        """Sample what is missing, one environment after the other. The policy is not loaded if nothing is missing."""
         gone = self.file.samples.keys() - {key_of(draw) for draws in wanted.values() for draw in draws}
         if gone:
             name, index, _ = min(gone)
@@ -90,7 +90,7 @@ class Attempt:
         self._tick(last=True)
 
     def _same_questions(self, wanted: Sequence[Draw]) -> None:
-        """Refuse to go on where a task that has samples asks something else now: its figures would mix two questions."""
+        """Refuse to continue if a task that has samples asks something else now: its figures would mix two questions."""
         for draw in wanted:
             sample = self.file.samples.get(key_of(draw))
             if sample is not None and sample.question != question_of(draw.task):
@@ -120,7 +120,7 @@ class Attempt:
         return time.perf_counter() - self.began
 
     def _rounds(self, sampler: Sampler, wanted: Sequence[Draw]) -> Iterator[Sequence[Draw]]:
-        """What is asked for together. Where company decides the last bits, a round has the same company every time."""
+        """The draws of one round. If the batch decides the last bits of an answer, a round always has the same members."""
         if not sampler.company:
             yield [draw for draw in wanted if key_of(draw) not in self.had]
             return
@@ -158,7 +158,7 @@ class Attempt:
 
 
 def _some_room(mdp: TokenMDP, wanted: Sequence[Draw]) -> None:
-    """Where not one prompt leaves room for an answer, the limits are wrong; where some do not, those answers fail."""
+    """If no prompt leaves room for an answer, the limits are wrong and this raises; if some do not, only those answers fail."""
     why: EnvError | None = None
     for draw in wanted:
         try:
@@ -176,7 +176,7 @@ def key_of(draw: Draw) -> Key:
 
 
 def spent(folder: Path) -> tuple[float, int]:
-    """The seconds and the tokens of all attempts at an evaluation, those that were killed included."""
+    """The seconds and the tokens of all attempts at an evaluation, killed ones included."""
     if not (folder / TIMES).is_file():
         return 0.0, 0
     last = {row["attempt"]: (row["seconds"], row["tokens"]) for row in rows_of(folder / TIMES)}

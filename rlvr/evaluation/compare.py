@@ -1,7 +1,7 @@
-"""Two evaluations side by side: aligned by task and sample, judged by what differs within a task.
+"""Compare two evaluations, paired by task and sample.
 
-A comparison of runs that asked different things, judged differently or sampled differently answers no question. It is refused,
-with what differs, unless it is forced; so is one over what happened to be judged, where more than 2 in 100 samples are in no pair.
+Runs with different prompts, verifiers or sampling settings are refused, with the difference, unless the comparison is forced. So are
+runs in which more than 2 % of the samples are in no pair.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rlvr.plugins.registry import load, parameters
 from rlvr.task import plain
 
 SAMPLED_BY = ("split", "max_new_tokens", "max_length")
-"""Beside an environment's own settings, what both runs must share: how many turns there are shows in no prompt."""
+"""What both runs must share besides the environment's own settings. The number of turns, for example, does not show in a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvComparison:
-    """What the comparison found on one environment; `first` and `second` are means over tasks of what is in pairs.
+    """The comparison on one environment. `first` and `second` are means over tasks, of the samples in pairs.
 
     >>> EnvComparison("gsm8k", 0.5, 0.4, paired([0.1] * 9), 0.01, 9, 0, ["gsm8k/test/0"], []).first
     0.5
@@ -45,7 +45,7 @@ class EnvComparison:
     pairs: int
     """Samples that both runs have a score for."""
     unpaired: int
-    """Samples that both were asked for and that one of them, or both, have no score for: left out."""
+    """Samples that were asked of both runs and have no score in at least one: left out."""
     wins: list[str]
     """Tasks on which the first is better, the clearest first."""
     losses: list[str]
@@ -76,11 +76,11 @@ class Comparison:
     second: Path
     envs: dict[str, EnvComparison]
     differences: list[str] = field(default_factory=list)
-    """What makes the runs no match; empty unless the comparison was forced."""
+    """Why the runs do not match; empty unless the comparison was forced."""
     alone: list[str] = field(default_factory=list)
     """Environments that only one of the runs has."""
     notes: list[str] = field(default_factory=list)
-    """What is in no figure, and why: samples that are in no pair, environments that have no pair."""
+    """What is left out, and why: samples and environments without a pair."""
 
     def record(self) -> dict[str, Any]:
         """The comparison as plain JSON."""
@@ -100,9 +100,9 @@ def compare(first: str | Path, second: str | Path, *, force: bool = False, seed:
     samples = samples_of(first), samples_of(second)
     differences = unlike(plans, shared) + asked_otherwise((first, second), samples, shared)
     if differences and not force:
-        raise ConfigError(f"{first} and {second} are no match: {'; '.join(differences)}. --force compares them all the same")
+        raise ConfigError(f"{first} and {second} cannot be compared: {'; '.join(differences)}. --force compares them anyway")
     found: dict[str, EnvComparison] = {}
-    unended = [f"what {run} has not sampled yet (the command that began it goes on)" for run in (first, second) if not _ended(run)]
+    unended = [f"what {run} has not sampled yet (run the same command again to resume it)" for run in (first, second) if not _ended(run)]
     notes, gaps = [*unended], []
     for name in shared:
         items = [_item(plan, name) for plan in plans]
@@ -130,7 +130,7 @@ def compare(first: str | Path, second: str | Path, *, force: bool = False, seed:
 
 
 def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
-    """In what the plans of two runs sample or judge differently."""
+    """The differences between two plans that change what is sampled or how it is judged."""
     a, b = plans
     found = [f"{key} is {old} and {new}" for key in ("top_p", "top_k") if (old := getattr(a, key)) != (new := getattr(b, key))]
     for name in shared:
@@ -148,7 +148,7 @@ def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
 
 
 def made_with(item: Item) -> dict[str, Any]:
-    """The settings of an environment, those that nobody gave included. Where its problems lie is none: they show in the prompts."""
+    """The settings of an environment, defaults included. The path of its data is not compared: the data shows in the prompts."""
     usual: dict[str, Any] = {}
     with suppress(RlvrError):  # it is not at hand any more
         fields = parameters(load("env", item.env["name"]))
@@ -158,7 +158,7 @@ def made_with(item: Item) -> dict[str, Any]:
 
 
 def asked_otherwise(runs: tuple[Path, Path], samples: tuple[dict[Key, Sample], dict[Key, Sample]], shared: Sequence[str]) -> list[str]:
-    """Where a task of the same place asks something else in the other run; the first such prompt of each environment is shown."""
+    """Tasks with the same index that differ between the runs; the first such prompt of each environment is shown."""
     found = []
     for name in shared:
         here, there = ({key[1]: sample.question for key, sample in run.items() if key[0] == name} for run in samples)
@@ -181,12 +181,12 @@ def _item(plan: Plan, name: str) -> Item:
 
 
 def _ended(run: Path) -> bool:
-    """Whether a run has everything that it asks for: only then it has a report."""
+    """Whether a run is complete: only a complete run has a report."""
     return (run / REPORT).is_file()
 
 
 def _tasks(runs: tuple[Path, Path], items: Sequence[Item]) -> list[int]:
-    """How many tasks each run asks: as its report says; before there is one as planned, but no more than the split has in the other."""
+    """The number of tasks of each run: from its report, or without one from its plan, but no more than the split has in the other run."""
     told = [_reported(run, item) for run, item in zip(runs, items, strict=True)]
     ends = [found for found, item in zip(told, items, strict=True) if found is not None and found < item.tasks]
     return [min([item.tasks, *ends]) if found is None else found for found, item in zip(told, items, strict=True)]
@@ -213,7 +213,7 @@ def _scoreless(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, Samp
 def _one(
     name: str, plans: tuple[Plan, Plan], samples: tuple[dict[Key, Sample], dict[Key, Sample]], asked: int, seed: int
 ) -> EnvComparison | None:
-    """The comparison on one environment; None where no sample has a score in both runs."""
+    """The comparison on one environment; None if no sample has a score in both runs."""
     scores = [{key: s.score for key, s in run.items() if key[0] == name and s.score is not None} for run in samples]
     both = sorted(scores[0].keys() & scores[1].keys())
     if not both:
@@ -240,7 +240,7 @@ def _one(
 
 
 def _by_question(means: Mapping[int, tuple[float, float]], asks: Mapping[int, Sample]) -> dict[str, float]:
-    """How much better the first is on each question; one that several tasks ask weighs as many, so the mean is the one over tasks."""
+    """How much better the first run is on each question. A question in several tasks counts once for each, so the mean is over tasks."""
     gaps: dict[str, list[float]] = {}
     for index, (a, b) in means.items():
         gaps.setdefault(asks[index].question, []).append(round(a - b, 12))  # what is left of rounding is no win

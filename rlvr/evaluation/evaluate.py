@@ -1,9 +1,9 @@
-"""How good is a policy? Samples on held-out tasks, judged, written down one by one; the figures are derived from them.
+"""Evaluate a policy: sample answers to held-out tasks, judge them, store each one, and compute the figures from the stored samples.
 
 >>> evaluate("arithmetic", "scripted:gold", tasks=100).envs["arithmetic"].avg.value        # doctest: +SKIP
 1.0
 
-An evaluation that was killed goes on where it stopped: the same call samples what is missing, and ends with the same figures.
+A killed evaluation resumes where it stopped: the same call samples what is missing, and ends with the same figures.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rlvr.plugins.registry import Spec, entries, from_config, load, parameters
 from rlvr.rollout.rollout import Draw, seed_of
 
 PIECES, PIECE = 64, 65536
-"""How much of each file of weights is looked at to know it again."""
+"""How many bytes of each weights file go into the digest that recognises it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an evaluation found, environment by environment.
+    """The results of an evaluation, by environment.
 
     >>> Report("quick", None, Plan(suite="quick", policy="scripted:gold", envs=[]), {}).refused
     []
@@ -50,25 +50,25 @@ class Report:
     plan: Plan
     envs: dict[str, EnvSummary]
     seconds: float = 0.0
-    """Spent on sampling and judging, all attempts together."""
+    """Spent on sampling and judging, in all attempts together."""
     timed_tokens: int = 0
     """How many tokens the policy wrote in that time."""
     sampled: int = 0
-    """How many samples this call added; the others were there already."""
+    """How many samples this call added; the others were already stored."""
     torn: int = 0
-    """Bytes of a last line that a killed process had left unfinished."""
+    """Bytes of an unfinished last line that a killed process left."""
 
     @property
     def refused(self) -> list[str]:
-        """The environments whose headline is refused, because too much has no score."""
+        """The environments without a headline figure, because too many samples have no score."""
         return [name for name, env in self.envs.items() if env.refused]
 
     def cost(self, price: Price) -> float:
-        """What all samples cost, those that were there already included."""
+        """The cost of all samples, the already stored ones included."""
         return sum(price.of(env.prompt_tokens, env.tokens) for env in self.envs.values())
 
     def record(self, *, allow_unscored: bool = False, price: Price | None = None) -> dict[str, Any]:
-        """The figures for programs; the cost only where there is a price."""
+        """The figures as plain data; the cost only if a price was given."""
         envs = {name: env.record(allow_unscored=allow_unscored) for name, env in self.envs.items()}
         cost = {"cost": self.cost(price)} if price else {}
         return {"suite": self.suite, "run": str(self.run) if self.run else None, "envs": envs, **cost}
@@ -95,7 +95,7 @@ def evaluate(
     Args:
         suite: what is asked.
         policy: who is asked, as in `hf:DIR`.
-        n: answers for each task; where neither this nor the suite says anything: 1.
+        n: answers for each task; if neither this nor the suite sets it: 1.
         temperature: 0 is greedy; where neither this nor the suite says anything: 0 for one answer a task, 1 for several.
         seed: decides all randomness.
         settings: of the environments; `path`, or `gsm8k.path` in a suite of several.
@@ -146,7 +146,7 @@ def report_on(
     sampled: int = 0,
     spent_here: tuple[float, int] = (0.0, 0),
 ) -> Report:
-    """The report on the samples that are there; with a folder, `report.json` is written too."""
+    """The report on the stored samples; with a folder, `report.json` is written too."""
     seconds, tokens = spent(out) if out else spent_here
     report = Report(plan.suite, out, plan, summaries(plan, file, environments, select), seconds, tokens, sampled, file.torn)
     write_report(report)
@@ -171,7 +171,7 @@ def summaries(plan: Plan, file: SampleFile, environments: Mapping[str, Environme
 
 
 def write_report(report: Report) -> None:
-    """`report.json`: the figures and nothing that a repetition would change."""
+    """`report.json`: the figures, without anything that differs when the evaluation is repeated."""
     if report.run is not None:
         envs = {name: env.figures() for name, env in report.envs.items()}
         data = {"suite": report.suite, "policy": report.plan.policy, "envs": envs}
@@ -180,7 +180,7 @@ def write_report(report: Report) -> None:
 
 
 def policy_spec(policy: str, concurrency: int | None = None) -> Spec:
-    """What `--policy` names: which sampler, with which settings. The sampler itself is not built yet."""
+    """The sampler that `--policy` names, and its settings. The sampler is not built yet."""
     name, colon, rest = policy.partition(":")
     names = [entry.name for entry in entries("sampler")]
     if not colon or not rest or name not in names:  # the samplers are not asked: importing them all takes longer than a typo is worth
@@ -193,7 +193,7 @@ def policy_spec(policy: str, concurrency: int | None = None) -> Spec:
 
 
 def folder_of(policy: str) -> str:
-    """Where the folder that a policy names really is; empty where it names none, or none that is there."""
+    """The resolved path of the folder that a policy names; empty if it names none, or one that does not exist."""
     name, _, rest = policy.partition(":")
     factory: Any = load("sampler", name)
     place = Path(rest)
@@ -201,7 +201,7 @@ def folder_of(policy: str) -> str:
 
 
 def weights_of(folder: str) -> str:
-    """A digest of the weights in a folder, from pieces all over each file, so that large ones take no time; empty where there are none."""
+    """A digest of the weights in a folder, from parts of each file, so that large files take no time; empty if there are no weights."""
     if not folder:
         return ""
     pieces = []
@@ -216,7 +216,7 @@ def weights_of(folder: str) -> str:
 
 
 def verifier_label(verifier: Verifier | None) -> str:
-    """A verifier with its version, and those inside it: two runs with the same label judge alike.
+    """A verifier with its version, and the verifiers inside it: runs with the same label are judged the same way.
 
     >>> verifier_label(build("verifier", "numeric"))              # doctest: +SKIP
     'Numeric 1'
@@ -238,7 +238,7 @@ def draws(environment: Environment, split: str, tasks: int, n: int, seed: int) -
 
 
 def count_of(environment: Environment, split: str, tasks: int) -> int:
-    """How many of so many tasks a split has; none at all is an error."""
+    """How many of the wanted tasks a split has; an empty split is an error."""
     if split not in environment.splits:
         raise ConfigError(f"split is {split!r}; {suggest(split, environment.splits)}")
     size = size_of(environment, split)
@@ -248,7 +248,7 @@ def count_of(environment: Environment, split: str, tasks: int) -> int:
 
 
 def wanted_of(item: Item, environment: Environment, plan: Plan) -> list[Draw]:
-    """The draws of one environment of a suite, each with what its row needs to stand alone."""
+    """The draws of one environment of a suite, each with everything its stored row needs."""
     n = plan.n_of(item)
     return [
         replace(draw, meta={"env": item.name, **draw.meta, "sample": place % n, "prompt": list(draw.task.prompt)})
@@ -257,7 +257,7 @@ def wanted_of(item: Item, environment: Environment, plan: Plan) -> list[Draw]:
 
 
 def average(episodes: Sequence[Episode]) -> float | None:
-    """The mean over the episodes that have a score; None when not one has."""
+    """The mean over the episodes that have a score; None if none has."""
     scores = [episode.reward for episode in episodes if episode.scored]
     return sum(scores) / len(scores) if scores else None
 
@@ -265,7 +265,7 @@ def average(episodes: Sequence[Episode]) -> float | None:
 def _suite(
     suite: str | Mapping[str, Any] | Environment, settings: Mapping[str, Any] | None, asked: Mapping[str, float | str | None]
 ) -> tuple[Suite, Environment | None]:
-    """The suite, and the environment itself where that was handed over."""
+    """The suite, and the environment itself if one was given."""
     if isinstance(suite, str):
         return suite_from(suite, settings, **asked), None
     if isinstance(suite, Environment) and settings:

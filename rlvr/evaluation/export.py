@@ -1,4 +1,4 @@
-"""The samples of an evaluation in other people's formats, so that nobody is locked in.
+"""Export the samples of an evaluation to other formats.
 
 csv, parquet    one line a sample
 trl-dataset     JSON lines with prompt, completion and label, as TRL's trainers read them; the prompt goes up to the last turn
@@ -43,12 +43,12 @@ TRAINED = (
 )
 ASKED = ("env", "split", "index", "sample", "task_id", "score", "finish", "fault", "reason", "tokens", "prompt_tokens")
 COLUMNS = {"config.yaml": TRAINED, PLAN: (*ASKED, "prompt", "reference", "text")}
-"""What a line of a table says, by the file that tells a training run from an evaluation."""
+"""The columns of a table, for an evaluation and for a training run (recognised by this file)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Where a run was written to, and what of it is not there.
+    """Where a run was written to, and what was left out.
 
     >>> Exported(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).left_out
     {'samples without a score': 3}
@@ -59,7 +59,7 @@ class Exported:
 
 
 def export(run: str | Path, to: str, out: str | Path | None = None) -> Exported:
-    """Write a run in another format; where nothing is said, into its own folder."""
+    """Write a run in another format; by default into its own folder."""
     if to not in FORMATS:
         raise ConfigError(f"--to {to!r} is not a format; {suggest(to, FORMATS)}")
     write, name = FORMATS[to]
@@ -68,7 +68,7 @@ def export(run: str | Path, to: str, out: str | Path | None = None) -> Exported:
         plan_of(run)  # a training run does not record its prompts, so nothing but a table can be made of it
     out = Path(out or run / name)
     if out.exists() and out != run / name:  # what an earlier export wrote there is all that is written again
-        raise ConfigError(f"{out} exists, and nothing is ever overwritten; choose another --out")
+        raise ConfigError(f"{out} exists and is not overwritten; choose another --out")
     try:
         left_out = write(run, out)
     except OSError as error:
@@ -77,7 +77,7 @@ def export(run: str | Path, to: str, out: str | Path | None = None) -> Exported:
 
 
 def last_rows(run: Path) -> Iterator[dict[str, Any]]:
-    """The row that counts for each sample, in the order of task and sample."""
+    """The latest row of each sample, in the order of task and sample."""
     found = {sample_of(row).key: row for row in rows_in(run)}
     return (found[key] for key in sorted(found))
 
@@ -86,7 +86,7 @@ def table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """The columns and the lines of a run: its samples, or the episodes that it was trained on."""
     columns = next((columns for mark, columns in COLUMNS.items() if (run / mark).is_file()), ())
     if not columns:
-        raise NotFound(f"{run} is no run: it has neither {' nor '.join(COLUMNS)}; name a folder that `rlvr eval` or `rlvr train` wrote")
+        raise NotFound(f"{run} is not a run: it has neither {' nor '.join(COLUMNS)}; name a folder that `rlvr eval` or `rlvr train` wrote")
     rows = last_rows(run) if columns is COLUMNS[PLAN] else rows_in(run)
     return columns, [flat(row, columns) for row in rows]
 
@@ -102,7 +102,7 @@ def flat(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _utf8(text: str) -> str:
-    """Half a surrogate pair, which a text may hold, is no UTF-8, and readers stop at its escape: a question mark stands for it."""
+    """A lone surrogate, which a text may contain, is not valid UTF-8 and stops readers; it is replaced by a question mark."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -168,7 +168,7 @@ def _markdown(run: Path, out: Path) -> None:
     plan = plan_of(run)
     report = run / REPORT
     if not report.is_file():
-        raise NotFound(f"{run} has no {REPORT} yet; let `rlvr eval` come to its end first")
+        raise NotFound(f"{run} has no {REPORT} yet; let `rlvr eval` finish first")
     envs = json.loads(report.read_text("utf-8"))["envs"]
     lines = [
         f"**{plan.policy}** on **{plan.suite}**, {plan.ways}, seed {plan.seed}",
@@ -209,7 +209,7 @@ def _inspect(run: Path, out: Path) -> Counter[str]:
 
 
 def _quoted(name: str) -> str:
-    """A name of an environment as the name of a file: the characters that no file name may have are quoted as in an address."""
+    """An environment's name as a file name; characters that file names may not have are percent-encoded."""
     return re.sub(r'[%/\\:*?"<>|\x00-\x1f]', lambda found: quote(found[0], safe=""), name)
 
 
@@ -274,4 +274,4 @@ FORMATS: Mapping[str, tuple[Callable[[Path, Path], Mapping[str, int] | None], st
     "markdown": (_markdown, "report.md"),
     "inspect": (_inspect, "inspect"),
 }
-"""Each format with who writes it (and counts what it leaves out), and what it is called in the run's folder."""
+"""Each format with its writer, which also counts what it leaves out, and its file name in the run's folder."""

@@ -1,4 +1,4 @@
-"""Two policies on the same tasks: is the difference real, and how small a one could have been seen?
+"""Paired statistics for two policies on the same tasks: difference, interval, p-value, minimum detectable effect.
 
 The unit is the task: each contributes one difference, so what its samples share cancels out.
 """
@@ -16,12 +16,12 @@ import numpy as np
 from rlvr.evaluation.statistics import Z95, bootstrap, mean, standard_error
 
 POWER = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
-"""Standard errors that a difference must measure to be found in 4 of 5 comparisons, at 5 % false alarms."""
+"""The difference in standard errors that is found in 4 of 5 comparisons (80 % power) at 5 % false alarms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """How much better the first is than the second, with its 95 % interval and its p-value.
+    """The mean difference between the first and the second policy, with its 95 % interval and its p-value.
 
     >>> paired([0.1] * 30 + [-0.1] * 10, seed=0).wins
     30
@@ -34,7 +34,7 @@ class Paired:
     test: str
     """How `p` was found: by `sign flips`, or by `mcnemar`'s exact test where every task has one yes or no on each side."""
     detectable: float
-    """The smallest true difference that so many tasks would show in 4 of 5 comparisons."""
+    """The minimum detectable effect: the smallest true difference that this many tasks show in 4 of 5 comparisons."""
     wins: int
     losses: int
     ties: int
@@ -63,7 +63,7 @@ def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0)
 
 
 def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
-    """By resampling tasks. Where all differ by the same there is nothing to resample: so many others may be left that none was met."""
+    """By resampling tasks. If all differences are equal there is nothing to resample; the bound then comes from the number of tasks."""
     if _alike(differences):
         same, unmet = differences[0], 1 - 0.05 ** (1 / len(differences))
         return same - unmet * (same + 1), same + unmet * (1 - same)
@@ -109,7 +109,7 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values that stay honest when several are looked at together (Holm, 1979), in the order given.
+    """P-values corrected for multiple comparisons (Holm, 1979), in the order given.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

@@ -1,8 +1,7 @@
-"""Judge the samples of an evaluation again, without sampling: by a verifier that was mended, or with other settings.
+"""Judge the samples of an evaluation again, without sampling: with a fixed verifier, or with other settings.
 
-The old run stays as it is. Each answer is put to the verifier as it was recorded, beside the reference as it is now; answers that
-never came stay failed. When a score was earned is worked out anew too. Called again, it judges what could not be judged, and what was
-sampled or corrected since.
+The old run is not changed. Each recorded answer is judged against the current reference; failed samples stay failed. When a score
+was earned is computed again too. A second call judges what had no score, and what was sampled or corrected since.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from rlvr.runs.progress import Work
 from rlvr.task import Task, Verdict
 
 AT_ONCE, DEADLINE_S = 256, 600.0
-"""How many answers are put to the judges at a time, and how long one may take."""
+"""How many answers are judged at a time, and how long one may take."""
 Reader = Callable[[], Tokenizer | None]
-"""Who gives the policy's tokenizer, where that is at hand."""
-UNKNOWN = "when the score was earned is not known: the policy's tokenizer, which tells its turns apart, is not at hand"
+"""Returns the policy's tokenizer, if it is available."""
+UNKNOWN = "when the score was earned is not known: this needs the policy's tokenizer, which is not available"
 
 
 def rescore(
@@ -51,9 +50,9 @@ def rescore(
     run = Path(run).resolve()  # so that it has a name
     old, out = plan_of(run), Path(out or run.with_name(f"{run.name}-rescored"))
     if not (run / ROWS).is_file() or next(rows_in(run), None) is None:
-        raise NotFound(f"{run} holds no sample yet, so there is nothing to judge; let `rlvr eval` sample first")
+        raise NotFound(f"{run} has no samples yet; run `rlvr eval` first")
     if out.resolve() == run:
-        raise ConfigError(f"--out is {run} itself, and nothing is ever overwritten; choose another --out")
+        raise ConfigError(f"--out is {run} itself, which is not overwritten; choose another --out")
     items = with_settings(list(old.envs), settings or {})
     with ExitStack() as stack:
         environments: dict[str, Environment] = {item.name: stack.enter_context(from_config("env", item.env)) for item in items}
@@ -79,7 +78,7 @@ def rescore(
 
 
 def _done(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environment], file: SampleFile) -> bool:
-    """Whether this very answer has a verdict already, beside the reference as it is now."""
+    """Whether this answer already has a verdict against the current reference."""
     sample = file.samples.get(_key(row))
     if sample is None or (sample.text, sample.finish) != (row["text"], row["finish"]):
         return False
@@ -91,7 +90,7 @@ def _done(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environ
 def _again(
     rows: list[dict[str, Any]], plan: Plan, environments: Mapping[str, Environment], judges: Judges, tokenizer: Reader
 ) -> Iterator[dict[str, Any]]:
-    """The rows as they are now: with the present reference, and its verdict."""
+    """The rows with the current reference and its verdict."""
     tasks = [_task(row, plan, environments) for row in rows]
     futures = [
         None if row["finish"] == End.FAILED.value else judges.submit(_verdict, environments[row["env"]], task, row, tokenizer)
@@ -123,7 +122,7 @@ def _verdict(environment: Environment, task: Task, row: Mapping[str, Any], token
 
 
 def _reader(plan: Plan) -> Reader:
-    """The policy's tokenizer, loaded by the first judge who has to know what was said when."""
+    """The policy's tokenizer, loaded when it is first needed."""
     lock, load = Lock(), cache(partial(tokenizer_of, plan.policy_folder or plan.policy.partition(":")[2]))
 
     def tokenizer() -> Tokenizer | None:
@@ -154,7 +153,7 @@ def _task(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environ
         raise ConfigError(f"task {row['task_id']!r} is there no more: {row['env']} has {size} now; restore the data of then")
     task = environments[row["env"]].task(split, row["index"])
     if [dict(message) for message in task.prompt] != row["prompt"]:
-        raise ConfigError(f"task {row['task_id']!r} asks something else now than when it was sampled; judge with the settings of then")
+        raise ConfigError(f"task {row['task_id']!r} has changed since it was sampled; judge with the settings it was sampled with")
     return task
 
 

@@ -1,8 +1,8 @@
-"""The folder of an evaluation: one append-only file of samples, and the plan that they answer to.
+"""The folder of an evaluation: one append-only file of samples, and the plan they belong to.
 
     eval.yaml          the plan: suite, policy, sampling, the verifiers and their versions
     episodes.jsonl     one object a sample, in the order in which they were judged; the last one of a key counts
-    timings.jsonl      what depends on the machine and the hour
+    timings.jsonl      timings; they differ from run to run
     versions.json      Python, packages, machine
     report.json        the figures, derived from the samples alone: the same samples give the same bytes
 
@@ -45,9 +45,9 @@ class Plan(Section):
     suite: str
     policy: str
     policy_folder: str = ""
-    """Where the folder that the policy names really was: `checkpoints/last` is a link that moves."""
+    """The resolved path of the policy's folder: `checkpoints/last` is a link whose target changes."""
     policy_weights: str = ""
-    """A digest of the weights in it: a folder may hold another model the next day."""
+    """A digest of the weights in it: the folder may hold another model later."""
     n: int = Field(default=1, ge=1)
     temperature: float = Field(default=0.0, ge=0)
     """Like `n`, of an environment that has none of its own. One of several that have: the first one's."""
@@ -94,7 +94,7 @@ class Plan(Section):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample as the figures see it: everything but the tokens.
+    """One sample without its tokens: what the figures are computed from.
 
     >>> Sample(("gsm8k", 0, 0), "gsm8k/test/0", 1.0, "terminated", "4 equals 4", "#### 4", 12, 80, -0.2, "f00d").right
     True
@@ -116,7 +116,7 @@ class Sample:
     """A digest of the prompt and the reference."""
     verdict: Mapping[str, Any] = field(default_factory=dict)
     cut: str = ""
-    """What ran out, where it was truncated: `turns`, `tokens` or `window`."""
+    """Which limit was hit, if it was truncated: `turns`, `tokens` or `window`."""
 
     @property
     def right(self) -> bool:
@@ -148,7 +148,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"a row is no sample of an evaluation ({type(error).__name__}: {error}); was it written by `rlvr eval`?"
+            f"a row is not a sample of an evaluation ({type(error).__name__}: {error}); was it written by `rlvr eval`?"
         ) from error
 
 
@@ -164,7 +164,7 @@ def counted(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def digest(*parts: Any) -> str:
-    """A short name for plain data: equal parts, equal name."""
+    """A short digest of plain data: equal data, equal digest."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
@@ -215,7 +215,7 @@ class SampleFile:
         return file
 
     def append(self, row: Mapping[str, Any]) -> Sample:
-        """Write one sample down, at once and whole."""
+        """Write one sample immediately and completely."""
         sample = sample_of(row)
         if self._file is not None:
             with writing(self.folder):
@@ -226,7 +226,7 @@ class SampleFile:
         return sample
 
     def outdate(self) -> None:
-        """Take the report away: samples are about to come that it does not know."""
+        """Remove the report: samples are about to be added."""
         if self.folder is not None:
             (self.folder / REPORT).unlink(missing_ok=True)
 
@@ -246,7 +246,7 @@ def plan_of(folder: Path) -> Plan:
     """The plan of an evaluation."""
     path = folder / PLAN
     if not path.is_file():
-        raise NotFound(f"{folder} is no evaluation: it has no {PLAN}; name a folder that `rlvr eval --out` wrote")
+        raise NotFound(f"{folder} is not an evaluation: it has no {PLAN}; name a folder that `rlvr eval --out` wrote")
     try:
         return checked(Plan, yaml.safe_load(path.read_text("utf-8")), str(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -265,7 +265,7 @@ def rows_in(folder: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def writing(folder: Path | None) -> Iterator[None]:
-    """Tell a disk that is full for what it is.
+    """Report a full disk as an error in words.
 
     >>> with writing(Path("runs/mine")):                                      # doctest: +SKIP
     ...     file.write(line)
@@ -280,14 +280,14 @@ def writing(folder: Path | None) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A small file, written whole or not at all."""
+    """Write a small file completely or not at all."""
     with whole(path) as partial:
         partial.write_text(text, "utf-8")
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Where to write a file that shall be there whole or not at all: it takes its place when it is done, and goes if it never is.
+    """A temporary path for a file: moved into place when the block succeeds, removed if it fails.
 
     >>> with whole(Path("runs/mine/samples.csv")) as partial:                 # doctest: +SKIP
     ...     partial.write_text("a,b", "utf-8")
@@ -303,20 +303,20 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def _begun(folder: Path) -> bool:
-    """Whether a folder holds more than what one leaves that was killed before it had a plan."""
+    """Whether a folder holds more than the leftovers of an evaluation that was killed before it had a plan."""
     return any(path.name != ROWS or path.stat().st_size for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _same(folder: Path, plan: Plan) -> None:
     if not (folder / PLAN).is_file():
-        raise ConfigError(f"{folder} exists and is no evaluation, and nothing is ever overwritten; choose another --out")
+        raise ConfigError(f"{folder} exists and is not an evaluation; it is not overwritten; choose another --out")
     old = plan_of(folder)
     if changed := differing(old.spelled_out(plan), plan.spelled_out(old)):
         raise ConfigError(f"{folder} was begun with another plan ({'; '.join(changed)}); go on with the same, or choose another --out")
 
 
 def _mend(path: Path) -> int:
-    """Cut off a last line that was never finished; say how long it was."""
+    """Cut off an unfinished last line; return its length."""
     if not path.is_file():
         return 0
     with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""What samples say about a policy, and how far that can be trusted. Pure arithmetic: scores in, figures out.
+"""Figures with confidence intervals from the scores of samples. Pure arithmetic.
 
 A task is a cluster: its samples share a question, so they are not independent, and every figure here is a mean over tasks
 of one value a task. Those values are exact expectations over the samples that really arrived (`m` of them, whatever was asked

@@ -3,7 +3,7 @@
     - {env: gsm8k, tasks: 200}
     - {name: hard, env: {name: countdown, numbers: 6}, tasks: 100, split: test, max_new_tokens: 512}
 
-It is addressed by name (`rlvr list suites`), by path, or by the name of a single environment.
+It is given by name (`rlvr list suites`), by path, or by the name of a single environment.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Item(Section):
     """
 
     name: str = ""
-    """What the report calls it; the environment's own name where nothing is said."""
+    """Its name in the report; by default the environment's name."""
     env: dict[str, Any]
     tasks: int = Field(default=100, ge=1)
-    """How many tasks, from the first on; fewer where the split has fewer."""
+    """How many tasks, from the first; fewer if the split has fewer."""
     split: str = "test"
     n: int | None = Field(default=None, ge=1)
-    """Answers for each task; 1 where nobody says."""
+    """Answers for each task; default 1."""
     temperature: float | None = Field(default=None, ge=0)
-    """0 is greedy; where nobody says, 0 for one answer and 1 for several."""
+    """0 is greedy; by default 0 for one answer a task and 1 for several."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=2)
 
@@ -50,7 +50,7 @@ class Item(Section):
         return named(value)
 
     def model_post_init(self, _: Any) -> None:
-        """Give it the environment's name where it has none."""
+        """Use the environment's name if it has none."""
         if not self.name:
             object.__setattr__(self, "name", str(self.env["name"]).rpartition(":")[2])
 
@@ -74,7 +74,7 @@ class Suite:
 
 
 def suites() -> dict[str, Path]:
-    """The suites that are addressed by name."""
+    """The suites that have a name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 

@@ -3,7 +3,7 @@
     config.yaml        the resolved configuration
     versions.json      Python, packages, machine
     metrics.jsonl      one object a step; the same numbers every time the run is repeated
-    timings.jsonl      one object a step: what depends on the machine and the hour
+    timings.jsonl      one object a step: timings; they differ from run to run
     episodes.jsonl     one object an episode: text, tokens, verdict with reasons, advantage
     checkpoints/       see rlvr.learn.checkpoint
     reward.png         the reward curve

@@ -202,7 +202,7 @@ CASES: list[Case] = [
     (
         "results that exist",
         ["eval", "arithmetic", "--policy", "scripted:gold", "--out", "taken"],
-        ["taken exists", "nothing is ever overwritten", "--out"],
+        ["taken exists", "not overwritten", "--out"],
     ),
     ("results that cannot be written", ["eval", "arithmetic", "--policy", "scripted:gold", "--out", "a_file/x"], ["cannot be written"]),
     ("an environment without tasks", ["eval", "broken.py:Empty", "--policy", "scripted:noop"], ["no task in its split"]),

@@ -90,7 +90,7 @@ def test_what_only_one_run_has_is_left_out_and_said(tmp_path: Path) -> None:
     found = compare(a, b, force=True)
     assert found.envs["Sums"].pairs == 37 and found.envs["Sums"].unpaired == 3
     assert f"Sums: 10 tasks that only {a} asks" in found.notes
-    with pytest.raises(ConfigError, match="is no evaluation"):
+    with pytest.raises(ConfigError, match="is not an evaluation"):
         compare(a, tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_judged_again_by_the_same_verifier_nothing_changes(tmp_path: Path) -> No
     before = results(a)
     assert rescore(a).sampled == 60 and results(a) == before == results(tmp_path / "a-rescored")
     assert rescore(a).sampled == 0
-    with pytest.raises(ConfigError, match="nothing is ever overwritten"):
+    with pytest.raises(ConfigError, match="not overwritten"):
         rescore(a, out=a)
 
 
@@ -217,7 +217,7 @@ def test_judged_again_by_another_verifier(tmp_path: Path, capsys: pytest.Capture
     shown = json.loads(capsys.readouterr().out)["envs"]["arithmetic"]
     assert (shown["avg"], shown["scored"], shown["unscored"]) == (1.0, 9, 0)
     assert [row["end"] for row in rows_in(tmp_path / "b")] == ["terminated"] * 9
-    with pytest.raises(ConfigError, match="asks something else now"):
+    with pytest.raises(ConfigError, match="has changed since it was sampled"):
         rescore(tmp_path / "a", out=tmp_path / "c", settings={"levels": ["3+3"]})
 
 
@@ -249,7 +249,7 @@ def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None
     with export(trained, "csv").path.open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 60 and table[0]["step"] == "0" and table[0]["score"] == "1.0" and table[0]["finish"] == "terminated"
-    for folder, to, told in ((trained, "inspect", "is no evaluation"), (tmp_path, "csv", "is no run")):
+    for folder, to, told in ((trained, "inspect", "is not an evaluation"), (tmp_path, "csv", "is not a run")):
         with pytest.raises(ConfigError, match=told):
             export(folder, to)
 
@@ -341,12 +341,12 @@ def test_an_export_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'csv'"):
         export(a, "cvs")
     (tmp_path / "mine.csv").write_text("mine", "utf-8")
-    with pytest.raises(ConfigError, match="nothing is ever overwritten"):
+    with pytest.raises(ConfigError, match="not overwritten"):
         export(a, "csv", tmp_path / "mine.csv")
     for name in ("episodes.jsonl", "eval.yaml", "notes.csv"):
         (a / "notes.csv").write_text("mine", "utf-8")
         before = (a / name).read_bytes()
-        with pytest.raises(ConfigError, match="nothing is ever overwritten"):
+        with pytest.raises(ConfigError, match="not overwritten"):
             export(a, "csv", a / name)
         assert (a / name).read_bytes() == before
     assert export(a, "csv") == export(a, "csv", a / "samples.csv")

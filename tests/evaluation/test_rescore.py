@@ -197,7 +197,7 @@ def test_without_the_policy_s_tokenizer_it_is_said_that_nobody_knows_when_a_scor
     rescore(tmp_path / "a", out=tmp_path / "b", console=Console(file=screen, width=300))
     row = first(tmp_path / "b")
     assert row["reward"] == 0.375 and "rewards" not in row and "earned" not in row["verdict"]
-    assert "is not known" in row["verdict"]["detail"]["earned"] and "is not at hand, for 2 of 2 answers" in screen.getvalue()
+    assert "is not known" in row["verdict"]["detail"]["earned"] and "is not available, for 2 of 2 answers" in screen.getvalue()
 
 
 def test_a_report_does_not_outlive_the_samples_it_was_made_of(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_a_run_without_samples_leaves_nothing(left: str | None, world: World, tm
         (a / "episodes.jsonl").unlink()
     else:
         (a / "episodes.jsonl").write_text(left, "utf-8")
-    with pytest.raises(NotFound, match="nothing to judge"):
+    with pytest.raises(NotFound, match="has no samples yet"):
         rescore(a)
     assert not (tmp_path / "a-rescored").exists()
 
