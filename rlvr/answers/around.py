@@ -107,7 +107,7 @@ LEADS = (
         r"\b(?:so|thus|hence|therefore|then|finally|consequently|now|gives?|yields?|implies|means|becomes)\b",
         r"\boxed{7}. So we have \boxed{8}",
     ),
-    (r"\b(?:final|total|altogether|in\s+all|requested|required|desired|correct(?:ed|ing|ion)?)\b", r"\boxed{7}. Total: \boxed{8}"),
+    (r"\b(?:total|altogether|in\s+all|requested|required|desired|correct(?:ed|ing|ion)?)\b", r"\boxed{7}. Total: \boxed{8}"),
     (r"\b(?:mistake|error|wrong|incorrect|redo|wait|actually)\b", r"\boxed{7}. Wait, \boxed{8}"),
     (r"\b(?:part|step)\b|(?:^|[\s*(])\(?[b-h]\)", "Part (a): \\boxed{7}\n\nPart (b): \\boxed{8}"),
     (r"因此|所以|从而|最后|最终|故|于是|すると|よって|したがって|따라서|그러므로", r"\boxed{7}。因此 \boxed{8}"),
@@ -117,9 +117,11 @@ LEADS = (
 
 _OFFER = re.compile("|".join(pattern for pattern, _ in OFFERS), re.IGNORECASE)
 _LEAD = re.compile("|".join(pattern for pattern, _ in LEADS), re.IGNORECASE)
-_MARKUP = re.compile(r"\\(?:text|mathrm|textbf)\s*\{|\\[a-zA-Z]+|\$[^$\n]{0,200}\$|\\\(.{0,200}?\\\)")
-_WORD = re.compile(r"[^\W\d_]{2,}")
+_MARKUP = re.compile(r"\\[a-zA-Z]+")
+_WORD = re.compile(r"\b(?!(?:the|an|is|are|was|be|it|its|that|this|my|our|final|answer|value|result)\b)[^\W\d_]{2,}", re.IGNORECASE)
+"""A word that says something: not one of those that stand before any answer."""
 _WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+_PART = re.compile(r"\n[\s*#>-]{0,8}\(?[b-h]\)")
 _BREAK = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
 _STOP = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
 
@@ -132,6 +134,8 @@ def apart(gap: str) -> bool:
     """
     if len(gap) > 2000:
         gap = gap[:1000] + " \n " + gap[-1000:]
+    if _PART.search(gap):
+        return True
     words = _words(gap)
     if not words:
         return False

@@ -20,7 +20,7 @@ _MORE = re.compile(
 )
 """What makes a sentence after the answer a second answer."""
 _AFTERTHOUGHT = re.compile(
-    r"[\s*_>#(-]*(?:wait|actually|hold\s+on|no,|scratch\s+that|correction|on\s+second\s+thought|or\b|maybe|perhaps|alternatively"
+    r"[\s*_>#(-]*(?:wait|actually|hold\s+on|no,|scratch\s+that|correction|on\s+second\s+thought|or\b|maybe|perhaps|alternatively,?\s+(?:[$\\(*]*-?\d|(?:the|my|it)\s)"
     r"|(?:just\s+)?kidding|(?:an)?other\s+(?:\w+\s+)?answer|(?:alternative|second|backup|possible)\s+(?:\w+\s+)?answer)",
     re.IGNORECASE,
 )
@@ -56,6 +56,8 @@ def final_line(text: str) -> Found:
         if len(head) > 1 and _MORE.search(head[1]):
             return Found(None, "after the answer more is said that may be another answer", (head[0], head[1]))
         answers.append(value(head[0]))
+    if len(distinct(answers)) > 1:  # "the answer is found by adding" explains, where another line says what it is
+        answers = [answer for answer in answers if not _explains(answer)] or answers
     if corrected and len(distinct(answers)) > 1:
         return Found(answers[-1], "in the last answer line, which corrects those before it")
     return one(answers, "the answer line")
@@ -67,14 +69,21 @@ def value(line: str) -> str:
     >>> value("**18**, as wanted."), value("18입니다.")
     ('18', '18')
     """
-    line = trimmed(_bare(trimmed(line).rstrip(".。")))
+    line = trimmed(line)
+    match = _CONCLUDES.fullmatch(line) if len(line) < 400 else None
+    if match is not None and not _VETO.search(match["head"]):
+        return inside(match["value"].strip("*").strip())
+    line = trimmed(_bare(line.rstrip(".。")))
     for _ in range(2):
         match = ENDING.search(line[-40:])
         if match is None or len(match[0]) >= len(line):
             break
         line = _bare(line[: len(line) - len(match[0])].rstrip(" .。"))
-    match = _CONCLUDES.fullmatch(line) if len(line) < 400 else None
-    return inside(match["value"].strip("*") if match and not _VETO.search(match["head"]) else line)
+    return inside(line)
+
+
+def _explains(answer: str) -> bool:
+    return len(answer.split()) > 3 and re.search(r"[\d$\\]", answer) is None and _MORE.search(answer) is None
 
 
 def _statements(text: str) -> tuple[list[str], bool, str]:
@@ -146,7 +155,7 @@ def _bare(line: str) -> str:
 
 
 _CONNECTIVE = r"(?:therefore|thus|so|hence|then|finally|consequently|accordingly|in\s+conclusion|as\s+a\s+result|we\s+conclude\s+that|it\s+follows\s+that)"
-_MARKED = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*\*)"
+_MARKED = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*{0,2})"
 _CONCLUDES = re.compile(
     rf"(?P<lead>(?:{_CONNECTIVE},?\s+)*)(?P<head>the\s+[a-z](?:[^$*\n]|\$[^$\n]{{1,60}}\$){{1,160}}?)"
     rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be)\s*:?\s*(?P<value>\*?\*?{_MARKED}\*?\*?)[.!]?",
@@ -154,7 +163,8 @@ _CONCLUDES = re.compile(
 )
 _VETO = re.compile(
     r"\b(?:not|no|n't|wrong|incorrect|bound|estimate\w*|approximat\w+|guess\w*|if|either|or|may|might|maybe|perhaps|first|second|third|other"
-    r"|another|alternative|naive|assum\w+|suppose\w*|is|are|complement|opposite|reciprocal)\b",
+    r"|another|alternative|naive|assum\w+|suppose\w*|complement|opposite|reciprocal|but|while|whereas)\b"
+    r"|\b(?:is|are)\s+[$*\d\\(]|\b(?:is|are)\b[^,]*\band\b",
     re.IGNORECASE,
 )
 

@@ -33,7 +33,7 @@ class Language:
 
 _TO_WHOM = r"(?:\s+(?:to|for)(?:\s+[a-z']+){1,6}?)?"
 _ENGLISH_VERB = (
-    r"(?:(?:is|are|should\s+be|would\s+be|must\s+be|will\s+be|equals|becomes|comes\s+(?:out\s+)?to(?:\s+be)?|turns\s+out\s+to\s+be)\b\s*:?"
+    rf"(?:{_TO_WHOM}[*_\s]*(?:is|are|should\s+be|would\s+be|must\s+be|will\s+be|equals|becomes|comes\s+(?:out\s+)?to(?:\s+be)?|turns\s+out\s+to\s+be)\b\s*:?"
     r"|(?=\s[$\\]))"
 )
 
@@ -42,7 +42,7 @@ LANGUAGES = (
         "English",
         ("answer", "correct", "ans"),
         r"(?:\b(?:final|correct|best|right)\s+answer|\banswers?(?:\s+(?:choice|option))?|\bcorrect\s+(?:option|choice)|(?<![^\n*#_ ])(?<![a-z]\s)ans\b\.?)"
-        r"\b[*_\s]*(?:\(?final\)?\s*)?" + _TO_WHOM,
+        r"\b[*_\s]*(?:\(?final\)?\s*)?",
         _ENGLISH_VERB,
         (
             ("The answer is 18.", "18"),

@@ -62,7 +62,7 @@ THOUGHTS = (
 """How thoughts are marked; a row for each family of models."""
 
 _MARKS = re.compile("|".join(f"(?P<o{at}>{row.opens})|(?P<c{at}>{row.closes})" for at, row in enumerate(THOUGHTS)), re.IGNORECASE)
-_HINTS = ("<", "[", "◁", "analysis", "assistantfinal", "Here is my")
+_HINTS = ("think", "thought", "reasoning", "reflection", "scratch", "channel", "assistantfinal", "inner_", "here is my", "analysis")
 """One of these stands in every mark; looking for them is cheaper."""
 
 
@@ -74,7 +74,8 @@ def visible(text: str) -> str | None:
     """
     kept: list[str] = []
     start, thinking = 0, ""
-    for mark in _MARKS.finditer(text) if any(hint in text for hint in _HINTS) else ():
+    low = text.lower()
+    for mark in _MARKS.finditer(text) if any(hint in low for hint in _HINTS) else ():
         name = mark.lastgroup or ""
         if name[0] == "c":
             if thinking and thinking != name[1:]:
