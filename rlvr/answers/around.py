@@ -23,7 +23,7 @@ DENIED_BEFORE = (
     (rf"\b(?:not|never|n't)\s+{_VERB}", r"I would not say \boxed{7}"),
     (
         rf"\b(?:{_WRONG}|tempting|naive|a\s+mistake|an\s+error)\s+to\s+(?:{_VERB}|get|use)",
-        r"It would be wrong to answer \boxed{7}. I answer 8.",
+        r"It would be wrong to answer \boxed{7}.",
     ),
     (
         r"\b(?:rather\s+than|instead\s+of|as\s+opposed\s+to|unlike|contrary\s+to|different\s+from|other\s+than)",
@@ -89,12 +89,12 @@ OFFERS = (
         r"\b(?:or|alternatively|alternative|either|otherwise|unless|maybe|perhaps|possibly|if)\b",
         r"\boxed{7}. Maybe we should say \boxed{8}",
     ),
-    (r"\b(?:could|might|may)\s+(?:also\s+)?be\b", r"\boxed{7} is my guess. It might be \boxed{8}"),
+    (r"\b(?:could|might|may)\s+(?:also\s+)?be\b", r"\boxed{7} comes out of one count. It might be \boxed{8}"),
     (r"\balso\s+(?:say|possible|valid|correct|acceptable|works?|accept|an?\b)", r"\boxed{7}. The following is also correct: \boxed{8}"),
-    (rf"\b(?:an)?other\s+(?:\w+\s+)?{_THING}", r"\boxed{7} is it. Yet another answer is \boxed{8}"),
+    (rf"\b(?:an)?other\s+(?:\w+\s+)?{_THING}", r"\boxed{7} comes out of one count. Another answer is \boxed{8}"),
     (
         rf"\b(?:first|second|third|fourth|last|next|possible|backup)\s+(?:possible\s+)?{_THING}",
-        r"\boxed{7} is it. My second guess is \boxed{8}",
+        r"\boxed{7} comes out of one count. My second guess is \boxed{8}",
     ),
     (rf"\b(?:{_THING}|case|attempt)\s*\#?\(?(?:\d+|[b-h])\b", r"Option A: \boxed{7}. Now comes option B: \boxed{8}"),
     (r"或|还是|または|あるいは|또는|\b(?:oder|ou|или|oppure)\b", r"\boxed{7}。或者也许是 \boxed{8}"),
@@ -105,7 +105,7 @@ OFFERS = (
 LEADS = (
     (
         r"\b(?:so|thus|hence|therefore|then|finally|consequently|now|gives?|yields?|implies|means|becomes)\b",
-        r"\boxed{7}. So we have \boxed{8}",
+        r"\boxed{7}. So \boxed{8}",
     ),
     (r"\b(?:total|altogether|in\s+all|requested|required|desired|correct(?:ed|ing|ion)?)\b", r"\boxed{7}. Total: \boxed{8}"),
     (r"\b(?:mistake|error|wrong|incorrect|redo|wait|actually)\b", r"\boxed{7}. Wait, \boxed{8}"),

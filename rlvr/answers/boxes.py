@@ -23,16 +23,15 @@ EMPTY = Found(None, "the box is empty")
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{(?:([^{}\\]*)\})?|\\(?:boxed|fbox)\s*(?=[^\s{}$\\.,;])[^\s{}$\\]+|\\[^a-zA-Z]|[{}]")
 _LETTER = r"[a-zA-Z](?:_\{?\w{1,3}\}?)?"
-_JOINT = re.compile(
-    rf"(?:[\s$,;、，；]|\\[,;: ]|\\q?quad|\\\(|\\\)|\\text\{{\s*(?:and|or)\s*\}}|和|或|\b(?:and|or|y|o|et|ou|und|oder|и|или|{_LETTER}\s*=))*"
-)
+_AND = r"(?:and|or|y|o|et|ou|und|oder|и|или)"
+_JOINT = re.compile(rf"(?:[\s$,;、，；]|\\[,;: ]|\\q?quad|\\\(|\\\)|\\text\{{\s*(?:and|or)\s*\}}|和|或|\b{_AND}\b|\b{_LETTER}\s*=)*")
 _NAMED = re.compile(rf"(?<![a-zA-Z\\])({_LETTER})\s*=[\s$]*$")
-_JOINT_WORD = re.compile(r"[,;、，；和或]|\b(?:and|or|y|o|et|ou|und|oder|и|или)\b")
+_JOINT_WORD = re.compile(rf"[,;、，；和或]|\b{_AND}\b")
 _OPERATOR = re.compile(r"[\s$]*(?:[-+*/·×÷]|\\(?:times|cdot|div|pm))[\s$]*")
 _EQUALS = re.compile(r"[\s$]*=[\s$]*")
 _VOID = re.compile(
-    r"(?:[\s$~.…?_{}]|\\[,;:! ]|\\q?quad\b|\\(?:ldots|dots|cdots)\b|\\[hv]?phantom\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|\\(?:text|mathrm|textbf|hspace\*?)(?=\{)"
-    r"|(?:(?:your|the|final|my)\s+)*answer(?:\s+here)?\b|0?\.?\d+(?:cm|em|mm|pt|ex|in)\b)*",
+    r"(?:[\s$~.…?_{}]|\\[,;:! ]|\\q?quad\b|\\(?:ldots|dots|cdots)\b|\\[hv]?phantom\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
+    r"|\\hspace\*?\{[^{}]*\}|\\(?:text|mathrm|textbf)(?=\{)|(?:(?:your|the|final|my)\s+)*answer(?:\s+here)?\b)*",
     re.IGNORECASE,
 )
 _PLAIN = re.compile(r"[\s$\\(*]*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)\s?(\\?%)?[\s$*.)\\]*")
@@ -41,8 +40,8 @@ _OR_MORE = re.compile(
     re.IGNORECASE,
 )
 _SAID_LATER = re.compile(
-    r"\b(?:(?:I|my)\s+answer(?:\s+is)?|(?:answer|alternative)\s+(?:is|would\s+be|should\s+be)|(?:final|correct)\s+answer\s*:|(?:alternative|other|second)\s+answer\s*:?)"
-    r"[\s:*_]*(?P<value>[$\\(]*-?\d[^\n]{0,40})",
+    r"\b(?:(?:I|my)\s+answer(?:\s+is)?|(?:answer|alternative)\s+(?:is|would\s+be|should\s+be)"
+    r"|(?:final|correct)\s+answer\s*:|(?:alternative|other|second)\s+answer\s*:?)[\s:*_]*(?P<value>[$\\(]*-?\d[^\n]{0,40})",
     re.IGNORECASE,
 )
 
@@ -128,7 +127,7 @@ def _joined(text: str, boxes: list[Box]) -> Found:
 
 
 def _contradicted(found: Found, after: str) -> Found:
-    """The same, unless the text after the box offers another number: `\\boxed{7} or 8`, `\\boxed{7}. The answer is 8.`"""
+    r"""The same, unless the text after the box offers another number: `\boxed{7} or 8`, `\boxed{7}. The answer is 8.`"""
     mine = _number(found.text or "")
     offered = _OR_MORE.match(after[:80])
     if offered is not None and _number(offered[1]) != mine:

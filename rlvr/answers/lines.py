@@ -52,7 +52,7 @@ def final_line(text: str) -> Found:
         return Found(None, "after the answer more is said that may be another answer", (said[-1], after.strip()[:80]))
     answers = []
     for line in said:
-        head = _SENTENCE.split(line, maxsplit=1)
+        head = _SENTENCE.split(_unended(line), maxsplit=1)
         if len(head) > 1 and _MORE.search(head[1]):
             return Found(None, "after the answer more is said that may be another answer", (head[0], head[1]))
         answers.append(value(head[0]))
@@ -73,13 +73,17 @@ def value(line: str) -> str:
     match = _CONCLUDES.fullmatch(line) if len(line) < 400 else None
     if match is not None and not _VETO.search(match["head"]):
         return inside(match["value"].strip("*").strip())
-    line = trimmed(_bare(line.rstrip(".。")))
+    return inside(_unended(trimmed(_bare(line.rstrip(".。")))))
+
+
+def _unended(line: str) -> str:
+    """A line without the words that may follow a value."""
     for _ in range(2):
         match = ENDING.search(line[-40:])
         if match is None or len(match[0]) >= len(line):
             break
-        line = _bare(line[: len(line) - len(match[0])].rstrip(" .。"))
-    return inside(line)
+        line = trimmed(_bare(line[: len(line) - len(match[0])].rstrip(" .。")))
+    return line
 
 
 def _explains(answer: str) -> bool:
@@ -154,7 +158,10 @@ def _bare(line: str) -> str:
     return "" if line.lower() in ("the", "my", "our", "so", "the final", "so the", "thus, the") else line
 
 
-_CONNECTIVE = r"(?:therefore|thus|so|hence|then|finally|consequently|accordingly|in\s+conclusion|as\s+a\s+result|we\s+conclude\s+that|it\s+follows\s+that)"
+_CONNECTIVE = (
+    r"(?:therefore|thus|so|hence|then|finally|consequently|accordingly"
+    r"|in\s+conclusion|as\s+a\s+result|we\s+conclude\s+that|it\s+follows\s+that)"
+)
 _MARKED = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*{0,2})"
 _CONCLUDES = re.compile(
     rf"(?P<lead>(?:{_CONNECTIVE},?\s+)*)(?P<head>the\s+[a-z](?:[^$*\n]|\$[^$\n]{{1,60}}\$){{1,160}}?)"

@@ -41,7 +41,8 @@ LANGUAGES = (
     Language(
         "English",
         ("answer", "correct", "ans"),
-        r"(?:\b(?:final|correct|best|right)\s+answer|\banswers?(?:\s+(?:choice|option))?|\bcorrect\s+(?:option|choice)|(?<![^\n*#_ ])(?<![a-z]\s)ans\b\.?)"
+        r"(?:\b(?:final|correct|best|right)\s+answer|\banswers?(?:\s+(?:choice|option))?"
+        r"|\bcorrect\s+(?:option|choice)|(?<![^\n*#_ ])(?<![a-z]\s)ans\b\.?)"
         r"\b[*_\s]*(?:\(?final\)?\s*)?",
         _ENGLISH_VERB,
         (
