@@ -64,7 +64,21 @@ DENIED_AFTER = (
 
 _BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}\\s*[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIED_AFTER)})", re.IGNORECASE)
-_HINTS = ("not", "n't", "nor", "never", "neither", "anything", "rul", "wrong", "incorrect", "mistake", "false", "invalid", "erro")
+_HINTS: tuple[str, ...] = (
+    "not",
+    "n't",
+    "nor",
+    "never",
+    "neither",
+    "anything",
+    "rul",
+    "wrong",
+    "incorrect",
+    "mistake",
+    "false",
+    "invalid",
+    "erro",
+)
 _HINTS += ("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected")
 _HINTS += ("think", "sa", "guess", "answer", "claim", "believe", "expect", "wrote", "got", "gave")
 """One of these stands in whatever `_BEFORE` finds; looking for them is cheaper."""

@@ -98,8 +98,7 @@ def _statements(text: str) -> tuple[list[str], bool, str]:
     firm = [mark for mark in marks[-MANY:] if _firm(text, mark, bare)]
     marks = (firm or marks)[-100:]
     said: list[tuple[str, bool]] = []
-    end = 0
-    starts = 0
+    before = starts = end = 0
     for mark, after in itertools.zip_longest(marks, marks[1:]):
         line, own, stop = _said(text, mark, after)
         if line and not DENIAL.search(line):
@@ -165,7 +164,7 @@ _CONNECTIVE = (
 _MARKED = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*{0,2})"
 _CONCLUDES = re.compile(
     rf"(?P<lead>(?:{_CONNECTIVE},?\s+)*)(?P<head>the\s+[a-z](?:[^$*\n]|\$[^$\n]{{1,60}}\$){{1,160}}?)"
-    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be)\s*:?\s*(?P<value>\*?\*?{_MARKED}\*?\*?)[.!]?",
+    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)\s*:?\s*(?P<value>\*?\*?{_MARKED}\*?\*?)[.!]?",
     re.IGNORECASE,
 )
 _VETO = re.compile(

@@ -72,7 +72,13 @@ LANGUAGES = (
         ("antwort", "endergebnis"),
         r"\b(?:antwort|endergebnis)",
         r"(?:ist|lautet|wäre|beträgt)\b\s*:?",
-        (("Die Antwort ist 18.", "18"), ("Die endgültige Antwort lautet **18**.", "18"), ("Antwort: 18", "18")),
+        (
+            ("Die Antwort ist 18.", "18"),
+            ("Die endgültige Antwort lautet **18**.", "18"),
+            ("Antwort: 18", "18"),
+            ("Also ist die Antwort 18.", "18"),
+        ),
+        direct=r"\bist\s+(?:die|das)\s+(?:\w+\s+)?(?:antwort|endergebnis)\b(?=\s*[:\d$*\\])",
     ),
     Language(
         "French",

@@ -70,6 +70,7 @@ FOUND = [
     ("auto", "**Answer:** 3\n\n**Explanation:** the answer is found by adding both.", "3"),
     ("auto", "We count.\n\nTherefore, the probability that it is red is $\\frac{1}{3}$.", "$\\frac{1}{3}$"),
     ("auto", "We count them all.\nThus, the number of students is **24**.", "24"),
+    ("auto", "So, the day of the week will be **Tuesday**.", "Tuesday"),
     ("auto", "### Final Answer\n\nThe number of ways is **14**.", "14"),
 ]
 
