@@ -91,7 +91,7 @@ def _boxes(text: str) -> list[Box] | None:
 def void(content: str) -> bool:
     r"""Whether a box or a tag holds nothing that shows, or only a word in the answer's place.
 
-    >>> [void(text) for text in ("", r"\\phantom{2}", "...", r"\\text{answer}", "2")]
+    >>> [void(text) for text in ("", r"\phantom{2}", "...", r"\text{answer}", "2")]
     [True, True, True, True, False]
     """
     return len(content) <= 200 and _VOID.fullmatch(content) is not None
