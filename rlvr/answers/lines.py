@@ -25,9 +25,12 @@ _AFTERTHOUGHT = re.compile(
     re.IGNORECASE,
 )
 """A line that takes back the answer before it, or offers another one."""
-_ABOUT = re.compile(r"\b(?:for|of|than|times|twice|half|double|to\s+find|to\s+get)\s+(?:the|this|our|my)\s*$", re.IGNORECASE)
-"""Before "answer": the clause speaks of something else, such as a bound for the answer."""
-_OTHER = re.compile(r"\b(?:alternative|alternate|another|other|second|backup|possible|wrong|incorrect)\s+(?:\w+\s+)?$", re.IGNORECASE)
+_ABOUT = re.compile(
+    r"\b(?:(?:for|of|than|times|twice|half|double|to\s+find|to\s+get)\s+(?:the|this|our|my)|wrong|incorrect|mistaken|naive)\s*$",
+    re.IGNORECASE,
+)
+"""Before "answer": the clause speaks of something else, such as a bound for the answer or a wrong one."""
+_OTHER = re.compile(r"\b(?:alternative|alternate|another|other|second|backup|possible)\s+(?:\w+\s+)?$", re.IGNORECASE)
 _CORRECTS = re.compile(
     r"\b(?:wait|actually|correction|correcting|corrected|mistake|error|redo|recheck|recalculat\w+|wrong|incorrect)\b", re.IGNORECASE
 )

@@ -109,6 +109,8 @@ NOT_FOUND = [
     ("auto", r"\boxed{7}. The answer is 8."),
     ("auto", "\\boxed{7}\n\n**Alternative answer:** 8"),
     ("auto", "**Answer:** 7\n\n**Alternative answer:** 8"),
+    ("auto", "**Answer:** 7\n\nThis uses the formula.\n\n**Alternative answer:** 8"),
+    ("final_line", "A common wrong answer is 7."),
     ("auto", "Answer 1: 7\nAnswer 2: 8"),
     ("auto", "Answer: 8\n\nFinal answer: 7"),
     ("auto", "The answer is 7. Just kidding, eight."),
