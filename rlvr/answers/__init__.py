@@ -1,0 +1,144 @@
+r"""Finding the declared answer in what a policy said, and nothing else.
+
+A channel is a place where an answer is declared on purpose; prose is never searched for numbers. What stands in a thought
+section is never an answer, a thought section that never closes hides everything after it, and an answer declared twice
+with different contents is no answer, unless the words between say that the later one is the result. Every scanner is one
+pass over the text.
+
+    channel       the answer is
+    boxed         the content of \boxed{...} or \fbox{...}
+    tag           the content of <answer>...</answer>
+    hash          the rest of a line that starts with ####
+    final_line    what follows "the final answer is" or "Answer:", in some twenty languages
+    fence         the content of the last ``` block (code)
+    whole         the whole text, stripped
+    auto          boxed and tag, else hash, else final_line, else a last sentence that concludes ("Thus, the sum is $7$."),
+                  else the whole text when it is one short line
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from rlvr.answers.boxes import EMPTY, NO_BOX, boxed, inside, void
+from rlvr.answers.edges import ended
+from rlvr.answers.found import Found, one
+from rlvr.answers.lines import conclusion, final_line, hash_line
+from rlvr.answers.thoughts import visible
+from rlvr.errors import ConfigError, suggest
+
+__all__ = ["CHANNELS", "Found", "find", "visible"]
+
+WHOLE_LIMIT = 2000
+"""The longest single line that `auto` takes for a bare answer."""
+NO_TAG = Found(None, "there is no <answer> tag")
+
+
+def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "refuse") -> Found:
+    """The answer declared in `text`; several channels are tried in order until one declares something.
+
+    `several="last"` takes the last of several different answers, instead of refusing them all.
+
+    >>> find("The answer is 7. Or 8.", "final_line").text is None
+    True
+    """
+    if several not in ("refuse", "last"):
+        raise ConfigError(f"several is {several!r}; {suggest(several, ['refuse', 'last'])}")
+    names = [channel] if isinstance(channel, str) else list(channel)
+    for name in names:
+        if name not in CHANNELS:
+            raise ConfigError(f"there is no answer channel {name!r}; {suggest(name, CHANNELS)}")
+    shown = visible(text)
+    if shown is None:
+        return Found(None, "the thought section never closes")
+    shown = ended(shown)
+    found = Found(None, "no channel was asked for")
+    for name in names:
+        found = CHANNELS[name](shown)
+        if found.text is not None or found.several:
+            break
+    if found.several and several == "last":
+        return Found(found.several[-1], "the last of several")
+    return found
+
+
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
+
+
+def _tag(text: str) -> Found:
+    contents: list[str] = []
+    start: int | None = None
+    nested = False
+    for mark in _TAG.finditer(text) if "<" in text else ():
+        if not mark[1]:
+            nested = nested or start is not None  # perhaps only the word "<answer>" in prose, if nothing closes it
+            start = mark.end()
+        elif start is not None:
+            contents.append(text[start : mark.start()])
+            start = None
+        elif nested:
+            return Found(None, "one <answer> stands inside another")
+    if start is not None:
+        return Found(None, "the last <answer> never closes")
+    if not contents:
+        return NO_TAG
+    filled = [content for content in contents if not void(content)]
+    return one([inside(content) for content in filled], "the tag") if filled else Found(None, "the tag is empty")
+
+
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+
+
+def _fence(text: str) -> Found:
+    last: str | None = None
+    opened: re.Match[str] | None = None
+    for mark in _FENCE.finditer(text):
+        if opened is None:
+            opened = mark
+        elif mark[1].startswith(opened[1]) and not mark[2].strip():
+            last, opened = text[opened.end() : mark.start()].lstrip("\n"), None
+    if opened is not None:
+        return Found(None, "the last code block never closes")
+    return Found(last, "in the last code block") if last is not None else Found(None, "there is no code block")
+
+
+def _whole(text: str) -> Found:
+    stripped = text.strip()
+    return Found(stripped, "the whole text") if stripped else Found(None, "the answer is empty")
+
+
+def _auto(text: str) -> Found:
+    box, tag = boxed(text), _tag(text)
+    if box.text is not None and tag.text is not None:
+        return one([box.text, tag.text], "the box and the tag")
+    if box not in (NO_BOX, EMPTY):
+        return box
+    if tag is not NO_TAG:
+        return tag
+    rows = text.strip().splitlines()
+    if rows and re.match(r"\s*####\s*[^#\s]", rows[-1]):
+        return hash_line(text)
+    found = final_line(text)
+    if found.text is not None or found.several:
+        return found
+    found = conclusion(text)
+    if found.text is not None or box is EMPTY:
+        return found if found.text is not None else box
+    bare = text.strip()
+    single = len(rows) == 1 or bare.startswith(("\\begin", "$", "\\[", "\\left"))
+    if bare and single and len(bare) <= WHOLE_LIMIT:
+        return Found(bare, "the whole text")
+    return Found(None, "nothing in the text declares an answer" if bare else "the answer is empty")
+
+
+CHANNELS: dict[str, Callable[[str], Found]] = {
+    "boxed": boxed,
+    "tag": _tag,
+    "hash": hash_line,
+    "final_line": final_line,
+    "fence": _fence,
+    "whole": _whole,
+    "auto": _auto,
+}
+"""Every channel by name."""

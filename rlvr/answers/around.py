@@ -1,0 +1,183 @@
+r"""The words around a declaration: those that deny it, those that offer a second one, those that lead on to it.
+
+Each table has a row for each way of saying it, with one example that a test runs. Patterns look at a short window of the
+text, so that a thousand boxes cost a thousand windows and no more.
+"""
+
+from __future__ import annotations
+
+import re
+
+BEFORE, AFTER = 80, 80
+"""How many characters before and after a box are read for a denial."""
+
+_VERB = r"(?:answer|say|write|put|conclude|claim|think|guess|box|give|report|state)"
+_WRONG = r"(?:wrong|incorrect|mistaken|false|invalid|erroneous)"
+_LINK = r"(?:\s+(?:that|with|be|equal|equals|to|is|was|it|its|the|of|an?|answer|value|result|simply|just|as))*"
+
+DENIED_BEFORE = (
+    (r"\b(?:not|never|cannot|neither|nor)|n't", r"The answer is not \boxed{7}"),
+    (r"\banything\s+(?:but|except|other\s+than)", r"It is anything but \boxed{7}"),
+    (r"\brul(?:e|ed|es|ing)\s+out", r"We can rule out \boxed{7}"),
+    (rf"\b{_WRONG}ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?", r"He incorrectly got \boxed{7}"),
+    (rf"\b(?:not|never|n't)\s+{_VERB}", r"I would not say \boxed{7}"),
+    (
+        rf"\b(?:{_WRONG}|tempting|naive|a\s+mistake|an\s+error)\s+to\s+(?:{_VERB}|get|use)",
+        r"It would be wrong to answer \boxed{7}.",
+    ),
+    (
+        r"\b(?:rather\s+than|instead\s+of|as\s+opposed\s+to|unlike|contrary\s+to|different\s+from|other\s+than)",
+        r"It is 8 rather than \boxed{7}",
+    ),
+    (
+        r"\b(?:one|some|someone|somebody|you|they|many|people|students?|others)(?:\s+\w+){0,1}?"
+        r"\s+(?:might|may|could|would|will|often)\s+(?:\w+\s+)?(?:think|say|guess|answer|claim|believe|expect)",
+        r"One might answer \boxed{7}",
+    ),
+    (
+        r"\b(?:student|someone|somebody|friend|colleague|classmate|people)(?:\s+\w+){0,3}?\s+(?:wrote|said|got|answered|claimed|guessed|gave)",
+        r"A student of mine once wrote \boxed{7}",
+    ),
+    (
+        rf"\b(?:{_WRONG}|naive|tempting|rejected)\s+(?:answer|result|value|solution|guess|option|choice|response|conclusion|root)"
+        r"(?:\s+(?:here|would))?",
+        r"A common wrong answer is \boxed{7}",
+    ),
+)
+"""What denies the box that follows it: (pattern, example)."""
+
+DENIED_AFTER = (
+    (r"\?\s*no\b", r"\boxed{7}? No."),
+    (
+        rf"(?:is|was|are|would\s+be)\s+(?:{_WRONG}|impossible|extraneous|rejected|excluded|ruled\s+out"
+        r"|not\s+(?:the|correct|right|true|possible|valid|my)\b)",
+        r"\boxed{7} is wrong",
+    ),
+    (r"isn't\s+(?:the|correct|right|true)", r"\boxed{7} isn't right"),
+    (
+        rf"[,;(—–-]?\s*(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:is|was|would\s+be)|'s)\s+(?:{_WRONG}|a\s+(?:common\s+)?(?:mistake|trap|error)"
+        r"|not\s+(?:correct|right|true|the\s+(?:right|correct|final|answer)))",
+        r"\boxed{7}, which is wrong",
+    ),
+)
+"""What denies the box that it follows: (pattern, example)."""
+
+_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}\\s*[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
+_AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIED_AFTER)})", re.IGNORECASE)
+_HINTS: tuple[str, ...] = (
+    "not",
+    "n't",
+    "nor",
+    "never",
+    "neither",
+    "anything",
+    "rul",
+    "wrong",
+    "incorrect",
+    "mistake",
+    "false",
+    "invalid",
+    "erro",
+)
+_HINTS += ("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected")
+_HINTS += ("think", "sa", "guess", "answer", "claim", "believe", "expect", "wrote", "got", "gave")
+"""One of these stands in whatever `_BEFORE` finds; looking for them is cheaper."""
+
+
+def denied(before: str, after: str) -> bool:
+    r"""Whether the words around a box say that it is not the answer.
+
+    >>> denied("It would be wrong to answer ", ". I answer 8."), denied("So the answer is ", ".")
+    (True, False)
+    """
+    before = before.lower()
+    if any(hint in before for hint in _HINTS) and _BEFORE.search(before):
+        return True
+    return _AFTER.match(after) is not None
+
+
+_THING = r"(?:answer|solution|guess|choice|option|candidate|result|value|possibility|response)"
+
+OFFERS = (
+    (
+        r"\b(?:or|alternatively|alternative|either|otherwise|unless|maybe|perhaps|possibly|if)\b",
+        r"\boxed{7}. Maybe we should say \boxed{8}",
+    ),
+    (r"\b(?:could|might|may)\s+(?:also\s+)?be\b", r"\boxed{7} comes out of one count. It might be \boxed{8}"),
+    (r"\balso\s+(?:say|possible|valid|correct|acceptable|works?|accept|an?\b)", r"\boxed{7}. The following is also correct: \boxed{8}"),
+    (rf"\b(?:an)?other\s+(?:\w+\s+)?{_THING}", r"\boxed{7} comes out of one count. Another answer is \boxed{8}"),
+    (
+        rf"\b(?:first|second|third|fourth|last|next|possible|backup)\s+(?:possible\s+)?{_THING}",
+        r"\boxed{7} comes out of one count. My second guess is \boxed{8}",
+    ),
+    (rf"\b(?:{_THING}|case|attempt)\s*\#?\(?(?:\d+|[b-h])\b", r"Option A: \boxed{7}. Now comes option B: \boxed{8}"),
+    (r"或|还是|または|あるいは|또는|\b(?:oder|ou|или|oppure)\b", r"\boxed{7}。或者也许是 \boxed{8}"),
+    (r"(?:^|[^\d\s\\])\s{0,3}%\s|\\iffalse|<!--", r"\boxed{7} is it. % so we get \boxed{8}"),
+)
+"""What makes the next box a second offer and no later result: (pattern, example)."""
+
+LEADS = (
+    (
+        r"\b(?:so|thus|hence|therefore|then|finally|consequently|now|gives?|yields?|implies|means|becomes)\b",
+        r"\boxed{7}. So \boxed{8}",
+    ),
+    (r"\b(?:total|altogether|in\s+all|requested|required|desired|correct(?:ed|ing|ion)?)\b", r"\boxed{7}. Total: \boxed{8}"),
+    (r"\b(?:mistake|error|wrong|incorrect|redo|wait|actually)\b", r"\boxed{7}. Wait, \boxed{8}"),
+    (r"\b(?:part|step)\b|(?:^|[\s*(])\(?[b-h]\)", "Part (a): \\boxed{7}\n\nPart (b): \\boxed{8}"),
+    (r"因此|所以|从而|最后|最终|故|于是|すると|よって|したがって|따라서|그러므로", r"\boxed{7}。因此 \boxed{8}"),
+    (r"\b(?:donc|ainsi|daher|somit|folglich|entonces|luego|quindi|portanto|logo|поэтому|значит|итого)\b", r"\boxed{7}. Donc \boxed{8}"),
+)
+"""What leads on from one box to a later result, so that the later one counts: (pattern, example)."""
+
+_OFFER = re.compile("|".join(pattern for pattern, _ in OFFERS), re.IGNORECASE)
+_LEAD = re.compile("|".join(pattern for pattern, _ in LEADS), re.IGNORECASE)
+_MARKUP = re.compile(r"\\[a-zA-Z]+")
+_WORD = re.compile(r"\b(?!(?:the|an|is|are|was|be|it|its|that|this|my|our|final|answer|value|result)\b)[^\W\d_]{2,}", re.IGNORECASE)
+"""A word that says something: not one of those that stand before any answer."""
+_WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+_PART = re.compile(r"\n[\s*#>-]{0,8}\(?[b-h]\)")
+_BREAK = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
+_STOP = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
+
+
+def apart(gap: str) -> bool:
+    r"""Whether what stands between two boxes sets them apart: a part, a correction, a later result, and no second offer.
+
+    >>> apart(". I made a mistake. Let me redo it. "), apart(" or "), apart(". Maybe it is ")
+    (True, False, False)
+    """
+    if len(gap) > 2000:
+        gap = gap[:1000] + " \n " + gap[-1000:]
+    if _PART.search(gap):
+        return True
+    words = _words(gap)
+    if not words:
+        return False
+    edges = _head(gap), _tail(gap)
+    if any(_OFFER.search(edge) for edge in edges):
+        return False
+    if _BREAK.search(gap) is None:
+        return re.search(r"\b(?:then|so|thus|hence|therefore|which\s+gives)\b", gap, re.IGNORECASE) is not None
+    return words >= 3 or _LEAD.search(gap) is not None
+
+
+def _words(text: str) -> int:
+    plain = _MARKUP.sub(" ", text)
+    return len(_WORD.findall(plain)) + len(_WIDE.findall(plain)) // 2
+
+
+def _head(gap: str) -> str:
+    """The rest of the first box's sentence, or the sentence after it where nothing is left of it."""
+    for stop in _STOP.finditer(gap):
+        if _words(gap[: stop.start()]):
+            return gap[: stop.start()][:200]
+    return gap[:200]
+
+
+def _tail(gap: str) -> str:
+    """The sentence that leads to the second box: back to the last stop before which a word stands."""
+    tail = gap[-200:]
+    for stop in reversed(list(_STOP.finditer(tail))):
+        if _words(tail[stop.end() :]):
+            return tail[stop.end() :]
+    return tail

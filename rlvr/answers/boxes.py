@@ -1,0 +1,179 @@
+r"""The boxes of a text: \boxed{...} and \fbox{...}, and which of several is the answer.
+
+Boxes without content are none. Boxes in one breath (`\boxed{7} or \boxed{8}`) are read together: as a list where commas, `and`,
+`or` join them, and as no answer where nothing does. Where words set boxes apart (a part, a correction, an intermediate result),
+those after the last such place count. `around` says which words do what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from fractions import Fraction
+
+from rlvr.answers.around import AFTER, BEFORE, apart, denied
+from rlvr.answers.edges import trimmed
+from rlvr.answers.found import MANY, Found, distinct, one
+
+Box = tuple[int, int, str]
+"""Where a box starts and ends, and what it holds."""
+
+NO_BOX = Found(None, "there is no box")
+EMPTY = Found(None, "the box is empty")
+
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{(?:([^{}\\]*)\})?|\\(?:boxed|fbox)\s*(?=[^\s{}$\\.,;])[^\s{}$\\]+|\\[^a-zA-Z]|[{}]")
+_LETTER = r"[a-zA-Z](?:_\{?\w{1,3}\}?)?"
+_AND = r"(?:and|or|y|o|et|ou|und|oder|и|или)"
+_JOINT = re.compile(rf"(?:[\s$,;、，；]|\\[,;: ]|\\q?quad|\\\(|\\\)|\\text\{{\s*(?:and|or)\s*\}}|和|或|\b{_AND}\b|\b{_LETTER}\s*=)*")
+_NAMED = re.compile(rf"(?<![a-zA-Z\\])({_LETTER})\s*=[\s$]*$")
+_JOINT_WORD = re.compile(rf"[,;、，；和或]|\b{_AND}\b")
+_OPERATOR = re.compile(r"[\s$]*(?:[-+*/·×÷]|\\(?:times|cdot|div|pm))[\s$]*")
+_EQUALS = re.compile(r"[\s$]*=[\s$]*")
+_VOID = re.compile(
+    r"(?:[\s$~.…?_{}]|\\[,;:! ]|\\q?quad\b|\\(?:ldots|dots|cdots)\b|\\[hv]?phantom\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
+    r"|\\hspace\*?\{[^{}]*\}|\\(?:text|mathrm|textbf)(?=\{)|(?:(?:your|the|final|my)\s+)*answer(?:\s+here)?\b)*",
+    re.IGNORECASE,
+)
+_PLAIN = re.compile(r"[\s$\\(*]*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)\s?(\\?%)?[\s$*.)\\]*")
+_OR_MORE = re.compile(
+    r"[\s$)\]*.,\\]*(?:\bor|或|\boder|\bou)\s*(?:(?:maybe|perhaps|possibly|even)\s+)?[$\\(*]*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?\s?(?:\\?%)?)",
+    re.IGNORECASE,
+)
+_SAID_LATER = re.compile(
+    r"\b(?:(?:I|my)\s+answer(?:\s+is)?|(?:answer|alternative)\s+(?:is|would\s+be|should\s+be)"
+    r"|(?:final|correct)\s+answer\s*:|(?:alternative|other|second)\s+answer\s*:?)[\s:*_]*(?P<value>[$\\(]*-?\d[^\n]{0,40})",
+    re.IGNORECASE,
+)
+
+
+def boxed(text: str) -> Found:
+    """What the boxes declare."""
+    boxes = _boxes(text)
+    if boxes is None:
+        return Found(None, "the last box never closes")
+    if not boxes:
+        return NO_BOX
+    boxes = [box for box in boxes[-MANY:] if not void(box[2])]
+    if not boxes:
+        return EMPTY
+    asserted = [box for box in boxes if not denied(text[max(0, box[0] - BEFORE) : box[0]], text[box[1] : box[1] + AFTER])]
+    if not asserted:
+        return Found(None, "the words around the box deny it")
+    found = _together(text, _last_run(text, asserted))
+    return found if found.text is None else _contradicted(found, text[asserted[-1][1] :])
+
+
+def _boxes(text: str) -> list[Box] | None:
+    """Every outermost box in order; None when the last one never closes."""
+    boxes: list[Box] = []
+    opened: list[tuple[bool, int, int]] = []  # (is a box, where it starts, where its content starts)
+    depth = 0
+    first = text.find("box")  # the braces before it do not matter
+    for token in _BRACES.finditer(text, text.rfind(" ", 0, first) + 1) if first > 0 else ():
+        word = token[0]
+        if token[1] is not None:  # it closes, and holds no brace: most boxes
+            if not depth:
+                boxes.append((token.start(), token.end(), token[1]))
+        elif word == "}":
+            if opened:
+                box, start, within = opened.pop()
+                depth -= box
+                if box and not depth:
+                    boxes.append((start, token.end(), text[within : token.start()]))
+        elif word.endswith("{") and len(word) != 2:
+            opened.append((len(word) > 1, token.start(), token.end()))
+            depth += len(word) > 1
+        elif len(word) > 2 and not depth:
+            boxes.append((token.start(), token.end(), re.sub(r"^\\f?box(?:ed)?\s*|[.,;]+$", "", word)))
+    return None if depth else boxes
+
+
+def void(content: str) -> bool:
+    r"""Whether a box or a tag holds nothing that shows, or only a word in the answer's place.
+
+    >>> [void(text) for text in ("", r"\phantom{2}", "...", r"\text{answer}", "2")]
+    [True, True, True, True, False]
+    """
+    return len(content) <= 200 and _VOID.fullmatch(content) is not None
+
+
+def _last_run(text: str, boxes: list[Box]) -> list[Box]:
+    """The boxes after the last place where words set two of them apart."""
+    for at in range(len(boxes) - 1, 0, -1):
+        if apart(text[boxes[at - 1][1] : boxes[at][0]]):
+            return boxes[at:]
+    return boxes
+
+
+def _together(text: str, boxes: list[Box]) -> Found:
+    """What boxes in one breath declare."""
+    between = [text[a[1] : b[0]] for a, b in itertools.pairwise(boxes)]
+    if between and len(boxes) <= 12 and all(len(gap) < 40 and _JOINT.fullmatch(gap) and _JOINT_WORD.search(gap) for gap in between):
+        return _joined(text, boxes)
+    if len(between) > 1 and len(boxes) <= 12 and _EQUALS.fullmatch(between[-1]) and all(map(_OPERATOR.fullmatch, between[:-1])):
+        return Found(unbox(boxes[-1][2]), "in the box that the others make")  # \boxed{2} + \boxed{4} = \boxed{6}
+    return one([unbox(box[2]) for box in boxes], "the box")
+
+
+def _joined(text: str, boxes: list[Box]) -> Found:
+    """A list, of boxes that commas and words join: x = 1 and y = 2, but not twice x."""
+    parts = distinct([unbox(box[2]) for box in boxes])
+    names = [match and match[1] for match in (_NAMED.search(text[max(0, box[0] - 16) : box[0]]) for box in boxes)]
+    if len(set(names)) == len(parts) == len(boxes):
+        parts = [f"{name}={part}" if name and "=" not in part else part for name, part in zip(names, parts, strict=True)]
+    if any(part.count("(") + part.count("[") != part.count(")") + part.count("]") for part in parts):
+        return Found(None, "a bracket opens in one box and closes in another")
+    return Found(", ".join(parts), "in boxes side by side") if len(parts) > 1 else Found(parts[0], "in the box")
+
+
+def _contradicted(found: Found, after: str) -> Found:
+    r"""The same, unless the text after the box offers another number: `\boxed{7} or 8`, `\boxed{7}. The answer is 8.`"""
+    mine = _number(found.text or "")
+    offered = _OR_MORE.match(after[:80])
+    if offered is not None and _number(offered[1]) != mine:
+        return Found(None, "another value is offered beside the box", (found.text or "", offered[1].strip()))
+    if mine is None:
+        return found
+    for match in itertools.islice(_SAID_LATER.finditer(after), 50):
+        theirs = _number(match["value"].rstrip("*_ ."))
+        if theirs is not None and theirs != mine:
+            return Found(None, "another answer is declared after the box", (found.text or "", match["value"].strip()))
+    return found
+
+
+def _number(text: str) -> Fraction | None:
+    """The number that a plain numeral is; None for anything else."""
+    match = _PLAIN.fullmatch(text) if len(text) <= 60 else None
+    if match is None:
+        return None
+    try:
+        number = Fraction(match[1].replace(",", ""))
+    except (ValueError, ZeroDivisionError):
+        return None
+    return number / 100 if match[2] else number
+
+
+def unbox(content: str) -> str:
+    """A box inside the box or the tag is peeled, when it is all there is."""
+    if "\\" not in content:
+        return trimmed(content)
+    for _ in range(4):
+        inner = content.strip().strip("$").strip()
+        match = re.match(r"\\(?:boxed|fbox)\s*\{", inner)
+        if not match or not inner.endswith("}") or _unbalanced(inner[match.end() : -1]):
+            break
+        content = inner[match.end() : -1]
+    return trimmed(content)
+
+
+def _unbalanced(text: str) -> bool:
+    """Whether a brace closes in a text that it does not open in: then the last brace is not the first one's."""
+    steps = ({"{": 1, "}": -1}.get(mark[0], 0) for mark in re.finditer(r"\\.|[{}]", text, re.DOTALL))
+    return any(depth < 0 for depth in itertools.accumulate(steps))
+
+
+def inside(content: str) -> str:
+    """What a tag or a line declares: the box in it if there is one, else all of it."""
+    if ("\\boxed" in content or "\\fbox" in content) and (answer := boxed(content).text) is not None:
+        return answer
+    return trimmed(content)

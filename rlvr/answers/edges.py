@@ -1,0 +1,53 @@
+r"""What may hang at the edges of an answer and is no part of it: special tokens, invisible characters, happy emoji."""
+
+from __future__ import annotations
+
+import re
+
+SPECIAL_TOKENS = (
+    ("<|im_end|>", r"<\|/?[a-z][a-z0-9_ ]{2,40}\|>"),
+    ("<｜end▁of▁sentence｜>", r"<｜[^｜<>\n]{3,40}｜>"),
+    ("</s>", r"</?(?:s|bos|eos)>"),
+    ("<end_of_turn>", r"<(?:end_of_turn|end_of_text|end_of_utterance|pad|turn\|)>"),
+    ("[EOS]", r"\[(?:EOS|/INST)\]"),
+    ("[end of text]", r"\[end of text\]"),
+)
+"""Tokens that end a turn and may be left in the text: (example, pattern)."""
+
+_SPECIAL = re.compile(f"(?:{'|'.join(pattern for _, pattern in SPECIAL_TOKENS)})$", re.IGNORECASE)
+
+INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad\ufe0e\ufe0f"
+"""Zero-width characters, marks of direction and of variants."""
+HAPPY = "✅✔✓☑⭐✨🎉🎊🎯👍😊🙂😀😃😄🚀💡🏆🔥👏🥳🌟∎■□"
+"""Emoji that praise an answer and the marks that end a proof. A cross, a thumb down or a question mark is not among them."""
+_HANGING = INVISIBLE + HAPPY
+
+
+def ended(text: str) -> str:
+    """The text without the special tokens and the space at its end.
+
+    >>> ended("Answer: 16<|eot_id|> </s>")
+    'Answer: 16'
+    """
+    kept = end = len(text)
+    while True:
+        while end and (text[end - 1].isspace() or text[end - 1] in INVISIBLE):
+            end -= 1
+        match = _SPECIAL.search(text[max(0, end - 48) : end]) if end and text[end - 1] in ">]" else None
+        if match is None:
+            return text[:kept]
+        kept = end = end - len(match[0])
+
+
+def trimmed(text: str) -> str:
+    """A declared answer without the space, the invisible characters and the praise at its edges.
+
+    >>> trimmed("42\u200b "), trimmed("12 ✅")
+    ('42', '12')
+    """
+    start, end = 0, len(text)
+    while start < end and (text[start].isspace() or text[start] in INVISIBLE):
+        start += 1
+    while end > start and (text[end - 1].isspace() or text[end - 1] in _HANGING):
+        end -= 1
+    return text[start:end]

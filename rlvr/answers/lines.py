@@ -1,0 +1,194 @@
+r"""Answers that a line of prose declares: `The answer is 7`, `**Answer:** 7`, `#### 7`, and a last sentence that concludes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from rlvr.answers.around import apart
+from rlvr.answers.boxes import inside
+from rlvr.answers.edges import trimmed
+from rlvr.answers.found import MANY, Found, distinct, one
+from rlvr.answers.phrases import DENIAL, ENDING, phrases
+
+_NUMERAL = re.compile(r"[-+\s$\\]*[\d.,/ ]+\s*[%a-zA-Z]{0,12}\.?")
+_FINAL = re.compile(r"[\s#*_]*final\b", re.IGNORECASE)
+_SENTENCE = re.compile(r"[.!?](?=\s+\S)(?!\s*\d)|[。！？](?=\s*\S)")
+_MORE = re.compile(
+    r"\d|\\boxed|\$|\b(?:or|maybe|zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|actually|kidding|wait|instead)\b",
+    re.IGNORECASE,
+)
+"""What makes a sentence after the answer a second answer."""
+_AFTERTHOUGHT = re.compile(
+    r"[\s*_>#(-]*(?:wait|actually|hold\s+on|no,|scratch\s+that|correction|on\s+second\s+thought|or\b|maybe|perhaps|alternatively,?\s+(?:[$\\(*]*-?\d|(?:the|my|it)\s)"
+    r"|(?:just\s+)?kidding|(?:an)?other\s+(?:\w+\s+)?answer|(?:alternative|second|backup|possible)\s+(?:\w+\s+)?answer)",
+    re.IGNORECASE,
+)
+"""A line that takes back the answer before it, or offers another one."""
+_ABOUT = re.compile(
+    r"\b(?:(?:for|of|than|times|twice|half|double|to\s+find|to\s+get)\s+(?:the|this|our|my)|wrong|incorrect|mistaken|naive)\s*$",
+    re.IGNORECASE,
+)
+"""Before "answer": the clause speaks of something else, such as a bound for the answer or a wrong one."""
+_OTHER = re.compile(r"\b(?:alternative|alternate|another|other|second|backup|possible)\s+(?:\w+\s+)?$", re.IGNORECASE)
+_CORRECTS = re.compile(
+    r"\b(?:wait|actually|correction|correcting|corrected|mistake|error|redo|recheck|recalculat\w+|wrong|incorrect)\b", re.IGNORECASE
+)
+
+
+def hash_line(text: str) -> Found:
+    """What the #### lines declare."""
+    lines = [line.strip()[4:].strip() for line in text.splitlines() if line.strip().startswith("####")]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if not lines:
+        return Found(None, "there is no #### line")
+    numerals = [line for line in lines[:-1] if _NUMERAL.fullmatch(line)]  # the others are headings
+    return one([*numerals, lines[-1]], "the #### line")
+
+
+def final_line(text: str) -> Found:
+    """What the lines declare that say what the answer is."""
+    said, corrected, after = _statements(text)
+    if not said:
+        return Found(None, "no line says what the answer is")
+    if _AFTERTHOUGHT.match(after):
+        return Found(None, "after the answer more is said that may be another answer", (said[-1], after.strip()[:80]))
+    answers = []
+    for line in said:
+        head = _SENTENCE.split(_unended(line), maxsplit=1)
+        if len(head) > 1 and _MORE.search(head[1]):
+            return Found(None, "after the answer more is said that may be another answer", (head[0], head[1]))
+        answers.append(value(head[0]))
+    if len(distinct(answers)) > 1:  # "the answer is found by adding" explains, where another line says what it is
+        answers = [answer for answer in answers if not _explains(answer)] or answers
+    if corrected and len(distinct(answers)) > 1:
+        return Found(answers[-1], "in the last answer line, which corrects those before it")
+    return one(answers, "the answer line")
+
+
+def value(line: str) -> str:
+    """The value that the rest of an answer line declares: no full stop, no emphasis, no word that only ends the sentence.
+
+    >>> value("**18**, as wanted."), value("18입니다.")
+    ('18', '18')
+    """
+    line = trimmed(line)
+    match = _CONCLUDES.fullmatch(line) if len(line) < 400 else None
+    if match is not None and not _VETO.search(match["head"]):
+        return inside(match["value"].strip("*").strip())
+    return inside(_unended(trimmed(_bare(line.rstrip(".。")))))
+
+
+def _unended(line: str) -> str:
+    """A line without the words that may follow a value."""
+    for _ in range(2):
+        match = ENDING.search(line[-40:])
+        if match is None or len(match[0]) >= len(line):
+            break
+        line = trimmed(_bare(line[: len(line) - len(match[0])].rstrip(" .。")))
+    return line
+
+
+def _explains(answer: str) -> bool:
+    return len(answer.split()) > 3 and re.search(r"[\d$\\]", answer) is None and _MORE.search(answer) is None
+
+
+def _statements(text: str) -> tuple[list[str], bool, str]:
+    """What is said to be the answer, line by line; whether the last one corrects the others; the text after the last one."""
+    pattern, bare = phrases(text)
+    marks = [mark for mark in pattern.finditer(text) if not _ABOUT.search(text[max(0, mark.start() - 24) : mark.start()])]
+    # "to find the answer: ..." counts only where nobody says "the answer is", "final answer", or starts a line with it
+    firm = [mark for mark in marks[-MANY:] if _firm(text, mark, bare)]
+    marks = (firm or marks)[-100:]
+    said: list[tuple[str, bool]] = []
+    before = starts = end = 0
+    for mark, after in itertools.zip_longest(marks, marks[1:]):
+        line, own, stop = _said(text, mark, after)
+        if line and not DENIAL.search(line):
+            said.append((line, own))
+            starts, before, end = mark.start(), end, stop
+    if not said:
+        return [], False, ""
+    kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or _NUMERAL.fullmatch(line)]
+    gap = text[before:starts] if len(said) > 1 else ""
+    gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
+    corrected = bool(_CORRECTS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and apart(gap))
+    return kept, corrected, text[end : end + 200]
+
+
+def _said(text: str, mark: re.Match[str], after: re.Match[str] | None) -> tuple[str, bool, int]:
+    """What one phrase is followed by, whether it stands on a line of its own, and where it ends."""
+    end = text.find("\n", mark.end())
+    end = min(end if end >= 0 else len(text), after.start() if after else len(text))
+    line = _bare(text[mark.end() : end])
+    if line.startswith("}") and "{" in text[max(0, mark.start() - 30) : mark.end()]:
+        line = _bare(line[1:])  # the words stood in a text command
+    own = False
+    if not line and not (after and after.start() == end):  # the value stands on a line of its own
+        rows = text[mark.end() : mark.end() + 400].splitlines(keepends=True)
+        at = next((at for at, row in enumerate(rows) if _bare(row)), None)
+        if at is not None:
+            own, line, end = True, _bare(rows[at]), mark.end() + len("".join(rows[: at + 1]))
+    if line in ("$$", "\\["):  # a displayed formula
+        close = text.find("$$" if line == "$$" else "\\]", mark.end() + 3, mark.end() + 2000)
+        line = text[mark.end() : close + 2].strip() if close >= 0 else ""
+        end = close + 2 if close >= 0 else end
+    return line, own, end
+
+
+def _firm(text: str, mark: re.Match[str], bare: re.Pattern[str]) -> bool:
+    if _FINAL.match(mark[0]) or not bare.fullmatch(mark[0]):
+        return True
+    return _starts_line(text, mark.start()) or _starts_line(text, mark.start(), other=True)
+
+
+def _starts_line(text: str, at: int, *, other: bool = False) -> bool:
+    """Whether only Markdown stands before a place on its line; `other`: and a word that makes it another answer."""
+    before = ("\n" + text[:at] if at < 40 else text[at - 40 : at]).rpartition("\n")
+    line = before[2]
+    if other:
+        match = _OTHER.search(line)
+        if match is None:
+            return False
+        line = line[: match.start()]
+    return bool(before[1]) and not line.strip("#*_ >-")
+
+
+def _bare(line: str) -> str:
+    """A line without Markdown's emphasis; empty when only an article is left."""
+    line = line.strip().strip("*_ ")
+    return "" if line.lower() in ("the", "my", "our", "so", "the final", "so the", "thus, the") else line
+
+
+_CONNECTIVE = (
+    r"(?:therefore|thus|so|hence|then|finally|consequently|accordingly"
+    r"|in\s+conclusion|as\s+a\s+result|we\s+conclude\s+that|it\s+follows\s+that)"
+)
+_MARKED = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*{0,2})"
+_CONCLUDES = re.compile(
+    rf"(?P<lead>(?:{_CONNECTIVE},?\s+)*)(?P<head>the\s+[a-z](?:[^$*\n]|\$[^$\n]{{1,60}}\$){{1,160}}?)"
+    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)\s*:?\s*(?P<value>\*?\*?{_MARKED}\*?\*?)[.!]?",
+    re.IGNORECASE,
+)
+_VETO = re.compile(
+    r"\b(?:not|no|n't|wrong|incorrect|bound|estimate\w*|approximat\w+|guess\w*|if|either|or|may|might|maybe|perhaps|first|second|third|other"
+    r"|another|alternative|naive|assum\w+|suppose\w*|complement|opposite|reciprocal|but|while|whereas)\b"
+    r"|\b(?:is|are)\s+[$*\d\\(]|\b(?:is|are)\b[^,]*\band\b",
+    re.IGNORECASE,
+)
+
+
+def conclusion(text: str) -> Found:
+    r"""What the last sentence concludes: "Therefore, the probability is $\frac12$." names a thing and marks its value up.
+
+    >>> conclusion("Two of six. Thus, the probability is $1/3$.").text
+    '$1/3$'
+    """
+    last = text.strip().rpartition("\n")[2].strip()
+    if len(last) > 400:
+        return Found(None, "the last line is too long for a conclusion")
+    sentence = trimmed(_SENTENCE.split(last)[-1])
+    match = _CONCLUDES.fullmatch(sentence)
+    if match is None or not (match["lead"] or sentence == trimmed(text)) or _VETO.search(match["head"]):
+        return Found(None, "the last sentence concludes nothing")
+    return Found(inside(match["value"].strip("*").strip()), "in the conclusion")

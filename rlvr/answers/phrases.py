@@ -1,0 +1,206 @@
+r"""The phrases that declare an answer, in the languages that models answer in.
+
+A row is one language: the nouns that may stand as a heading (`**Answer**`, `### 答案`), the whole phrase that stands before the
+value, and examples with the value that each declares. A test runs every example.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How one language says what the answer is.
+
+    >>> LANGUAGES[1].name, LANGUAGES[1].examples[0]
+    ('Spanish', ('La respuesta es 18.', '18'))
+    """
+
+    name: str
+    hints: tuple[str, ...]
+    """One of these (small letters) stands in every phrase; looking for them is cheaper."""
+    noun: str
+    """A pattern of what may head the answer: alone on its line, or before a colon."""
+    verb: str
+    """A pattern of what may stand between the noun and the value, besides a colon."""
+    examples: tuple[tuple[str, str], ...]
+    direct: str = ""
+    """A pattern of whole phrases that need neither verb nor colon."""
+
+
+_TO_WHOM = r"(?:\s+(?:to|for)(?:\s+[a-z']+){1,6}?)?"
+_ENGLISH_VERB = (
+    rf"(?:{_TO_WHOM}[*_\s]*(?:is|are|should\s+be|would\s+be|must\s+be|will\s+be|equals|becomes|comes\s+(?:out\s+)?to(?:\s+be)?|turns\s+out\s+to\s+be)\b\s*:?"
+    r"|(?=\s[$\\]))"
+)
+
+LANGUAGES = (
+    Language(
+        "English",
+        ("answer", "correct", "ans"),
+        r"(?:\b(?:final|correct|best|right)\s+answer|\banswers?(?:\s+(?:choice|option))?"
+        r"|\bcorrect\s+(?:option|choice)|(?<![^\n*#_ ])(?<![a-z]\s)ans\b\.?)"
+        r"\b[*_\s]*(?:\(?final\)?\s*)?",
+        _ENGLISH_VERB,
+        (
+            ("The answer is 18.", "18"),
+            ("Therefore, the correct answer is **18**.", "18"),
+            ("The answer should be 18.", "18"),
+            ("So, the final answer would be 18.", "18"),
+            ("Thus the answer equals 18.", "18"),
+            ("The answer to the problem is 18.", "18"),
+            ("The correct option is C.", "C"),
+            ("Ans: 18", "18"),
+            ("### Answer\n18", "18"),
+            ("**Answer**\n\n18", "18"),
+            ("ANSWER = 18", "18"),
+        ),
+        direct=r"\bI\s+answer\b",
+    ),
+    Language(
+        "Spanish",
+        ("respuesta",),
+        r"\brespuesta(?:\s+(?:final|correcta))?",
+        r"(?:es|será|sería|debe\s+ser|es\s+igual\s+a)\b\s*:?",
+        (("La respuesta es 18.", "18"), ("La respuesta correcta es **18**.", "18"), ("Respuesta final: 18", "18")),
+    ),
+    Language(
+        "German",
+        ("antwort", "endergebnis"),
+        r"\b(?:antwort|endergebnis)",
+        r"(?:ist|lautet|wäre|beträgt)\b\s*:?",
+        (
+            ("Die Antwort ist 18.", "18"),
+            ("Die endgültige Antwort lautet **18**.", "18"),
+            ("Antwort: 18", "18"),
+            ("Also ist die Antwort 18.", "18"),
+        ),
+        direct=r"\bist\s+(?:die|das)\s+(?:\w+\s+)?(?:antwort|endergebnis)\b(?=\s*[:\d$*\\])",
+    ),
+    Language(
+        "French",
+        ("réponse", "reponse"),
+        r"\br[ée]ponse(?:\s+(?:finale|correcte|exacte))?",
+        r"(?:est|serait|vaut)\b(?:\s+donc)?\s*:?",
+        (("La réponse est 18.", "18"), ("La réponse finale est donc : 18.", "18"), ("Réponse : **18**", "18")),
+    ),
+    Language(
+        "Italian",
+        ("risposta",),
+        r"\brisposta(?:\s+(?:finale|corretta|esatta))?",
+        r"(?:è|sarà|sarebbe)\b(?:\s+quindi)?\s*:?",
+        (("La risposta è 18.", "18"), ("Risposta finale: 18", "18")),
+    ),
+    Language(
+        "Portuguese",
+        ("resposta",),
+        r"\bresposta(?:\s+(?:final|correta|certa))?",
+        r"(?:é|será|seria)\b(?:\s+portanto)?\s*:?",
+        (("A resposta é 18.", "18"), ("Resposta final: 18", "18")),
+    ),
+    Language("Dutch", ("antwoord",), r"\bantwoord", r"(?:is|luidt|zou)\b\s*:?", (("Het antwoord is 18.", "18"), ("Antwoord: 18", "18"))),
+    Language("Polish", ("odpowiedź",), r"\bodpowiedź", r"(?:to|brzmi)\b\s*:?", (("Odpowiedź: 18", "18"), ("Odpowiedź to 18.", "18"))),
+    Language("Turkish", ("cevap", "yanıt"), r"\b(?:cevap|yanıt)", "", (("Cevap: 18", "18"),)),
+    Language(
+        "Indonesian",
+        ("jawaban",),
+        r"\bjawaban(?:nya)?(?:\s+akhir)?",
+        r"adalah\b\s*:?",
+        (("Jawabannya adalah 18.", "18"), ("Jawaban: 18", "18")),
+    ),
+    Language("Vietnamese", ("đáp án", "đáp số"), r"\bđáp\s+(?:án|số)", r"là\b\s*:?", (("Đáp án là 18.", "18"), ("Đáp số: 18", "18"))),
+    Language(
+        "Russian",
+        ("ответ",),
+        r"\bответ(?:ом)?",
+        r"(?:равен|является|—|–|-)\s*:?",
+        (("Ответ: 18", "18"), ("Ответ — 18.", "18"), ("Окончательный ответ: **18**", "18")),
+    ),
+    Language("Ukrainian", ("відповідь",), r"\bвідповідь", r"(?:дорівнює|—|–|-)\s*:?", (("Відповідь: 18", "18"),)),
+    Language(
+        "Chinese",
+        ("答",),
+        r"(?:(?:最终|最終|正确|正確|最后|最後)的?)?(?:答案|答)",
+        r"(?:就|應該|应该|應|应)?(?:是|为|為|等于|等於)\s*[:：]?",
+        (("答案是 18。", "18"), ("所以答案是：$18$", "$18$"), ("最终答案：**18**", "18"), ("### 答案\n\n18", "18"), ("答：18", "18")),
+    ),
+    Language(
+        "Chinese choices",
+        ("选", "選"),
+        r"正[确確][选選][项項]",
+        r"(?:是|为|為)\s*[:：]?",
+        (("故选：C", "C"), ("故选C。", "C"), ("因此，应该选择 C。", "C"), ("正确选项是 C。", "C")),
+        direct=r"(?:(?:故|应|應|应该|應該|因此|所以|本题|本題)[选選](?:择|擇)?)\s*[:：]?",
+    ),
+    Language(
+        "Japanese",
+        ("答え", "解答", "正解"),
+        r"(?:答え|解答|正解)",
+        r"は\s*[:：、]?",
+        (("答えは 18 です。", "18"), ("答え：18", "18"), ("最終的な答えは**18**である。", "18")),
+    ),
+    Language(
+        "Korean",
+        ("답",),
+        r"(?:최종\s*)?(?:정답|답변|답)",
+        r"은\s*[:：]?",
+        (("정답은 18입니다.", "18"), ("정답: 18", "18"), ("따라서 답은 18이다.", "18")),
+    ),
+    Language(
+        "Arabic",
+        ("إجابة", "الاجابة", "جواب"),
+        r"(?:ال[إا]جابة|الجواب)(?:\s+(?:النهائية|الصحيحة|النهائي|الصحيح))?",
+        r"(?:هي|هو)\s*:?",
+        (("الإجابة هي 18.", "18"), ("الجواب النهائي: 18", "18")),
+    ),
+    Language("Hindi", ("उत्तर",), r"उत्तर", r"(?:है)\s*:?", (("उत्तर: 18", "18"),)),
+)
+"""A row for each language."""
+
+ENDINGS = (
+    ("です", r"(?:です|である|となります|になります|だ)", "答えは18です。"),
+    ("입니다", r"(?:입니다|이다|이에요|예요)", "정답은 18입니다."),
+    ("as wanted", r",?\s+as\s+(?:wanted|required|desired|requested|expected|claimed|needed|stated)", "The answer is 18, as wanted."),
+    ("QED", r"\s*\$?\\(?:blacksquare|square|qed)\$?", r"The answer is 18. $\blacksquare$"),
+)
+"""What may follow the value and is no part of it: (name, pattern, example that declares 18)."""
+
+DENIALS = (
+    (r"^(?:not|never|cannot|unknown|undetermined)\b|^n't\b", "The answer is not 18."),
+    (r"^(?:nicht|niet)\b", "Die Antwort ist nicht 18."),
+    (r"^не\b", "Ответ — не 18."),
+    (r"^不", "答案是不等于18。"),
+    (r"では(?:ない|ありません)|じゃない", "答えは18ではありません。"),
+    (r"아니|아닙", "정답은 18이 아닙니다."),
+    (r"^ليس", "الإجابة هي ليست 18."),
+)
+"""What makes a line say what the answer is not: (pattern, example that declares nothing)."""
+
+DENIAL = re.compile("|".join(pattern for pattern, _ in DENIALS), re.IGNORECASE)
+ENDING = re.compile(f"(?:{'|'.join(pattern for _, pattern, _ in ENDINGS)})$", re.IGNORECASE)
+
+
+@functools.lru_cache(maxsize=64)
+def _patterns(rows: tuple[Language, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    said = []
+    for row in rows:
+        verb = f"(?:{row.verb}|\\s*[:：=])" if row.verb else r"\s*[:：=]"
+        said += [rf"(?:{row.noun})[*_\s]*{verb}[*_]*", *([f"(?:{row.direct})[*_]*"] if row.direct else [])]
+    nouns = "|".join(row.noun for row in rows)
+    heading = rf"^(?:[#*_>]|[^\S\n])*(?:{nouns})[*_#.:：\s]*$"
+    bare = rf"[\s#*_]*(?:{nouns})[*_\s:：=]*"
+    return re.compile("|".join([*said, heading]), re.IGNORECASE | re.MULTILINE), re.compile(bare, re.IGNORECASE)
+
+
+def phrases(text: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Two patterns for the languages that a text may be in: what declares an answer, and a noun without a verb.
+
+    >>> phrases("Respuesta: 18")[0].search("Respuesta: 18")[0]
+    'Respuesta:'
+    """
+    low = text.lower()
+    rows = tuple(row for row in LANGUAGES if any(hint in low for hint in row.hints))
+    return _patterns(rows or LANGUAGES[:1])

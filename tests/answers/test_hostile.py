@@ -1,0 +1,103 @@
+"""Time grows with the length of a text and no faster, whatever it repeats."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rlvr.answers import CHANNELS, find
+
+PIECES = [
+    *("$", "\\boxed{", "{", "}", "<answer>", "</think>", "<think>", "the answer is ", "#### 1\n", "```\n", "\\boxed{1}", "\\"),
+    *(
+        "[THINK]",
+        "◁think▷ ",
+        "<|channel|>analysis",
+        "assistantfinal",
+        "<seed:think>",
+        "<x",
+        "think",
+        "<|im_end|>",
+        "<|im_end|> \u200b",
+        "\u200b",
+    ),
+    *("**Answer**\n", "# ", "* ", "\n\n", "answer\n", "the answer to the ", "answer to ", "correct ", "final ", "ans ", "I answer 7 "),
+    *(
+        "答案是",
+        "故选",
+        "答",
+        "答えは18ではない",
+        "정답은",
+        "respuesta ",
+        "Ответ — ",
+        "الجواب ",
+        "the the ",
+        "is ",
+        "Therefore, ",
+        "Therefore, the sum is $7$. ",
+    ),
+    *(
+        "\\boxed{1} so then we have ",
+        "\\boxed{1}. So ",
+        "\\boxed{1} or ",
+        "\\boxed{} ",
+        "\\boxed{\\phantom{",
+        "\\phantom{}",
+        "wrong to answer \\boxed{7} ",
+    ),
+    *(
+        "not ",
+        "or ",
+        ". ",
+        "word ",
+        "word. ",
+        "Someone may might say ",
+        "Answer: 7\n",
+        "Answer: 7. ",
+        "as wanted",
+        "7 or 8 ",
+        "\\( ",
+        "**7** ",
+        "_",
+    ),
+]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_every_scanner_is_linear(piece: str) -> None:
+    def cost(channel: str, count: int) -> float:
+        text = piece * count
+        best = 9e9
+        for _ in range(3):
+            start = time.process_time()
+            find(text, channel)
+            best = min(best, time.process_time() - start)
+        return best
+
+    slow = [channel for channel in CHANNELS if cost(channel, 6_000) > 30 * cost(channel, 600) + 0.02]
+    assert slow == []
+
+
+@pytest.mark.parametrize("head", ["The answer is \\boxed{7}", "Answer: 7", "Therefore, the sum is $7$"])
+@pytest.mark.parametrize("fill", [" ", "\n", "x", "$", "**", "the ", "or "])
+def test_a_long_fill_before_or_after_a_declaration_is_read_in_one_go(head: str, fill: str) -> None:
+    def cost(count: int) -> float:
+        best = 9e9
+        for _ in range(3):
+            start = time.process_time()
+            for text in (head + fill * count, fill * count + head, head + fill * count + head):
+                find(text)
+            best = min(best, time.process_time() - start)
+        return best
+
+    assert cost(40_000) < 24 * cost(5_000) + 0.02  # eight times as long
+
+
+def test_a_long_row_of_empty_lines_is_read_in_one_go() -> None:
+    def cost(lines: int) -> float:
+        began = time.process_time()
+        assert find("\n" * lines + "x", "final_line").text is None
+        return max(time.process_time() - began, 1e-3)
+
+    assert cost(40_000) < 24 * min(cost(5_000) for _ in range(3))  # eight times as long; 64 times where each line reads all that follow
