@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._code.compare import same_text, same_value
+from rlvr.verifiers._code.texts import same_text
+from rlvr.verifiers._code.values import same_value
 from rlvr.verifiers._code.tests import plain
 from rlvr.verifiers._code.wire import NotData, Opaque, decode, encode
 from rlvr.verifiers.unit_tests import UnitTests
@@ -61,7 +62,7 @@ def test_right_answers_pass(verifier: UnitTests, reference: dict[str, Any], code
     (SQUARE_CALLS, "def square(x):\n    return str(x * x)", Fault.NONE),
     (SQUARE_CALLS, "def square(x):\n    return float('nan')", Fault.NONE),
     (SQUARE_CALLS, "def cube(x):\n    return x ** 3", Fault.ANSWER),
-    (SQUARE_CALLS, "import os\nos._exit(0)", Fault.NONE),
+    (SQUARE_CALLS, "import os\nos._exit(0)", Fault.ANSWER),
     (SQUARE_ASSERTS, "def square(x):\n    return 9", Fault.NONE),
     (SQUARE_ASSERTS, "def square(x):\n    raise ValueError", Fault.NONE),
     (SQUARE_ASSERTS, "import sys\nsys.exit(0)", Fault.ANSWER),
