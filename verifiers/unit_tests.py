@@ -125,21 +125,23 @@ class UnitTests(Verifier):
         if outcome.stop is Stop.IE:
             return _infra(outcome)
         calls = tests.kind == "calls"
-        total, ended, over = len(tests.cases), False, ""
+        total = tests.prepared.asserting or 1 if tests.prepared else len(tests.cases)
+        ready, ended, over = calls, False, ""
         records: dict[int, dict[str, Any]] = {}
         for message in _messages(outcome.report):  # the judge's word: the answer cannot write here
-            if "broken" in message:
-                return Verdict(None, _legible(f"the task cannot be judged: {message['broken']}"), fault=Fault.TASK, detail=_used(outcome))
-            total, ended, over = message.get("total", total), ended or "end" in message, message.get("over", over)
-            if "test" in message and records.get(message["test"], {"ok": True})["ok"]:
-                records[message["test"]] = {"ok": message["ok"], "why": message.get("why", "")}
-        if not total and outcome.stop not in BROKE:
+            if isinstance(broken := message.get("broken"), str):
+                return Verdict(None, _legible(f"the task cannot be judged: {broken}"), fault=Fault.TASK, detail=_used(outcome))
+            ready, ended, over = ready or "ready" in message, ended or "end" in message, _text(message.get("over")) or over
+            index, why = message.get("test"), _text(message.get("why"))
+            if type(index) is int and records.get(index, {"ok": True})["ok"]:
+                records[index] = {"ok": message.get("ok") is True, "why": why}
+        if not ready and outcome.stop not in BROKE:
             return Verdict(0.0, "the judge was brought down while it loaded the answer", fault=Fault.ANSWER, detail=_used(outcome))
         if not ended and not calls:
             records = {index: row for index, row in records.items() if not row["ok"]}  # what came before the end was not told
         broke = WORDS[outcome.stop] if outcome.stop in BROKE else over or ("" if ended else "the tests did not come to their end")
-        names = [case.name for case in tests.cases] if calls else [f"test {n + 1}" for n in range(max(total, 1))]
-        weights = [case.weight for case in tests.cases] if calls else [1.0] * max(total, 1)
+        names = [case.name for case in tests.cases] if calls else [f"test {n + 1}" for n in range(total)]
+        weights = [case.weight for case in tests.cases] if calls else [1.0] * total
         return self._verdict(records, weights, names, broke, _used(outcome))
 
     def _verdict(
@@ -164,6 +166,10 @@ class UnitTests(Verifier):
     def close(self) -> None:
         """Put the sandbox away."""
         self.sandbox.close()
+
+
+def _text(told: Any) -> str:
+    return told if isinstance(told, str) else ""
 
 
 def _legible(text: str) -> str:
@@ -204,7 +210,7 @@ def _driver() -> str:
 
 @lru_cache(maxsize=2)
 def _judge(kind: str) -> str:
-    return _joined("wire", "values", "examine", "judge") + f"\njudge_{kind}()\n"
+    return _joined("wire", *(["values"] if kind == "calls" else []), "judge") + f"\njudge_{kind}()\n"
 
 
 def _joined(*names: str) -> str:

@@ -76,11 +76,12 @@ def answer_judge() -> None:
             except Exception as error:
                 send(4, describe(error))
                 continue
-            arguments, named = decode(order["args"]), decode(order["kwargs"])
-            reply = attempt(function, arguments, named)
-            if order["in_place"]:
-                reply |= changed(arguments, named)
-            send(4, reply)
+            for case in order["cases"]:
+                arguments, named = decode(case["args"]), decode(case["kwargs"])
+                reply = attempt(function, arguments, named)
+                if order["in_place"]:
+                    reply |= changed(arguments, named)
+                send(4, reply)
 
 
 def changed(arguments: Any, named: Any) -> dict[str, Any]:

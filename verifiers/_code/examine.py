@@ -1,8 +1,8 @@
-"""Reads the test code of a task before any answer is run: can it be judged at all, and what does it need? Runs in the judge's process.
+"""Reads the test code of a task before any answer is run: can it be judged at all? Then prepares it for the judge.
 
 Only data travels between a judge and an answer. A test that calls what the answer returns, or reads a field that no data has, can
 be passed by no answer, and so can one that uses a name which nothing defines: that is the task's fault, and it is known from the
-test's text alone, so that no answer can bring it about.
+test's text alone, so that no answer can bring it about. The text is only parsed here; it runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -12,24 +12,75 @@ import builtins
 import collections
 import decimal
 import fractions
+import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
 
-from rlvr.verifiers._code.wire import foreign
+from rlvr.errors import ConfigError
 
-WANTED, IN_PLACE = "__wanted__", "__in_place__"
 DATA = (str, int, float, complex, bytes, bytearray, range, list, tuple, dict, set, frozenset, collections.deque)
 FIELDS = {name for kind in (*DATA, decimal.Decimal, fractions.Fraction, type(None)) for name in dir(kind)}
-NO_DATA = {"datetime", "uuid", "pathlib", "zoneinfo"}
-"""Modules whose objects compare with their own kind only, though their classes define `==`."""
 INDIRECT = {"exec", "eval", "globals", "locals", "vars", "setattr", "__import__"}
 """Who uses these may define names that cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Test code as the judge runs it: every statement that asserts something is a test, and notes whether it held.
+
+    >>> prepare("assert f(1) == 2", "", "f").asserting
+    1
+    """
+
+    text: str
+    asserting: int
+    """How many statements assert something."""
+    check: bool
+    """Whether there is a function `check` to be called with the answer's."""
+
+
+@lru_cache(maxsize=1024)
+def prepare(test: str, setup: str, entry: str) -> Prepared:
+    """Make the test code of a task ready for the judge; ConfigError where no answer can pass it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # published code has escapes that Python frowns upon
+            examined, before = Examined(ast.parse(test), entry), ast.parse(setup)
+            flaw = examined.flaw(before)
+            tree = examined.rewrite()
+            bodies: list[ast.Module | ast.FunctionDef] = [tree, *examined.checks]
+            count = 0
+            for node in bodies:
+                node.body, count = _split(node.body, count)
+            text = ast.unparse(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"the test code does not compile: {type(error).__name__}: {error}") from None
+    if flaw or not (count or examined.checks):
+        raise ConfigError(flaw or "the test code asserts nothing")
+    return Prepared(text, count, bool(examined.checks))
+
+
+def _split(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
+    """Put every asserting statement into a `try` of its own that notes whether it held; the number of the next one."""
+    changed: list[ast.stmt] = []
+    for statement in body:
+        defines = isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+        if not defines and any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
+            note = ast.parse(
+                f"try:\n    pass\nexcept Exception as __error__:\n    __failed__({first}, __error__)\nelse:\n    __passed__({first})"
+            ).body[0]
+            assert isinstance(note, ast.Try)
+            note.body = [statement]
+            statement, first = note, first + 1
+        changed.append(ast.fix_missing_locations(statement))
+    return changed, first
 
 
 class Examined:
     r"""A test module with the names by which it calls the answer, and the names that always hold what the answer returned.
 
-    >>> Examined(ast.parse("r = f(2)\nassert r(3) == 5"), "f").flaw(set())
+    >>> Examined(ast.parse("r = f(2)\nassert r(3) == 5"), "f").flaw(ast.parse(""))
     'the test calls what the answer returns, and only data can be returned'
     """
 
@@ -51,15 +102,15 @@ class Examined:
             return node.id in self.results
         return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.answer
 
-    def flaw(self, known: Iterable[str]) -> str:
-        """Why no answer can pass this test; empty if one may. `known` are the names that are there before the test runs."""
+    def flaw(self, setup: ast.Module) -> str:
+        """Why no answer can pass this test; empty if one may. The setup runs before it."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and self.called(node.func):
                 return "the test calls what the answer returns, and only data can be returned"
             if isinstance(node, ast.Attribute) and self.called(node.value) and node.attr not in FIELDS:
                 return f"the test reads .{node.attr} of what the answer returns, and only data can be returned"
-        bound = {*known, *_bound(self.tree), *vars(builtins), *self.answer}
-        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        bound = {*_bound(setup), *_bound(self.tree), *vars(builtins), *self.answer, "__name__"}
+        used = {node.id for tree in (setup, self.tree) for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if "*" in bound or used & INDIRECT:
             return ""
         for body in (self.tree, *self.checks):
@@ -80,26 +131,13 @@ class Examined:
                     node.left = self._marked(node.left)
             elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call) and self.called(call):
                 call.args.insert(0, call.func)
-                call.func = ast.Name(IN_PLACE, ast.Load())
+                call.func = ast.Name("__in_place__", ast.Load())
         return ast.fix_missing_locations(self.tree)
 
     def _marked(self, node: ast.expr) -> ast.expr:
         if any(self.called(inner) for inner in ast.walk(node)):
             return node  # it hangs on the answer
-        return ast.Call(ast.Name(WANTED, ast.Load()), [node], [])
-
-
-def never_data(value: Any) -> str:
-    """The type of what no data can ever be equal to, such as a function or a date; empty for all else.
-
-    >>> never_data(print), never_data([1])
-    ('builtin_function_or_method', '')
-    """
-    for item in foreign(value):
-        kind = type(item)
-        if kind.__eq__ is object.__eq__ or kind.__module__ in NO_DATA or (callable(item) and kind.__module__ == "builtins"):
-            return kind.__name__
-    return ""
+        return ast.Call(ast.Name("__wanted__", ast.Load()), [node], [])
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:

@@ -8,7 +8,6 @@ answer does not have. Reading and comparing what an answer returned costs its ow
 
 from __future__ import annotations
 
-import ast
 import builtins
 import collections
 import json
@@ -16,11 +15,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.verifiers._code.examine import IN_PLACE, WANTED, Examined, never_data
 from rlvr.verifiers._code.values import same_value
 from rlvr.verifiers._code.wire import LONG, NotData, decode, encode, foreign, receive, send
 
-PASSED, FAILED = "__passed__", "__failed__"
+NO_DATA = {"datetime", "uuid", "pathlib", "zoneinfo"}
+"""Modules whose objects are equal to their own kind only, though their classes define `==`."""
 UNMADE = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup)  # these take more than one word
 asked = 0
 """How often the answer was called: what fails outside of a test after that may be its doing, and is never held against the task."""
@@ -43,23 +42,31 @@ def stub(name: str, in_place: bool = False) -> Callable[..., Any]:
         for item in foreign((args, kwargs)):
             raise Unfit(f"the test passes a {type(item).__name__} to the answer, and only data can be passed")
         try:
-            order = {"call": name, "args": encode(args), "kwargs": encode(kwargs), "in_place": in_place}
+            order = {"call": name, "cases": [{"args": encode(args), "kwargs": encode(kwargs)}], "in_place": in_place}
         except NotData as error:
             if not asked:
                 raise Unfit(f"the test passes what cannot be sent: {error}") from None
             raise
-        return ask(order, (args, kwargs))
+        tell(order)
+        return hear((args, kwargs) if in_place else None)
 
     call.__name__ = call.__qualname__ = name
     return call
 
 
-def ask(order: dict[str, Any], given: Any = None) -> Any:
-    """One question across the channel: the value that came back, or the exception."""
+def tell(order: dict[str, Any]) -> None:
+    """Have the answer's process do something; it replies to the loading once, and to each call."""
     global asked
     asked += "call" in order
     try:
         send(4, order)
+    except OSError:
+        raise Over("the answer ended before it was asked") from None
+
+
+def hear(given: Any = None) -> Any:
+    """The next reply: the value that came back, or the exception. `given` are arguments of ours to be changed like the answer's."""
+    try:
         reply = receive(3, most)
     except (EOFError, OSError):
         raise Over("the answer ended before it answered") from None
@@ -68,7 +75,7 @@ def ask(order: dict[str, Any], given: Any = None) -> Any:
     if type(reply) is not dict:
         raise Over("the answer broke the channel: no reply")
     try:
-        if given and order["in_place"] and "args" in reply:
+        if given and "args" in reply:
             args, kwargs = decode(reply["args"]), decode(reply.get("kwargs"))
             if type(args) is not tuple or type(kwargs) is not dict:
                 raise NotData("no arguments")
@@ -100,46 +107,11 @@ def copy_back(mine: Any, theirs: Any) -> None:
         mine.extend(theirs)
 
 
-def holds_assertion(statement: ast.stmt) -> bool:
-    """Whether a statement, other than a definition, asserts something."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-        return False
-    return any(isinstance(node, ast.Assert) for node in ast.walk(statement))
-
-
-def split(body: list[ast.stmt], first: int) -> list[ast.stmt]:
-    """Put every asserting statement into a `try` of its own that notes whether it held."""
-    changed: list[ast.stmt] = []
-    for statement in body:
-        if holds_assertion(statement):
-            note = ast.parse(
-                f"try:\n    pass\nexcept Exception as __error__:\n    {FAILED}({first}, __error__)\nelse:\n    {PASSED}({first})"
-            ).body[0]
-            assert isinstance(note, ast.Try)
-            note.body = [statement]
-            changed.append(note)
-            first += 1
-        else:
-            changed.append(statement)
-    return [ast.fix_missing_locations(statement) for statement in changed]
-
-
-def prepare(examined: Examined) -> tuple[ast.Module, int]:
-    """The test code with every test set apart, and how many there are."""
-    tree = examined.rewrite()
-    count = 0
-    bodies: list[ast.Module | ast.FunctionDef] = [tree, *examined.checks]
-    for node in bodies:
-        found = sum(holds_assertion(statement) for statement in node.body)
-        node.body = split(node.body, count)
-        count += found
-    return tree, count
-
-
 def loaded(source: str, function: str) -> bool:
     """Have the answer loaded; whether it defines the function. What went wrong is told."""
     try:
-        defined = ask({"load": source, "wanted": [function]})
+        tell({"load": source, "wanted": [function]})
+        defined = hear()
     except Exception as error:
         send(5, {"over": f"the answer does not load: {type(error).__name__}: {str(error)[:300]}"})
         return False
@@ -157,10 +129,10 @@ def judge_calls() -> None:
     try:
         if not loaded(brief["source"], brief["function"]):
             return
-        for index, case in enumerate(brief["cases"]):
-            order = {"call": brief["function"], "args": case["args"], "kwargs": case["kwargs"], "in_place": False}
+        tell({"call": brief["function"], "cases": brief["cases"], "in_place": False})  # all at once: it need not wait for us
+        for index, expected in enumerate(brief["expected"]):
             try:
-                ok = same_value(ask(order), decode(case["expected"]), brief["rule"])
+                ok = same_value(hear(), decode(expected), brief["rule"])
                 why = "" if ok else "the result differs"
             except Exception as error:
                 ok, why = False, f"it raised {type(error).__name__}: {str(error)[:160]}"
@@ -172,7 +144,7 @@ def judge_calls() -> None:
 
 
 def judge_asserts() -> None:
-    """Read the brief, run the tests, write the records."""
+    """Run the tests, which were prepared for it (see `examine.py`), and write the records."""
     global most
     brief = json.loads(sys.stdin.buffer.read())
     entry, most = brief["entry_point"], brief["most"]
@@ -184,43 +156,36 @@ def judge_asserts() -> None:
             if not ok:
                 send(5, {"test": index, "ok": False, "why": why[:300]})
 
-    names: dict[str, Any] = {"__name__": "tests", PASSED: lambda index: record(index, True)}
-    names[FAILED] = lambda index, error: record(index, False, f"{type(error).__name__}: {error}")
+    names: dict[str, Any] = {"__name__": "tests", "__passed__": lambda index: record(index, True)}
+    names["__failed__"] = lambda index, error: record(index, False, f"{type(error).__name__}: {error}")
     try:
         exec(compile(brief["setup"], "setup.py", "exec"), names)
-        examined = Examined(ast.parse(brief["test"]), entry)
-        flaw = examined.flaw(names)
-        tree, count = prepare(examined)
-        code = compile(tree, "test.py", "exec")
+        code = compile(brief["test"], "test.py", "exec")
     except Exception as error:
         send(5, {"broken": f"the test code does not compile: {type(error).__name__}: {str(error)[:300]}"})
         return
-    total = count or int(bool(examined.checks))
-    if flaw or not total:
-        send(5, {"broken": flaw or "the test code asserts nothing"})
-        return
-    send(5, {"total": total})
+    send(5, {"ready": True})
     try:
         if not loaded(brief["source"], entry):
             return
         lend(names, entry, brief["in_place"])
-        run(code, names, entry if examined.checks else "")
+        run(code, names, entry if brief["check"] else "")
     except Over as error:
         send(5, {"over": str(error)[:300]})
         return
     except Unfit as error:  # an answer that has failed before has failed
         send(5, {"over" if asked and False in told.values() else "broken": str(error)[:300]})
         return
-    for index in range(total):
-        if told.get(index) is True:
+    for index in told:
+        if told[index]:
             send(5, {"test": index, "ok": True})
-    if not count and examined.checks:
+    if not brief["asserting"]:
         send(5, {"test": 0, "ok": True})
     send(5, {"end": True})
 
 
 def lend(names: dict[str, Any], entry: str, in_place: bool) -> None:
-    """Put the answer's function among the names of the test, and what the rewritten test calls."""
+    """Put the answer's function among the names of the test, and what the prepared test calls besides."""
     function, changing = stub(entry, in_place), stub(entry, True)
 
     def in_its_place(called: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +197,20 @@ def lend(names: dict[str, Any], entry: str, in_place: bool) -> None:
         return value
 
     names[entry] = names["candidate"] = function
-    names[IN_PLACE], names[WANTED] = in_its_place, wanted
+    names["__in_place__"], names["__wanted__"] = in_its_place, wanted
+
+
+def never_data(value: Any) -> str:
+    """The type of what no data can ever be equal to, such as a function or a date; empty for all else.
+
+    >>> never_data(print), never_data([1])
+    ('builtin_function_or_method', '')
+    """
+    for item in foreign(value):
+        kind: Any = type(item)
+        if kind.__eq__ is object.__eq__ or kind.__module__ in NO_DATA or (callable(item) and kind.__module__ == "builtins"):
+            return kind.__name__
+    return ""
 
 
 def run(code: Any, names: dict[str, Any], entry: str) -> None:

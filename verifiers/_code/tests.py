@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from rlvr.contracts import Limits
 from rlvr.errors import ConfigError, suggest
+from rlvr.verifiers._code.examine import Prepared, prepare
 from rlvr.verifiers._code.texts import TEXT_RULES
 from rlvr.verifiers._code.values import VALUE_RULES
 from rlvr.verifiers._code.wire import NotData, encode, foreign
@@ -65,7 +66,7 @@ class Tests:
     cases: tuple[Case, ...] = ()
     rule: Mapping[str, Any] = ()  # type: ignore[assignment]
     function: str = ""
-    test: str = ""
+    prepared: Prepared | None = None
     setup: str = ""
     prelude: str = ""
     language: Literal["python", "cpp", "javascript"] = "python"
@@ -74,9 +75,11 @@ class Tests:
     def brief(self) -> dict[str, Any]:
         """What the judge in the sandbox has to know of tests of kind calls or asserts; plain JSON."""
         if self.kind == "calls":
-            cases = [dict(zip(("args", "kwargs", "expected"), map(encode, (*case.given, case.wanted)), strict=True)) for case in self.cases]
-            return {"function": self.function, "cases": cases, "rule": dict(self.rule)}
-        return {"entry_point": self.function, "test": self.test, "setup": self.setup, "in_place": self.in_place}
+            cases = [{"args": encode(args), "kwargs": encode(kwargs)} for args, kwargs in (case.given for case in self.cases)]
+            expected = [encode(case.wanted) for case in self.cases]
+            return {"function": self.function, "cases": cases, "expected": expected, "rule": dict(self.rule)}
+        test = {"test": self.prepared.text, "check": self.prepared.check, "asserting": self.prepared.asserting} if self.prepared else {}
+        return {"entry_point": self.function, "setup": self.setup, "in_place": self.in_place, **test}
 
 
 def read(reference: Any, default: Limits) -> Tests:
@@ -95,8 +98,9 @@ def read(reference: Any, default: Limits) -> Tests:
         in_place = reference.get("in_place", False)
         if not isinstance(in_place, bool):
             raise ConfigError(f"in_place is {in_place!r}; true or false is needed")
-        code = {name: texts[name] for name in ("test", "setup", "prelude")}
-        return Tests("asserts", limits, function=texts["entry_point"], in_place=in_place, **code)
+        prepared = prepare(texts["test"], texts["setup"], texts["entry_point"])
+        given = Tests("asserts", limits, function=texts["entry_point"], setup=texts["setup"], prelude=texts["prelude"])
+        return replace(given, prepared=prepared, in_place=in_place)
     if kind == "calls" and not texts["function"].isidentifier():
         raise ConfigError("a reference of kind 'calls' needs 'function', the name of the answer's function")
     language = reference.get("language", "python")
