@@ -222,11 +222,9 @@ def test_a_result_that_is_slow_to_read_costs_its_own_limits_and_not_our_process(
 
 @pytest.mark.parametrize("rule", ["tokens", "lines", "unordered", "tolerance"])
 def test_an_output_is_read_no_further_than_to_its_first_difference(rule: str) -> None:
-    def used(said: bytes) -> float:
-        began = time.process_time()
-        for _ in range(3):
-            assert not same_text(said, b"1\n" * 10, {"name": rule, "absolute": 0})
-        return time.process_time() - began
-
-    line = b"2\n"
-    assert used(line * 4_000_000) < 20 * used(b"2" * 8_000_000 + b"\n") + 0.1  # all of its lines take some 50 times as long
+    said = b"2\n" * 4_000_000
+    began = time.process_time()
+    assert not same_text(said, b"1\n" * 10, {"name": rule, "absolute": 0})
+    ours = time.process_time() - began
+    sorted(said.split())
+    assert ours < (time.process_time() - began - ours) / 2

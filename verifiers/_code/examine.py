@@ -116,19 +116,21 @@ class Examined:
         for body in (self.tree, *self.checks):
             for statement in body.body:
                 if isinstance(statement, ast.Assert):
-                    for name in _always_read(statement.test):
-                        if name not in bound:
-                            return f"the test uses {name!r}, which nothing defines"
+                    for node in _always(statement.test):
+                        if isinstance(node, ast.Name) and node.id not in bound:
+                            return f"the test uses {node.id!r}, which nothing defines"
         return ""
 
     def rewrite(self) -> ast.Module:
         """The test with two things marked: what a result is compared with, and calls that are made for what they change."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq | ast.Is):
-                if self.called(node.left):
-                    node.comparators[0] = self._marked(node.comparators[0])
-                elif self.called(node.comparators[0]):
-                    node.left = self._marked(node.left)
+        for node in list(ast.walk(self.tree)):
+            if isinstance(node, ast.Assert):
+                for part in list(_always(node.test)):
+                    if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.Is):
+                        if self.called(part.left):
+                            part.comparators[0] = self._marked(part.comparators[0])
+                        elif self.called(part.comparators[0]):
+                            part.left = self._marked(part.left)
             elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call) and self.called(call):
                 call.args.insert(0, call.func)
                 call.func = ast.Name("__in_place__", ast.Load())
@@ -157,10 +159,9 @@ def _bound(tree: ast.AST) -> Iterator[str]:
             yield node.rest
 
 
-def _always_read(node: ast.AST) -> Iterator[str]:
-    """The names that are read whatever the other parts of an expression turn out to be."""
-    if isinstance(node, ast.Name):
-        yield node.id
+def _always(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of an expression that are evaluated whatever its other parts turn out to be."""
+    yield node
     parts: Iterable[ast.AST]
     if isinstance(node, ast.BoolOp):
         parts = node.values[:1]
@@ -175,4 +176,4 @@ def _always_read(node: ast.AST) -> Iterator[str]:
     else:
         parts = ast.iter_child_nodes(node)
     for part in parts:
-        yield from _always_read(part)
+        yield from _always(part)

@@ -208,8 +208,9 @@ def never_data(value: Any) -> str:
     """
     for item in foreign(value):
         kind: Any = type(item)
-        if kind.__eq__ is object.__eq__ or kind.__module__ in NO_DATA or (callable(item) and kind.__module__ == "builtins"):
-            return kind.__name__
+        own_kind = kind.__eq__ is object.__eq__ or kind.__module__ in NO_DATA or hasattr(kind, "__dataclass_fields__")
+        if own_kind or (callable(item) and kind.__module__ == "builtins"):
+            return str(kind.__name__)
     return ""
 
 
