@@ -16,6 +16,7 @@ from rlvr.verifiers.unit_tests import UnitTests
 CALLS = {"kind": "calls", "function": "f", "cases": [{"args": [3], "expected": 9}]}
 STDIO = {"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}]}
 ASSERTS = {"kind": "asserts", "entry_point": "f", "test": "assert f(3) == 9"}
+KINDS: dict[str, dict[str, Any]] = {"stdio": STDIO, "calls": CALLS, "asserts": ASSERTS}
 RIGHT, WRONG = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
 
 
@@ -104,7 +105,7 @@ def test_many_blocks_are_read_in_linear_time() -> None:
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", ["stdio", "calls", "asserts"])
 def test_the_prelude_stands_behind_future_imports(verifier: UnitTests, future: str, kind: str) -> None:
-    reference: dict[str, Any] = {"stdio": STDIO, "calls": CALLS, "asserts": ASSERTS}[kind]
+    reference: dict[str, Any] = KINDS[kind]
     body = "def f(x: Nothing[x]) -> None:\n    return math.prod([x, x])\n" if future else "def f(x):\n    return math.prod([x, x])\n"
     body += "if __name__ == '__main__':\n    print(f(int(input())))\n"
     verdict = judge(verifier, {**reference, "prelude": "import math"}, fenced(future + body))

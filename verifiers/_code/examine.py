@@ -113,12 +113,10 @@ class Examined:
         used = {node.id for tree in (setup, self.tree) for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if "*" in bound or used & INDIRECT:
             return ""
-        for body in (self.tree, *self.checks):
-            for statement in body.body:
-                if isinstance(statement, ast.Assert):
-                    for node in _always(statement.test):
-                        if isinstance(node, ast.Name) and node.id not in bound:
-                            return f"the test uses {node.id!r}, which nothing defines"
+        for statement in [*self.tree.body, *(row for check in self.checks for row in check.body)]:
+            for node in _always(statement.test) if isinstance(statement, ast.Assert) else ():
+                if isinstance(node, ast.Name) and node.id not in bound:
+                    return f"the test uses {node.id!r}, which nothing defines"
         return ""
 
     def rewrite(self) -> ast.Module:

@@ -83,7 +83,8 @@ def foreign(value: Any) -> Iterator[Any]:
     >>> list(foreign([1, {"a": (2, print)}])), list(foreign([1, {2}]))
     ([<built-in function print>], [])
     """
-    left, seen = [value], set()
+    left: list[Any] = [value]
+    seen: set[int] = set()
     while left:
         item = left.pop()
         if item is None or isinstance(item, PLAIN) or id(item) in seen:
@@ -92,7 +93,7 @@ def foreign(value: Any) -> Iterator[Any]:
         if isinstance(item, dict):
             left += [*dict.keys(item), *dict.values(item)]
         elif isinstance(item, tuple(TAGS)):
-            left += item
+            left.extend(item)
         else:
             yield item
 
