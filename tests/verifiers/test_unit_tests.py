@@ -204,6 +204,12 @@ def test_no_report_is_believed_beyond_its_form(told: bytes) -> None:
     assert verdict.reason.isprintable() and verdict.reason.encode()
 
 
+@pytest.mark.parametrize(("length", "score"), [(100, 1.0), (100_000, 0.0)])
+def test_a_record_that_is_too_long_for_the_judges_is_not_read(length: int, score: float) -> None:
+    records = (b'{"test": %d, "ok": true, "why": "%s"}' % (index, b"x" * length) for index in range(2))
+    assert judge(UnitTests(sandbox=Told(*records, b'{"end": true}')), SQUARE_CALLS, "x").score == score
+
+
 @pytest.mark.parametrize("body", ["return x * x + 1", "raise StopIteration", "raise ValueError", "return None", "import os; os._exit(0)"])
 def test_what_fails_between_the_assertions_is_the_answers_doing_once_it_was_called(verifier: UnitTests, body: str) -> None:
     """No answer may talk itself out of a 0 by breaking the test, nor end a loop of the test before it has asserted anything."""

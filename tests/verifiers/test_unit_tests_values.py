@@ -180,7 +180,7 @@ def test_reading_piece_by_piece_is_the_same_as_reading_it_all(said: bytes, wante
 def test_words_that_lie_across_two_pieces_are_whole() -> None:
     for gap in (0, 1, 2, 5):
         text = b"x" * ((1 << 18) - gap) + b" 12 345 " + b"y" * ((1 << 18) + gap) + b"  6\n"
-        assert same_text(text, b"\n".join(text.split()), {"name": "tokens"})
+        assert same_text(text, b" \n ".join(text.split()), {"name": "tokens"})
         assert not same_text(text, text.replace(b"12 345", b"123 45"), {"name": "tokens"})
 
 
@@ -194,16 +194,20 @@ def test_what_is_no_data_is_found_in_any_depth() -> None:
 
 HEAVY = """
 import itertools, os
+try:
+    out = os.fstat(5) and 5
+except OSError:
+    out = 4
 def put(body):
     raw = body.encode()
     view = memoryview(len(raw).to_bytes(4, "big") + raw)
     while view:
-        view = view[os.write(4, view) :]
+        view = view[os.write(out, view) :]
 put('{"value": ["l", ["f"]]}')
 rows = []
 for signs in itertools.islice(itertools.product(("-1", "-2"), repeat=10), 1000):
     rows.append('["t",[' + ",".join(["0"] * 3000 + list(signs)) + "]]")
-put('{"value":["s",[' + ",".join(rows) + "]]}")
+put('{"case":0,"value":["s",[' + ",".join(rows) + "]]}")
 import time
 time.sleep(60)
 """
