@@ -71,7 +71,7 @@ def encode(value: Any, depth: int = 0) -> Any:
     return ["o", type(value).__name__]
 
 
-VIEWS = (Iterator, type({}.keys()), type({}.values()), type({}.items()))
+VIEWS: tuple[Any, ...] = (Iterator, type({}.keys()), type({}.values()), type({}.items()))
 PLAIN = (str, int, float, complex, bytes, bytearray, range, decimal.Decimal, fractions.Fraction, Opaque, *VIEWS)
 TAGS: dict[Any, str] = {list: "l", tuple: "t", set: "s", frozenset: "fs", collections.deque: "dq"}
 MAKERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset, "dq": collections.deque, "it": iter}
@@ -92,7 +92,7 @@ def foreign(value: Any) -> Iterator[Any]:
         seen.add(id(item))
         if isinstance(item, dict):
             left += [*dict.keys(item), *dict.values(item)]
-        elif isinstance(item, tuple(TAGS)):
+        elif isinstance(item, list | tuple | set | frozenset | collections.deque):
             left.extend(item)
         else:
             yield item
