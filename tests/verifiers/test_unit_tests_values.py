@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 from typing import Any
@@ -137,10 +138,17 @@ def test_a_subclass_arrives_as_its_base() -> None:
     ["fr", [["i", "0x1" + "3" * 200_000], ["i", "0x1" + "5" * 200_000]]],
     ["s", [["i", hex(k * (2**61 - 1))] for k in range(1, 3000)]],
     ["d", [[["i", hex(k * (2**61 - 1))], 0] for k in range(1, 3000)]],
-], ids=["a fraction to reduce", "a set that hashes alike", "a table that hashes alike"])  # fmt: skip
+    ["s", [["t", [0] * 100 + [-1 - (n >> k & 1) for k in range(6)]] for n in range(64)]],
+], ids=["a fraction to reduce", "a set that hashes alike", "a table that hashes alike", "long tuples that hash alike"])  # fmt: skip
 def test_data_that_only_serves_to_keep_us_busy_is_refused(forged: Any) -> None:
     with pytest.raises(NotData):
         decode(forged)
+
+
+def test_honest_sets_with_a_few_keys_alike_are_read() -> None:
+    points = set(itertools.product((-1, -2), repeat=6))
+    assert len({hash(point) for point in points}) == 1
+    assert decode(json.loads(json.dumps(encode(points)))) == points
 
 
 @pytest.mark.parametrize(("got", "wanted", "same"), [

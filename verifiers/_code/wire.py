@@ -140,7 +140,8 @@ def _fraction(top: int, bottom: int) -> fractions.Fraction:
 
 def _spread(items: list[Any], keys: list[Any]) -> list[Any]:
     """The items, unless so many keys were made to hash alike that a table of them takes the square of their number."""
-    if len(keys) > ALIKE and collections.Counter(map(hash, keys)).most_common(1)[0][1] > ALIKE:
+    allowed = 32 if any(isinstance(key, tuple) and len(key) > 64 for key in keys) else ALIKE  # long ones are slow to compare
+    if len(keys) > allowed and collections.Counter(map(hash, keys)).most_common(1)[0][1] > allowed:
         raise NotData("too many keys that hash alike")
     return items
 
