@@ -13,6 +13,8 @@ from rlvr.envs._problems import download, parsed, rows
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 
+LIMITS = {123: {"cpu_s": 30.0, "wall_s": 60.0}}
+"""Problems whose published solution needs longer than the usual 5 s on a slow machine: 123 tries every divisor of every number to 9999."""
 INSTRUCTION = "Write the function `{signature}`. Answer with one fenced block of Python."
 
 
@@ -57,6 +59,7 @@ class MBPP(Environment):
             "entry_point": problem["entry_point"],
             "test": "\n".join(problem["tests"]),
             "setup": problem["setup"],
+            "limits": LIMITS.get(problem["id"], {}),
         }
         return Task(f"mbpp/{split}/{problem['id']}", user("\n".join(lines)), reference, {"solution": problem["code"]})
 

@@ -6,17 +6,37 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-from rlvr.answers import find
+from rlvr.answers import Found, find, visible
 from rlvr.contracts import Example, Verifier
 from rlvr.task import Fault, Task, Verdict
 
-TOKEN = re.compile(r"\s*([0-9]{1,9}|[-+*/()×÷−])")
-SIGNS = str.maketrans("×÷−", "*/-")
-LONGEST = 400
+WRITINGS = (
+    # what is written, what it becomes, why, one example that makes 14
+    (r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·⋅∙∗]", "*", "signs of multiplication", r"2+3\times4"),
+    (r"\\div(?![a-zA-Z])|[÷∕]", "/", "signs of division", "28÷2"),
+    (r"[−–]", "-", "a minus sign, or a dash in its place", "20−6"),
+    (r"\\[dt]frac(?![a-zA-Z])", r"\\frac", "fractions of another size", r"\dfrac{20+8}{2}"),
+    (r"\\(?:left|right|big|Big|bigl|bigr)(?=\s*[()])", " ", "brackets of another size", r"2+\left(3*4\right)"),
+    (r"\\(?:quad|qquad)(?![a-zA-Z])|\\[,;:!> ]|~", " ", "spaces of LaTeX", r"2\,+\;3*4"),
+    (r"\\[()\[\]]|\$", " ", "where mathematics begins and ends in LaTeX", r"\[2+3*4=14\]"),
+    (r"`", " ", "code in Markdown", "`2+3*4`"),
+)
+"""Other ways to write the same expression. None of them joins two digits or makes a number that was not there."""
+EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})(?=[^*_\s])(.*[^*_\s])\1", re.DOTALL)
+ADJECTIVE = r"(?:(?:final|correct|required|resulting|possible|valid)\s+)?"
+PHRASE = re.compile(
+    rf"(?:(?:so|thus|therefore|hence),?\s+)?\b(?:the|my|one|an?)\s+{ADJECTIVE}(?:expression|equation|solution)\s+is\b(?!\s*not\b):?",
+    re.IGNORECASE,
+)
+TOKEN = re.compile(r"\s*((?:0|[1-9][0-9]{0,8})(?![0-9])|\\frac(?![a-zA-Z])|[-+*/(){}])")
+LONGEST, SIDES = 400, 8
 
 
 class Countdown(Verifier):
     """The declared answer is an expression of + - * / and brackets that uses the numbers and equals the target.
+
+    It may stand in an equation or a chain of them (`14 = 2+3*4`, `2+3*4 = 2+12 = 14`): then the first side that is more than the
+    target must use the numbers, and every side must be equal to the target. A number is written as it is given: 02 is not 2.
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "countdown").verify
@@ -25,11 +45,25 @@ class Countdown(Verifier):
     (1.0, 0.0, 1.0)
     """
 
+    version = "2"
     examples = (
         Example(
             {"numbers": [2, 3, 4], "target": 14},
-            right=("2+3*4", "(3 + 4) * 2", "3*4+2 = 14", "4×3+2", r"\boxed{2+3*4}"),
-            wrong=("14", "2+3*4 or 2*3+4", "2+3*4*1", "2+12", "2+3*4=15", "(2+3*4", "2**3+4", "__import__('os')", "2*7", "+2+3*4"),
+            right=("2+3*4", "(3 + 4) * 2", "3*4+2 = 14", "4×3+2", r"\boxed{2+3*4}", "14 = 2+3*4", "2+3*4=2+12=14", "**2+3*4**"),
+            wrong=(
+                "14",
+                "2+3*4 or 2*3+4",
+                "2+3*4*1",
+                "2+12",
+                "2+3*4=15",
+                "(2+3*4",
+                "2**3+4",
+                "__import__('os')",
+                "2*7",
+                "+2+3*4",
+                "2+12=2+3*4",
+                "02+3*4",
+            ),
         ),
         Example({"numbers": [2, 3, 50], "target": 6}, right=(), wrong=("2*3",)),
         Example({"numbers": [1, 3, 4, 6], "target": 24}, right=("6/(1-3/4)",), wrong=("6*4", "6/(1-1)", "4*6*1")),
@@ -52,21 +86,61 @@ class Countdown(Verifier):
             return Verdict(None, f"the reference {task.reference!r:.80} is not {{numbers: [...], target: ...}}", fault=Fault.TASK)
         numbers, target = read
         found = find(answer, self.channel)
+        if found.text is None and self.channel == "auto":
+            found = _phrase(answer, found)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        left, equals, right = found.text.strip().strip("$").partition("=")
-        if equals and right.strip() != str(target):
-            return Verdict(0.0, f"{found.text!r:.80} does not claim {target}")
+        if len(found.text) > LONGEST:
+            return Verdict(0.0, f"{found.text!r:.80} is longer than {LONGEST} characters")
+        sides = [side.strip() for side in plain(found.text).split("=")]
+        own = 1 if len(sides) > 1 and sides[0] == str(target) else 0
+        if len(sides) > SIDES:
+            return Verdict(0.0, f"{found.text!r:.80} is a chain of {len(sides)} sides; {SIDES} are read at most")
         try:
-            value, used = compute(left)
+            value, used = compute(sides[own])
+            values = [Fraction(target) if side == str(target) else compute(side)[0] for side in sides]
         except ValueError as error:
-            return Verdict(0.0, f"{left!r:.80} is no expression: {error}")
+            return Verdict(0.0, f"{found.text!r:.80} is no expression: {error}")
+        if any(other != target for other in values):
+            return Verdict(0.0, f"{found.text!r:.80} makes {next(other for other in values if other != target)}, the target is {target}")
         surplus, missing = Counter(used) - Counter(numbers), Counter(numbers) - Counter(used)
         if surplus:
             return Verdict(0.0, f"{next(iter(surplus))} is used more often than it is given")
         if missing and self.use_all:
             return Verdict(0.0, f"{next(iter(missing))} is not used")
-        return Verdict(float(value == target), f"{left.strip():.80} makes {value}, the target is {target}")
+        return Verdict(1.0, f"{sides[own]:.80} makes {value}, the target is {target}")
+
+
+def plain(text: str) -> str:
+    r"""An expression without what Markdown, LaTeX and a sentence put around it.
+
+    >>> plain(r"**$(3+4)\times 2$**"), plain("The expression is 8+1-6.")
+    ('(3+4)* 2', '8+1-6')
+    """
+    text = _bare(text)
+    if mark := PHRASE.match(text):
+        text = _bare(text[mark.end() :])
+    for pattern, becomes, _, _ in WRITINGS:
+        text = re.sub(pattern, becomes, text)
+    return _bare(text)
+
+
+def _bare(text: str) -> str:
+    """A text without emphasis around all of it, and without one full stop behind it."""
+    text = text.strip().removesuffix(".")
+    while mark := EMPHASIS.fullmatch(text):
+        text = mark[2].strip().removesuffix(".")
+    return text.strip()
+
+
+def _phrase(answer: str, found: Found) -> Found:
+    """What the last line says the expression is, where nothing else in the answer declares anything."""
+    shown = (visible(answer) or "").strip()
+    if found.several or any(mark in shown.lower() for mark in ("\\box", "\\fbox", "<answer", "####", "answer")):
+        return found
+    last = shown.rpartition("\n")[2]
+    declares = PHRASE.match(last.lstrip("*_ ")) and len(PHRASE.findall(shown)) == 1
+    return Found(last, "in the last line") if declares else found
 
 
 def compute(text: str) -> tuple[Fraction, list[int]]:
@@ -83,7 +157,7 @@ def compute(text: str) -> tuple[Fraction, list[int]]:
         mark = TOKEN.match(text, end)
         if mark is None:
             raise ValueError(f"{text[end : end + 10]!r} has no place in it")
-        tokens.append(mark[1].translate(SIGNS))
+        tokens.append(mark[1])
         end = mark.end()
     reader = _Reader(tokens)
     value = reader.sum()
@@ -116,30 +190,37 @@ class _Reader:
     def product(self) -> Fraction:
         value = self.atom()
         while self.here in ("*", "/"):
-            if self.take() == "*":
-                value *= self.atom()
-            elif divisor := self.atom():
-                value /= divisor
-            else:
-                raise ValueError("it divides by zero")
+            value = value * self.atom() if self.take() == "*" else self.over(value, self.atom())
         return value
 
     def atom(self) -> Fraction:
         if self.here.isdigit():
             self.used.append(int(self.take()))
             return Fraction(self.used[-1])
-        if self.here != "(":
+        if self.here == r"\frac":
+            self.take()
+            return self.over(self.group("{", "}"), self.group("{", "}"))
+        return self.group("(", ")")
+
+    def group(self, opens: str, closes: str) -> Fraction:
+        if self.here != opens:
             raise ValueError(f"a number or a bracket is missing {'before ' + repr(self.here) if self.here else 'at its end'}")
         self.take()
         self.depth += 1
         if self.depth > 50:
             raise ValueError("its brackets are nested too deep")
         value = self.sum()
-        if self.here != ")":
+        if self.here != closes:
             raise ValueError("a bracket does not close")
         self.take()
         self.depth -= 1
         return value
+
+    @staticmethod
+    def over(value: Fraction, divisor: Fraction) -> Fraction:
+        if not divisor:
+            raise ValueError("it divides by zero")
+        return value / divisor
 
 
 def _reference(reference: object) -> tuple[list[int], int] | None:

@@ -1,13 +1,16 @@
 """Code judged by running it: input and output, function calls, or assertions, in a sandbox the answer cannot reach out of.
 
-The code is the last fenced block of the answer. Expected values and test code never enter the process of the answer: outputs
-and results are compared here, assertions run in a judge's process that calls the answer's functions across a channel that
-carries data only. A test without a record has failed. See `_tests.py` for what a reference looks like.
+The code is one fenced block of the answer (`_code/blocks.py` says which). Expected values and test code never enter the process of
+the answer: calls are made and assertions run by a judge in a process of its own in the sandbox, across a channel that carries
+data only. What the answer returns is read and compared there, under the task's limits, so that no result can keep our own process
+busy; of a program's output we read no more than up to the first difference. A test without a record has failed. See
+`_code/tests.py` for what a reference looks like.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +20,9 @@ from rlvr.answers import find
 from rlvr.contracts import Example, Judge, Limits, Outcome, Program, Sandbox, Stop, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._code.compare import same_text, same_value
+from rlvr.verifiers._code.blocks import code, with_prelude
 from rlvr.verifiers._code.tests import Tests, limits_of, read
-from rlvr.verifiers._code.wire import NotData, decode, encode
+from rlvr.verifiers._code.texts import same_text
 
 HERE = Path(__file__).parent / "_code"
 BROKE = (Stop.TLE, Stop.MLE, Stop.OLE, Stop.SV)
@@ -32,6 +35,8 @@ WORDS = {
     Stop.SV: "it tried what is forbidden",
 }
 LOST = {"ok": False, "why": "no record"}
+LONGEST = 1 << 16
+"""The longest message of a judge's that is read: its records are far shorter."""
 
 
 class UnitTests(Verifier):
@@ -42,7 +47,7 @@ class UnitTests(Verifier):
     """
 
     needs: ClassVar = {"sandbox": "docker"}
-    version = "2"
+    version = "3"
     examples = (
         Example(
             reference={"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}, {"stdin": "4", "stdout": "16"}]},
@@ -73,19 +78,28 @@ class UnitTests(Verifier):
         if score not in ("all", "fraction"):
             raise ConfigError(f"score is {score!r}; {suggest(str(score), ['all', 'fraction'])}")
         self.sandbox, self.score, self.channel = sandbox, score, channel
-        self.limits = limits_of(limits or {}, Limits())
+        self.most_mb: int | None = getattr(sandbox, "memory_mb", None)
+        default = Limits() if self.most_mb is None else Limits(memory_mb=min(Limits().memory_mb, self.most_mb))
+        self.limits = limits_of(limits or {}, default)
+        if self.most_mb is not None and self.limits.memory_mb > self.most_mb:
+            raise ConfigError(f"limits: {self._too_much(self.limits)}")
+
+    def _too_much(self, limits: Limits) -> str:
+        return f"memory_mb is {limits.memory_mb}, and the sandbox has {self.most_mb}; raise the sandbox's memory_mb"
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Judge the last fenced block of `answer`."""
+        """Judge the code of `answer`."""
         try:
             tests = read(task.reference, self.limits)
+            if self.most_mb is not None and tests.limits.memory_mb > self.most_mb:
+                raise ConfigError(f"limits: {self._too_much(tests.limits)}")
         except ConfigError as error:
             return Verdict(None, f"the task cannot be judged: {error}", fault=Fault.TASK)
-        found = find(answer, self.channel, several="last")
+        found = code(answer, tests.language, tests.function) if self.channel == "fence" else find(answer, self.channel, several="last")
         if found.text is None:
             return Verdict(0.0, f"no code: {found.reason}")
-        source = f"{tests.prelude}\n{found.text}" if tests.prelude else found.text
-        return {"stdio": self._stdio, "calls": self._calls, "asserts": self._asserts}[tests.kind](tests, source)
+        source = with_prelude(tests.prelude, found.text) if tests.language == "python" else f"{tests.prelude}\n{found.text}"
+        return self._stdio(tests, source) if tests.kind == "stdio" else self._judged(tests, source)
 
     def _stdio(self, tests: Tests, source: str) -> Verdict:
         records: dict[int, dict[str, Any]] = {}
@@ -103,42 +117,32 @@ class UnitTests(Verifier):
                     break
         return self._verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke)
 
-    def _calls(self, tests: Tests, source: str) -> Verdict:
-        work = [{"args": encode(list(args)), "kwargs": encode(kwargs)} for args, kwargs in (case.given for case in tests.cases)]
-        brief = json.dumps({"source": source, "function": tests.function, "cases": work}).encode()
-        outcome = self.sandbox.run(Program(_driver("answer_calls"), brief, "python", tests.limits))
+    def _judged(self, tests: Tests, source: str) -> Verdict:
+        """Have a judge in the sandbox call the answer's function, and read its records."""
+        brief = json.dumps({"source": source, "most": int(tests.limits.output_bytes), **tests.brief()}).encode()
+        judge = Judge(_judge(tests.kind), brief)
+        outcome = self.sandbox.run(Program(_driver(), b"", "python", tests.limits, judge=judge))
         if outcome.stop is Stop.IE:
             return _infra(outcome)
-        records: dict[int, dict[str, Any]] = {}
-        loading = ""
-        for message in _messages(outcome.report):
-            index = message.get("case")
-            if "loading" in message:
-                loading = f"the answer does not load: {_raised(message['loading'])}"
-            elif type(index) is int and 0 <= index < len(tests.cases) and index not in records:
-                records[index] = _result(message, tests.cases[index].wanted, tests)
-        broke = WORDS.get(outcome.stop, "") if outcome.stop in BROKE else loading
-        return self._verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke, _used(outcome))
-
-    def _asserts(self, tests: Tests, source: str) -> Verdict:
-        brief = json.dumps({"source": source, "entry_point": tests.function, "test": tests.test, "setup": tests.setup}).encode()
-        outcome = self.sandbox.run(Program(_driver("answer_judge"), b"", "python", tests.limits, judge=Judge(_judge(), brief)))
-        if outcome.stop is Stop.IE:
-            return _infra(outcome)
-        total, ended, over = 0, False, ""
+        calls = tests.kind == "calls"
+        total = tests.prepared.asserting or 1 if tests.prepared else len(tests.cases)
+        ready, ended, over = calls, False, ""
         records: dict[int, dict[str, Any]] = {}
         for message in _messages(outcome.report):  # the judge's word: the answer cannot write here
-            if "broken" in message:
-                return Verdict(None, _legible(f"the task cannot be judged: {message['broken']}"), fault=Fault.TASK, detail=_used(outcome))
-            total, ended, over = message.get("total", total), ended or "end" in message, message.get("over", over)
-            if "test" in message and records.get(message["test"], {"ok": True})["ok"]:
-                records[message["test"]] = {"ok": message["ok"], "why": message.get("why", "")}
-        if not total and outcome.stop not in BROKE:
+            if isinstance(broken := message.get("broken"), str):
+                return Verdict(None, _legible(f"the task cannot be judged: {broken}"), fault=Fault.TASK, detail=_used(outcome))
+            ready, ended, over = ready or "ready" in message, ended or "end" in message, _text(message.get("over")) or over
+            index, why = message.get("test"), _text(message.get("why"))
+            if type(index) is int and records.get(index, {"ok": True})["ok"]:
+                records[index] = {"ok": message.get("ok") is True, "why": why}
+        if not ready and outcome.stop not in BROKE:
             return Verdict(0.0, "the judge was brought down while it loaded the answer", fault=Fault.ANSWER, detail=_used(outcome))
-        if not ended:
+        if not ended and not calls:
             records = {index: row for index, row in records.items() if not row["ok"]}  # what came before the end was not told
         broke = WORDS[outcome.stop] if outcome.stop in BROKE else over or ("" if ended else "the tests did not come to their end")
-        return self._verdict(records, [1.0] * max(total, 1), [f"test {n + 1}" for n in range(max(total, 1))], broke, _used(outcome))
+        names = [case.name for case in tests.cases] if calls else [f"test {n + 1}" for n in range(total)]
+        weights = [case.weight for case in tests.cases] if calls else [1.0] * total
+        return self._verdict(records, weights, names, broke, _used(outcome))
 
     def _verdict(
         self, records: dict[int, dict[str, Any]], weights: list[float], names: list[str], broke: str, used: dict[str, Any] | None = None
@@ -164,22 +168,8 @@ class UnitTests(Verifier):
         self.sandbox.close()
 
 
-def _result(message: dict[str, Any], wanted: Any, tests: Tests) -> dict[str, Any]:
-    if "raised" in message:
-        return {"ok": False, "why": f"it raised {_raised(message)}"}
-    try:
-        got = decode(message.get("value"))
-        ok = same_value(got, wanted, tests.rule)
-    except (NotData, RecursionError, ArithmeticError, ValueError, TypeError) as error:
-        return {"ok": False, "why": f"the result is no data: {str(error)[:160]}"}
-    return {"ok": ok, "why": "" if ok else "the result differs"}
-
-
-def _raised(message: Any) -> str:
-    """The name and the words of an exception, as the answer tells them; it may tell anything."""
-    told = message if isinstance(message, dict) else {}
-    name, words = (text if isinstance(text, str) else "" for text in (told.get("raised"), told.get("message")))
-    return f"{name[:40]}: {words[:160]}"
+def _text(told: Any) -> str:
+    return told if isinstance(told, str) else ""
 
 
 def _legible(text: str) -> str:
@@ -192,6 +182,8 @@ def _messages(report: bytes) -> Iterator[dict[str, Any]]:
     at = 0
     while at + 4 <= len(report):
         length = int.from_bytes(report[at : at + 4], "big")
+        if length > LONGEST:
+            return
         try:
             message = json.loads(report[at + 4 : at + 4 + length])
         except (ValueError, RecursionError):
@@ -211,20 +203,21 @@ def _used(outcome: Outcome) -> dict[str, Any]:
     return shown | {"peak_mb": round(outcome.peak_mb, 1), "stderr": outcome.stderr[-300:].decode("utf-8", "replace")}
 
 
-@lru_cache(maxsize=2)
-def _driver(entry: str) -> str:
-    return _joined("wire", "driver") + f"\n{entry}()\n"
-
-
 @lru_cache(maxsize=1)
-def _judge() -> str:
-    return _joined("wire", "judge") + "\njudge()\n"
+def _driver() -> str:
+    return _joined("wire", "driver") + "\nanswer_judge()\n"
+
+
+@lru_cache(maxsize=2)
+def _judge(kind: str) -> str:
+    return _joined("wire", *(["values"] if kind == "calls" else []), "judge") + f"\njudge_{kind}()\n"
 
 
 def _joined(*names: str) -> str:
-    """Our own files, one after the other, as one program."""
+    """Our own files, one after the other, as one program; what they import of each other is there already."""
     future = "from __future__ import annotations"
-    return "\n".join([future, *((HERE / f"{name}.py").read_text("utf-8").replace(future, "") for name in names)])
+    ours = (re.sub(r"^from rlvr\..*$", "", (HERE / f"{name}.py").read_text("utf-8"), flags=re.MULTILINE) for name in names)
+    return "\n".join([future, *(text.replace(future, "") for text in ours)])
 
 
 make = UnitTests

@@ -79,3 +79,15 @@ def test_published_mbpp_problems_accept_their_own_solutions_only(verifier: UnitT
         assert verifier.verify(task, env.gold(task) or "").score == 1.0, task.id
         assert verifier.verify(task, env.gold(other) or "").score == 0.0, task.id
         assert "assert" not in task.question
+
+
+def test_a_problem_whose_published_solution_is_slow_has_more_time(verifier: UnitTests, tmp_path: Path) -> None:
+    slow, quick = (
+        {"task_id": n, "prompt": f"Say {n}.", "code": "def f():\n    return 1\n", "test_list": ["assert f() == 1"]} for n in (123, 2)
+    )
+    (tmp_path / "x.json").write_text(json.dumps([slow, quick]))
+    env = MBPP(verifier=verifier, path=str(tmp_path / "x.json"))
+    tasks = [env.task(split, index) for split in env.splits for index in range(env.size(split) or 0)]
+    limits = {task.id.rpartition("/")[2]: task.reference["limits"] for task in tasks}
+    assert limits["123"]["cpu_s"] == 30 and limits["2"] == {}
+    assert [verifier.verify(task, env.gold(task)).score for task in tasks] == [1.0, 1.0]

@@ -3,21 +3,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
-from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers._code.compare import same_text, same_value
-from rlvr.verifiers._code.tests import plain
-from rlvr.verifiers._code.wire import NotData, Opaque, decode, encode
 from rlvr.verifiers.unit_tests import UnitTests
 
 SQUARE_IO = {"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9\n"}, {"stdin": "4", "stdout": "16\n"}]}
@@ -61,7 +54,7 @@ def test_right_answers_pass(verifier: UnitTests, reference: dict[str, Any], code
     (SQUARE_CALLS, "def square(x):\n    return str(x * x)", Fault.NONE),
     (SQUARE_CALLS, "def square(x):\n    return float('nan')", Fault.NONE),
     (SQUARE_CALLS, "def cube(x):\n    return x ** 3", Fault.ANSWER),
-    (SQUARE_CALLS, "import os\nos._exit(0)", Fault.NONE),
+    (SQUARE_CALLS, "import os\nos._exit(0)", Fault.ANSWER),
     (SQUARE_ASSERTS, "def square(x):\n    return 9", Fault.NONE),
     (SQUARE_ASSERTS, "def square(x):\n    raise ValueError", Fault.NONE),
     (SQUARE_ASSERTS, "import sys\nsys.exit(0)", Fault.ANSWER),
@@ -184,130 +177,8 @@ def test_reasons_do_not_tell_what_was_expected(verifier: UnitTests) -> None:
     assert "xyzzy" not in json.dumps(judge(verifier, calls, "def f(x): return 1").record())
 
 
-@pytest.mark.parametrize(("said", "wanted", "rule", "same"), [
-    ("1 2\n", "1  2", "tokens", True),
-    ("1 2 3", "1 2", "tokens", False),
-    ("", "", "tokens", True),
-    ("\ufeff1", "1", "tokens", False),
-    ("\x1b[0m1", "1", "tokens", False),
-    ("1\0", "1", "tokens", False),
-    ("1 2", "1  2", "exact", False),
-    ("a \nb\n\n", "a\nb", "lines", True),
-    ("b\na", "a\nb", "lines", False),
-    ("b\na", "a\nb", "unordered", True),
-    ("a\na", "a\nb", "unordered", False),
-    ("0.3333", "0.33333", {"name": "tolerance", "absolute": 1e-3}, True),
-    ("0.3333", "0.33333", "tokens", False),
-    ("nan", "0.5", {"name": "tolerance", "absolute": 1e9}, False),
-    ("inf", "1", {"name": "tolerance", "relative": 1e9}, False),
-    ("1_0", "10", {"name": "tolerance", "absolute": 1}, False),
-    ("1e999", "1", {"name": "tolerance", "relative": 1e9}, False),
-])  # fmt: skip
-def test_texts_are_compared_by_the_declared_rule(said: str, wanted: str, rule: Any, same: bool) -> None:
-    assert same_text(said.encode(), wanted.encode(), {"name": rule} if isinstance(rule, str) else rule) is same
-
-
-@pytest.mark.parametrize(("got", "wanted", "rule", "same"), [
-    ([1, (2, 3)], [1, [2, 3]], {"name": "exact"}, True),
-    (1.0, 1, {"name": "exact"}, True),
-    (True, 1, {"name": "exact"}, False),
-    (1, True, {"name": "exact"}, False),
-    (None, 0, {"name": "exact"}, False),
-    ("1", 1, {"name": "exact"}, False),
-    ({"a": [1]}, {"a": (1,)}, {"name": "exact"}, True),
-    ({1, 2}, [1, 2], {"name": "exact"}, False),
-    ([2, 1], [1, 2], {"name": "unordered"}, True),
-    ([2, 2], [1, 2], {"name": "unordered"}, False),
-    (0.1 + 0.2, 0.3, {"name": "tolerance", "absolute": 1e-9}, True),
-    (float("nan"), float("nan"), {"name": "tolerance", "absolute": 1}, False),
-    (10**400, 1.0, {"name": "tolerance", "relative": 1}, False),
-    (Opaque("f"), Opaque("f"), {"name": "exact"}, False),
-])  # fmt: skip
-def test_values_are_compared_as_plain_data(got: Any, wanted: Any, rule: Any, same: bool) -> None:
-    assert same_value(got, wanted, rule) is same
-
-
-def test_the_reference_may_say_what_json_cannot() -> None:
-    wanted = plain({"__dict__": [[1, {"__tuple__": [1, {"__set__": [2]}]}], [2, {"__bytes__": "00ff"}]]})
-    assert wanted == {1: (1, {2}), 2: b"\x00\xff"}
-    with pytest.raises(ConfigError, match="bytes"):
-        plain({"__bytes__": "zz"})
-
-
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False)
-    | st.text()
-    | st.binary()
-    | st.fractions()
-    | st.complex_numbers(allow_nan=False),
-    lambda inner: (
-        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner) | st.frozensets(st.integers())
-    ),
-    max_leaves=20,
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(VALUES)
-def test_data_crosses_unchanged(value: Any) -> None:
-    back = decode(json.loads(json.dumps(encode(value))))
-    assert back == value and type(back) is type(value)
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=4)
-    | st.sampled_from(["i", "f", "b", "ba", "c", "r", "fr", "l", "t", "s", "fs", "dq", "it", "d", "dec", "o"]),
-    st.lists,
-    max_leaves=12,
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(JSON)
-def test_anything_else_is_refused_and_nothing_worse(data: Any) -> None:
-    with contextlib.suppress(NotData):
-        decode(data)
-
-
-def test_a_subclass_arrives_as_its_base() -> None:
-    class Sly(int):
-        def __eq__(self, other: object) -> bool:
-            return True
-
-        __hash__ = int.__hash__
-
-    class List(list):
-        def __eq__(self, other: object) -> bool:
-            return True
-
-    class Always:
-        def __eq__(self, other: object) -> bool:
-            return True
-
-    assert type(decode(encode(Sly(3)))) is int and decode(encode(Sly(3))) == 3
-    assert decode(encode(List([Sly(1)]))) == [1] and type(decode(encode(List()))) is list
-    assert decode(encode(Always())) != 3
-
-
-@pytest.mark.parametrize("forged", [
-    ["fr", [["i", "0x1" + "3" * 200_000], ["i", "0x1" + "5" * 200_000]]],
-    ["s", [["i", hex(k * (2**61 - 1))] for k in range(1, 3000)]],
-    ["d", [[["i", hex(k * (2**61 - 1))], 0] for k in range(1, 3000)]],
-], ids=["a fraction to reduce", "a set that hashes alike", "a table that hashes alike"])  # fmt: skip
-def test_data_that_only_serves_to_keep_us_busy_is_refused(forged: Any) -> None:
-    with pytest.raises(NotData):
-        decode(forged)
-
-
 class Told(Sandbox):
-    """Reports what it is given, as if an answer had written it."""
+    """Reports what it is given, as if somebody else than the judge had written it."""
 
     def __init__(self, *messages: bytes) -> None:
         self.report = b"".join(len(raw).to_bytes(4, "big") + raw for raw in messages)
@@ -317,17 +188,26 @@ class Told(Sandbox):
 
 
 @pytest.mark.parametrize("told", [
-    b'{"case": 0, "value": ["dec", "sNaN"]}',
-    b'{"case": 0, "raised": %s}' % (b"[" * 900 + b"]" * 900),
-    b'{"case": 0, "raised": "ValueError", "message": "\\ud800\\u001b[2J"}',
-    b'{"loading": %s}' % (b"[" * 900 + b"]" * 900),
-    b'{"case": true, "value": 9}',
+    b'{"test": 0, "ok": "yes"}',
+    b'{"test": [0], "ok": true}',
+    b'{"test": true, "ok": true}',
+    b'{"test": 0, "ok": false, "why": %s}' % (b"[" * 900 + b"]" * 900),
+    b'{"test": 0, "ok": false, "why": "\\ud800\\u001b[2J"}',
+    b'{"over": %s}' % (b"[" * 900 + b"]" * 900),
+    b'{"over": "\\ud800\\u001b[2J"}',
     b"[" * 100_000,
-], ids=range(6))  # fmt: skip
-def test_whatever_an_answer_reports_is_judged_and_its_words_can_be_shown(told: bytes) -> None:
+    b'{"test": 0, "ok": false, "why": "%s"}' % (b"x" * 1_000_000),
+], ids=range(9))  # fmt: skip
+def test_no_report_is_believed_beyond_its_form(told: bytes) -> None:
     verdict = judge(UnitTests(sandbox=Told(told)), SQUARE_CALLS, "x")
     assert verdict.score == 0.0
     assert verdict.reason.isprintable() and verdict.reason.encode()
+
+
+@pytest.mark.parametrize(("length", "score"), [(100, 1.0), (100_000, 0.0)])
+def test_a_record_that_is_too_long_for_the_judges_is_not_read(length: int, score: float) -> None:
+    records = (b'{"test": %d, "ok": true, "why": "%s"}' % (index, b"x" * length) for index in range(2))
+    assert judge(UnitTests(sandbox=Told(*records, b'{"end": true}')), SQUARE_CALLS, "x").score == score
 
 
 @pytest.mark.parametrize("body", ["return x * x + 1", "raise StopIteration", "raise ValueError", "return None", "import os; os._exit(0)"])

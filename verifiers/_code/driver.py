@@ -1,19 +1,16 @@
-"""Runs in the answer's own process: loads the answer, calls its functions, writes down what they return.
+"""Runs in the answer's own process: loads the answer, calls its functions, sends the judge what they return.
 
 It has no secret and no say. The answer may read it, change it or speak in its place: all that gains it is to hand over some
-other value, which is then compared like any other.
+other value, which the judge then compares like any other.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rlvr.verifiers._code.wire import NotData, decode, encode, receive, send
+from rlvr.verifiers._code.wire import NotData, decode, encode, receive, send
 
 BUILTIN = {name for name, kind in vars(__import__("builtins")).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 
@@ -57,22 +54,8 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {"raised": known, "message": f"{type(error).__name__}: {message}" if known != type(error).__name__ else message}
 
 
-def answer_calls() -> None:
-    """All cases at once: the work comes on standard input, each result leaves on descriptor 5 as soon as it is there."""
-    work = json.loads(sys.stdin.buffer.read())
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    try:
-        names = load(work["source"])
-        function = find(names, work["function"])
-    except Exception as error:
-        send(5, {"loading": describe(error)})
-        raise
-    for index, case in enumerate(work["cases"]):
-        send(5, {"case": index, **attempt(function, decode(case["args"]), decode(case["kwargs"]))})
-
-
 def answer_judge() -> None:
-    """One call after another, as the judge asks for them."""
+    """Load the answer, then make one call after another, as the judge asks for them."""
     names: dict[str, Any] = {}
     while True:
         try:
@@ -93,4 +76,17 @@ def answer_judge() -> None:
             except Exception as error:
                 send(4, describe(error))
                 continue
-            send(4, attempt(function, decode(order["args"]), decode(order["kwargs"])))
+            for case in order["cases"]:
+                arguments, named = decode(case["args"]), decode(case["kwargs"])
+                reply = attempt(function, arguments, named)
+                if order["in_place"]:
+                    reply |= changed(arguments, named)
+                send(4, reply)
+
+
+def changed(arguments: Any, named: Any) -> dict[str, Any]:
+    """What a call made of its arguments."""
+    try:
+        return {"args": encode(arguments), "kwargs": encode(named)}
+    except Exception:
+        return {}

@@ -1,109 +1,153 @@
-"""Runs in a process of its own in the sandbox: executes the test code, and calls the answer's functions across the channel.
+"""Runs in a process of its own in the sandbox: calls the answer's functions across the channel, and judges what they return.
 
-The answer is another process under another user id; here it is only a stub that sends arguments and receives data. What
-`check` asserts is therefore asserted about built-in values that this process made itself. Every statement of the test that
-holds an assertion is a test of its own; its record leaves on descriptor 5, which the answer does not have.
+The answer is another process under another user id; here it is only a stub that sends arguments and receives data. What comes
+back is made into built-in values by this process itself, then compared with what was expected (`calls`), or handed to the test
+code (`asserts`), where every statement that holds an assertion is a test of its own. The records leave on descriptor 5, which the
+answer does not have. Reading and comparing what an answer returned costs its own limits of time and memory, nobody else's.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
+import collections
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rlvr.verifiers._code.wire import NotData, decode, encode, receive, send
+from rlvr.verifiers._code.values import same_value
+from rlvr.verifiers._code.wire import LONG, NotData, decode, encode, foreign, receive, send
 
-PASSED, FAILED = "__passed__", "__failed__"
+NO_DATA = {"datetime", "uuid", "pathlib", "zoneinfo"}
+"""Modules whose objects are equal to their own kind only, though their classes define `==`."""
 UNMADE = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup)  # these take more than one word
 asked = 0
 """How often the answer was called: what fails outside of a test after that may be its doing, and is never held against the task."""
+most = LONG
+"""The longest message that the answer may send."""
 
 
 class Over(BaseException):
     """The answer is gone or speaks nonsense; no `except Exception` of a test may swallow that."""
 
 
-def stub(name: str) -> Callable[..., Any]:
-    """A function of the answer's, as seen from here."""
+class Unfit(BaseException):
+    """The test passes or wants what is no data: no answer can be judged by it."""
+
+
+def stub(name: str, in_place: bool = False) -> Callable[..., Any]:
+    """A function of the answer's, as seen from here; `in_place` has the arguments changed as the answer changes its own."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return ask({"call": name, "args": encode(args), "kwargs": encode(kwargs)})
+        for item in foreign((args, kwargs)):
+            raise Unfit(f"the test passes a {type(item).__name__} to the answer, and only data can be passed")
+        try:
+            order = {"call": name, "cases": [{"args": encode(args), "kwargs": encode(kwargs)}], "in_place": in_place}
+        except NotData as error:
+            if not asked:
+                raise Unfit(f"the test passes what cannot be sent: {error}") from None
+            raise
+        tell(order)
+        return hear((args, kwargs) if in_place else None)
 
     call.__name__ = call.__qualname__ = name
     return call
 
 
-def ask(order: dict[str, Any]) -> Any:
-    """One question across the channel: the value that came back, or the exception."""
+def tell(order: dict[str, Any]) -> None:
+    """Have the answer's process do something; it replies to the loading once, and to each call."""
     global asked
     asked += "call" in order
     try:
         send(4, order)
-        reply = receive(3)
+    except OSError:
+        raise Over("the answer ended before it was asked") from None
+
+
+def hear(given: Any = None) -> Any:
+    """The next reply: the value that came back, or the exception. `given` are arguments of ours to be changed like the answer's."""
+    try:
+        reply = receive(3, most)
     except (EOFError, OSError):
         raise Over("the answer ended before it answered") from None
     except NotData as error:
         raise Over(f"the answer broke the channel: {error}") from None
     if type(reply) is not dict:
         raise Over("the answer broke the channel: no reply")
-    if "raised" in reply:
-        kind = getattr(builtins, str(reply["raised"]), None)
-        if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in UNMADE:
-            kind = Exception
-        if kind in (StopIteration, StopAsyncIteration):  # it would end a loop of the test's, as if there were no more to assert
-            kind = RuntimeError
-        raise kind(str(reply.get("message", ""))[:500])
     try:
-        return decode(reply.get("value"))
+        if given and "args" in reply:
+            args, kwargs = decode(reply["args"]), decode(reply.get("kwargs"))
+            if type(args) is not tuple or type(kwargs) is not dict:
+                raise NotData("no arguments")
+            for mine, theirs in [*zip(given[0], args, strict=False), *((item, kwargs.get(key)) for key, item in given[1].items())]:
+                copy_back(mine, theirs)
+        if "raised" not in reply:
+            return decode(reply.get("value"))
     except NotData as error:
         raise Over(f"the answer broke the channel: {error}") from None
+    kind = getattr(builtins, str(reply["raised"])[:40], None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in UNMADE:
+        kind = Exception
+    if kind in (StopIteration, StopAsyncIteration):  # it would end a loop of the test's, as if there were no more to assert
+        kind = RuntimeError
+    raise kind(str(reply.get("message", ""))[:500])
 
 
-def holds_assertion(statement: ast.stmt) -> bool:
-    """Whether a statement, other than a definition, asserts something."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+def copy_back(mine: Any, theirs: Any) -> None:
+    """Change an argument of ours as the answer changed its copy; what is of another kind now stays as it was."""
+    if type(mine) is not type(theirs):
+        return
+    if isinstance(mine, list | bytearray):
+        mine[:] = theirs
+    elif isinstance(mine, dict | set):
+        mine.clear()
+        mine.update(theirs)
+    elif isinstance(mine, collections.deque):
+        mine.clear()
+        mine.extend(theirs)
+
+
+def loaded(source: str, function: str) -> bool:
+    """Have the answer loaded; whether it defines the function. What went wrong is told."""
+    try:
+        tell({"load": source, "wanted": [function]})
+        defined = hear()
+    except Exception as error:
+        send(5, {"over": f"the answer does not load: {type(error).__name__}: {str(error)[:300]}"})
         return False
-    return any(isinstance(node, ast.Assert) for node in ast.walk(statement))
+    if type(defined) is not list or function not in defined:
+        send(5, {"over": f"the answer defines no function {function!r}"})
+        return False
+    return True
 
 
-def split(body: list[ast.stmt], first: int) -> list[ast.stmt]:
-    """Put every asserting statement into a `try` of its own that notes whether it held."""
-    changed: list[ast.stmt] = []
-    for statement in body:
-        if holds_assertion(statement):
-            note = ast.parse(
-                f"try:\n    pass\nexcept Exception as __error__:\n    {FAILED}({first}, __error__)\nelse:\n    {PASSED}({first})"
-            ).body[0]
-            assert isinstance(note, ast.Try)
-            note.body = [statement]
-            changed.append(note)
-            first += 1
-        else:
-            changed.append(statement)
-    return [ast.fix_missing_locations(statement) for statement in changed]
-
-
-def prepare(test: str) -> tuple[ast.Module, int]:
-    """The test code with every test set apart, and how many there are."""
-    tree = ast.parse(test)
-    count = 0
-    checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
-    bodies: list[ast.Module | ast.FunctionDef] = [tree, *checks]
-    for node in bodies:
-        found = sum(holds_assertion(statement) for statement in node.body)
-        node.body = split(node.body, count)
-        count += found
-    return tree, count
-
-
-def judge() -> None:
-    """Read the brief, run the tests, write the records."""
+def judge_calls() -> None:
+    """Make every call, compare every result, write a record of each at once."""
+    global most
     brief = json.loads(sys.stdin.buffer.read())
-    entry = brief["entry_point"]
+    most = brief["most"]
+    try:
+        if not loaded(brief["source"], brief["function"]):
+            return
+        tell({"call": brief["function"], "cases": brief["cases"], "in_place": False})  # all at once: it need not wait for us
+        for index, expected in enumerate(brief["expected"]):
+            try:
+                ok = same_value(hear(), decode(expected), brief["rule"])
+                why = "" if ok else "the result differs"
+            except Exception as error:
+                ok, why = False, f"it raised {type(error).__name__}: {str(error)[:160]}"
+            send(5, {"test": index, "ok": ok, "why": why})
+    except Over as error:
+        send(5, {"over": str(error)[:300]})
+        return
+    send(5, {"end": True})
+
+
+def judge_asserts() -> None:
+    """Run the tests, which were prepared for it (see `examine.py`), and write the records."""
+    global most
+    brief = json.loads(sys.stdin.buffer.read())
+    entry, most = brief["entry_point"], brief["most"]
     told: dict[int, bool] = {}
 
     def record(index: int, ok: bool, why: str = "") -> None:
@@ -112,54 +156,74 @@ def judge() -> None:
             if not ok:
                 send(5, {"test": index, "ok": False, "why": why[:300]})
 
-    names: dict[str, Any] = {"__name__": "tests", PASSED: lambda index: record(index, True)}
-    names[FAILED] = lambda index, error: record(index, False, f"{type(error).__name__}: {error}")
+    names: dict[str, Any] = {"__name__": "tests", "__passed__": lambda index: record(index, True)}
+    names["__failed__"] = lambda index, error: record(index, False, f"{type(error).__name__}: {error}")
     try:
-        exec(compile(brief.get("setup", ""), "setup.py", "exec"), names)
-        tree, count = prepare(brief["test"])
-        code = compile(tree, "test.py", "exec")
+        exec(compile(brief["setup"], "setup.py", "exec"), names)
+        code = compile(brief["test"], "test.py", "exec")
     except Exception as error:
-        send(5, {"broken": f"the test code does not compile: {type(error).__name__}: {error}"})
+        send(5, {"broken": f"the test code does not compile: {type(error).__name__}: {str(error)[:300]}"})
         return
-    has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
-    total = count or int(has_check)
-    if not total:
-        send(5, {"broken": "the test code asserts nothing"})
-        return
-    send(5, {"total": total})
+    send(5, {"ready": True})
     try:
-        try:
-            defined = ask({"load": brief["source"], "wanted": [entry]})
-        except Exception as error:
-            send(5, {"over": f"the answer does not load: {type(error).__name__}: {error}"})
+        if not loaded(brief["source"], entry):
             return
-        if type(defined) is not list or entry not in defined:
-            send(5, {"over": f"the answer defines no function {entry!r}"})
-            return
-        names[entry] = names["candidate"] = stub(entry)
-        run(code, names, entry if has_check else "", count)
+        lend(names, entry, brief["in_place"])
+        run(code, names, entry if brief["check"] else "")
     except Over as error:
-        send(5, {"over": str(error)})
+        send(5, {"over": str(error)[:300]})
         return
-    for index in range(total):
-        if told.get(index) is True:
+    except Unfit as error:  # an answer that has failed before has failed
+        send(5, {"over" if asked and False in told.values() else "broken": str(error)[:300]})
+        return
+    for index in told:
+        if told[index]:
             send(5, {"test": index, "ok": True})
-    if not count and has_check:
+    if not brief["asserting"]:
         send(5, {"test": 0, "ok": True})
     send(5, {"end": True})
 
 
-def run(code: Any, names: dict[str, Any], entry: str, count: int) -> None:
+def lend(names: dict[str, Any], entry: str, in_place: bool) -> None:
+    """Put the answer's function among the names of the test, and what the prepared test calls besides."""
+    function, changing = stub(entry, in_place), stub(entry, True)
+
+    def in_its_place(called: Any, *args: Any, **kwargs: Any) -> Any:
+        return (changing if called is function else called)(*args, **kwargs)
+
+    def wanted(value: Any) -> Any:
+        if kind := never_data(value):
+            raise Unfit(f"the test wants a {kind} back from the answer, and only data can be returned")
+        return value
+
+    names[entry] = names["candidate"] = function
+    names["__in_place__"], names["__wanted__"] = in_its_place, wanted
+
+
+def never_data(value: Any) -> str:
+    """The type of what no data can ever be equal to, such as a function or a date; empty for all else.
+
+    >>> never_data(print), never_data([1])
+    ('builtin_function_or_method', '')
+    """
+    for item in foreign(value):
+        kind: Any = type(item)
+        own_kind = kind.__eq__ is object.__eq__ or kind.__module__ in NO_DATA or hasattr(kind, "__dataclass_fields__")
+        if own_kind or (callable(item) and kind.__module__ == "builtins"):
+            return str(kind.__name__)
+    return ""
+
+
+def run(code: Any, names: dict[str, Any], entry: str) -> None:
     """Execute the test module, then `check` if it has one."""
     try:
         exec(code, names)
     except Exception as error:
         if asked:
-            raise Over(f"the tests did not come to their end: {type(error).__name__}: {error}") from None
-        send(5, {"broken": f"the test code fails outside of its tests: {type(error).__name__}: {error}"})
-        raise Over("broken") from None
+            raise Over(f"the tests did not come to their end: {type(error).__name__}: {str(error)[:200]}") from None
+        raise Unfit(f"the test code fails outside of its tests: {type(error).__name__}: {str(error)[:200]}") from None
     if entry:
         try:
             names["check"](names[entry])
         except Exception as error:
-            raise Over(f"check did not come to its end: {type(error).__name__}: {error}") from None
+            raise Over(f"check did not come to its end: {type(error).__name__}: {str(error)[:200]}") from None

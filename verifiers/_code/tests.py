@@ -6,25 +6,32 @@ r"""The reference of a `unit_tests` task, read and checked: three kinds of tests
 
 Every kind takes "limits" (fields of `Limits`) and "prelude" (code put in front of the answer); stdio and calls take "checker"
 (a rule's name, or {"name": "tolerance", "absolute": 1e-6}), and a "weight" and a "name" in each case; stdio takes "language";
-asserts takes "setup" (code that only the judge sees). A case of calls may have "kwargs". What JSON lacks is written
+asserts takes "setup" (code that only the judge sees) and "in_place". A case of calls may have "kwargs". What JSON lacks is written
 {"__tuple__": [...]}, {"__set__": [...]}, {"__dict__": [[key, value], ...]}, {"__bytes__": "hex"} or {"__float__": "inf"}.
+
+The answer gets copies of its arguments. What it changes in them is copied back where an assertion's test makes the call as a
+statement of its own (`f(xs)`, then `assert xs == [1, 2]`). With "in_place": true it is copied back after every call: say so where
+the test looks at both the result and the arguments, and never where it computes what it expects from them after the call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from rlvr.contracts import Limits
 from rlvr.errors import ConfigError, suggest
-from rlvr.verifiers._code.compare import TEXT_RULES, VALUE_RULES
+from rlvr.verifiers._code.examine import Prepared, prepare
+from rlvr.verifiers._code.texts import TEXT_RULES
+from rlvr.verifiers._code.values import VALUE_RULES
+from rlvr.verifiers._code.wire import NotData, encode, foreign
 
 KINDS: Mapping[str, frozenset[str]] = {
     "stdio": frozenset({"cases", "checker", "language"}),
     "calls": frozenset({"function", "cases", "checker"}),
-    "asserts": frozenset({"entry_point", "test", "setup"}),
+    "asserts": frozenset({"entry_point", "test", "setup", "in_place"}),
 }
 ANY = frozenset({"kind", "limits", "prelude"})
 CASE = {"stdio": frozenset({"stdin", "stdout"}), "calls": frozenset({"args", "expected", "kwargs"})}
@@ -59,10 +66,20 @@ class Tests:
     cases: tuple[Case, ...] = ()
     rule: Mapping[str, Any] = ()  # type: ignore[assignment]
     function: str = ""
-    test: str = ""
+    prepared: Prepared | None = None
     setup: str = ""
     prelude: str = ""
     language: Literal["python", "cpp", "javascript"] = "python"
+    in_place: bool = False
+
+    def brief(self) -> dict[str, Any]:
+        """What the judge in the sandbox has to know of tests of kind calls or asserts; plain JSON."""
+        if self.kind == "calls":
+            cases = [{"args": encode(args), "kwargs": encode(kwargs)} for args, kwargs in (case.given for case in self.cases)]
+            expected = [encode(case.wanted) for case in self.cases]
+            return {"function": self.function, "cases": cases, "expected": expected, "rule": dict(self.rule)}
+        test = {"test": self.prepared.text, "check": self.prepared.check, "asserting": self.prepared.asserting} if self.prepared else {}
+        return {"entry_point": self.function, "setup": self.setup, "in_place": self.in_place, **test}
 
 
 def read(reference: Any, default: Limits) -> Tests:
@@ -78,7 +95,12 @@ def read(reference: Any, default: Limits) -> Tests:
     if kind == "asserts":
         if not texts["test"].strip() or not texts["entry_point"].isidentifier():
             raise ConfigError("a reference of kind 'asserts' needs 'test' (code) and 'entry_point' (the name of the answer's function)")
-        return Tests("asserts", limits, function=texts["entry_point"], test=texts["test"], setup=texts["setup"], prelude=texts["prelude"])
+        in_place = reference.get("in_place", False)
+        if not isinstance(in_place, bool):
+            raise ConfigError(f"in_place is {in_place!r}; true or false is needed")
+        prepared = prepare(texts["test"], texts["setup"], texts["entry_point"])
+        given = Tests("asserts", limits, function=texts["entry_point"], setup=texts["setup"], prelude=texts["prelude"])
+        return replace(given, prepared=prepared, in_place=in_place)
     if kind == "calls" and not texts["function"].isidentifier():
         raise ConfigError("a reference of kind 'calls' needs 'function', the name of the answer's function")
     language = reference.get("language", "python")
@@ -112,8 +134,15 @@ def _case(kind: str, number: int, case: Any) -> Case:
         return Case(name, _bytes(case.get("stdin", "")), _bytes(case["stdout"]), float(weight))
     if "expected" not in case or not isinstance(case.get("args", []), list | tuple) or not isinstance(case.get("kwargs", {}), Mapping):
         raise ConfigError(f"case {number} needs 'expected', 'args' as a list, and 'kwargs', if any, as a mapping")
-    given = (plain(case.get("args", [])), {str(key): plain(value) for key, value in case.get("kwargs", {}).items()})
-    return Case(name, given, plain(case["expected"]), float(weight))
+    given = (list(plain(case.get("args", []))), {str(key): plain(value) for key, value in case.get("kwargs", {}).items()})
+    wanted = plain(case["expected"])
+    for item in foreign((given, wanted)):
+        raise ConfigError(f"case {number} holds a {type(item).__name__}; arguments and expected values must be plain data")
+    try:
+        encode((given, wanted))
+    except NotData as error:
+        raise ConfigError(f"case {number} cannot be sent to the sandbox: {error}") from None
+    return Case(name, given, wanted, float(weight))
 
 
 def plain(value: Any) -> Any:

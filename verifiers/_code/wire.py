@@ -2,7 +2,8 @@
 
 Both ends run this file; the end that reads builds exact built-in values and nothing else, whatever was written. A subclass
 arrives as its base, an object that is no data as `Opaque`, which equals only itself. Standard library only: it also runs in
-the sandbox, in front of the answer's driver and of the judge.
+the sandbox, in front of the answer's driver and of the judge. Our own process only encodes: what an answer wrote is decoded in
+the judge's process, which has the task's limits on time and memory and can be killed.
 """
 
 from __future__ import annotations
@@ -65,13 +66,36 @@ def encode(value: Any, depth: int = 0) -> Any:
     for kind, tag in TAGS.items():
         if isinstance(value, kind):
             return [tag, [encode(item, depth + 1) for item in kind.__iter__(value)]]
-    if isinstance(value, Iterator | type({}.keys()) | type({}.values()) | type({}.items())):
+    if isinstance(value, VIEWS):
         return ["it", [encode(item, depth + 1) for item in itertools.islice(value, MANY)]]
     return ["o", type(value).__name__]
 
 
+VIEWS: tuple[Any, ...] = (Iterator, type({}.keys()), type({}.values()), type({}.items()))
+PLAIN = (str, int, float, complex, bytes, bytearray, range, decimal.Decimal, fractions.Fraction, Opaque, *VIEWS)
 TAGS: dict[Any, str] = {list: "l", tuple: "t", set: "s", frozenset: "fs", collections.deque: "dq"}
 MAKERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset, "dq": collections.deque, "it": iter}
+
+
+def foreign(value: Any) -> Iterator[Any]:
+    """The things in a value that are no data, and did not come as `Opaque` from an answer.
+
+    >>> list(foreign([1, {"a": (2, print)}])), list(foreign([1, {2}]))
+    ([<built-in function print>], [])
+    """
+    left: list[Any] = [value]
+    seen: set[int] = set()
+    while left:
+        item = left.pop()
+        if item is None or isinstance(item, PLAIN) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        if isinstance(item, dict):
+            left += [*dict.keys(item), *dict.values(item)]
+        elif isinstance(item, list | tuple | set | frozenset | collections.deque):
+            left.extend(item)
+        else:
+            yield item
 
 
 def decode(data: Any, depth: int = 0) -> Any:
@@ -116,7 +140,8 @@ def _fraction(top: int, bottom: int) -> fractions.Fraction:
 
 def _spread(items: list[Any], keys: list[Any]) -> list[Any]:
     """The items, unless so many keys were made to hash alike that a table of them takes the square of their number."""
-    if len(keys) > ALIKE and collections.Counter(map(hash, keys)).most_common(1)[0][1] > ALIKE:
+    allowed = 32 if any(isinstance(key, tuple) and len(key) > 64 for key in keys) else ALIKE  # long ones are slow to compare
+    if len(keys) > allowed and collections.Counter(map(hash, keys)).most_common(1)[0][1] > allowed:
         raise NotData("too many keys that hash alike")
     return items
 
@@ -139,10 +164,10 @@ def send(number: int, message: Any) -> None:
         view = view[os.write(number, view) :]
 
 
-def receive(number: int) -> Any:
-    """Read one message; EOFError at the end of the stream, NotData for what is no message."""
+def receive(number: int, most: int = LONG) -> Any:
+    """Read one message of `most` bytes; EOFError at the end of the stream, NotData for what is no message."""
     length = int.from_bytes(_exactly(number, 4), "big")
-    if length > LONG:
+    if length > most:
         raise NotData(f"a message of {length} bytes")
     raw = _exactly(number, length)
     try:

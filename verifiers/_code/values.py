@@ -1,11 +1,9 @@
-"""Comparing what came out with what was expected, as plain data and by a declared rule.
+"""Comparing a result with the expected one, as plain data and by a declared rule. Runs in the judge's process, in the sandbox.
 
-rule        text (standard output)                                  values (results of calls)
-exact       byte for byte                                           equal; a list and a tuple are alike, True is not 1
-tokens      the same words, however they are spaced (the default)   -
-lines       the same lines, without spaces at their ends            -
-tolerance   words; numbers may differ by `absolute` or `relative`   the same for numbers in any depth
-unordered   the same lines in any order                             the same items in any order, at the top level
+rule        a result is right when it is
+exact       equal; a list and a tuple are alike, True is not 1 (neither in a set nor as a key)
+tolerance   equal, but numbers in any depth may differ by `absolute` or `relative`
+unordered   the same items in any order, at the top level
 """
 
 from __future__ import annotations
@@ -13,33 +11,12 @@ from __future__ import annotations
 import decimal
 import fractions
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.verifiers._code.wire import Opaque
 
-TEXT_RULES, VALUE_RULES = ("tokens", "exact", "lines", "tolerance", "unordered"), ("exact", "tolerance", "unordered")
-NUMBER = re.compile(rb"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,4})?")
-
-
-def same_text(said: bytes, wanted: bytes, rule: Mapping[str, Any]) -> bool:
-    r"""Whether an output is the expected one.
-
-    >>> same_text(b"1  2\n", b"1 2", {"name": "tokens"})
-    True
-    """
-    name = rule["name"]
-    if name == "exact":
-        return said == wanted
-    if name == "lines":
-        return _lines(said) == _lines(wanted)
-    if name == "unordered":
-        return sorted(_lines(said)) == sorted(_lines(wanted))
-    mine, theirs = said.split(), wanted.split()
-    if name == "tokens" or mine == theirs:
-        return mine == theirs
-    return len(mine) == len(theirs) and all(a == b or _near_text(a, b, rule) for a, b in zip(mine, theirs, strict=True))
+VALUE_RULES = ("exact", "tolerance", "unordered")
 
 
 def same_value(got: Any, wanted: Any, rule: Mapping[str, Any]) -> bool:
@@ -69,8 +46,21 @@ def _same(got: Any, wanted: Any, rule: Mapping[str, Any]) -> bool:
     if _sequence(wanted) and _sequence(got):
         return len(got) == len(wanted) and all(_same(a, b, rule) for a, b in zip(got, wanted, strict=True))
     if isinstance(wanted, dict) and isinstance(got, dict):
-        return len(got) == len(wanted) and all(key in got and _same(got[key], item, rule) for key, item in wanted.items())
+        theirs = {_key(key): item for key, item in wanted.items()}
+        mine = {_key(key): item for key, item in got.items()}
+        return mine.keys() == theirs.keys() and all(_same(mine[key], item, rule) for key, item in theirs.items())
+    if isinstance(wanted, set | frozenset) and type(got) is type(wanted):
+        return {_key(item) for item in got} == {_key(item) for item in wanted}
     return type(got) is type(wanted) and bool(got == wanted)
+
+
+def _key(value: Any) -> Any:
+    """What stands for a member of a set or a key of a dict, so that True is not 1 there either."""
+    if isinstance(value, bool):
+        return "bool", value
+    if isinstance(value, tuple):
+        return "tuple", tuple(map(_key, value))
+    return ("frozenset", frozenset(map(_key, value))) if isinstance(value, frozenset) else value
 
 
 def _sequence(value: Any) -> bool:
@@ -89,11 +79,3 @@ def _near(got: Any, wanted: Any, rule: Mapping[str, Any]) -> bool:
     if not all(map(math.isfinite, (a.real, a.imag, b.real, b.imag))):
         return False  # what is no number is near nothing
     return abs(a - b) <= max(float(rule.get("absolute", 0)), float(rule.get("relative", 0)) * abs(b))
-
-
-def _near_text(said: bytes, wanted: bytes, rule: Mapping[str, Any]) -> bool:
-    return bool(NUMBER.fullmatch(said) and NUMBER.fullmatch(wanted)) and _near(float(said), float(wanted), rule)
-
-
-def _lines(text: bytes) -> list[bytes]:
-    return [line.rstrip(b" \t\r") for line in text.rstrip().split(b"\n")]

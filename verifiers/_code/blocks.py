@@ -1,0 +1,114 @@
+"""Which part of an answer is its code, and how the task's own code is put in front of it.
+
+A solution is often followed by a block with its usage or its output, so the block is chosen by one rule that looks at no test:
+
+    the last block that defines the wanted function; where none does, or none is wanted,
+    the last block that is labelled with the task's language; where none is,
+    the last block
+
+However many blocks there are, exactly one is judged.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rlvr.answers import Found, visible
+
+FENCE = re.compile(r"^([ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?)(`{3,}|~{3,})([^\n`]*)$")
+LABELS = {"python": {"python", "py", "python3"}, "cpp": {"cpp", "c++", "cc", "cxx"}, "javascript": {"javascript", "js", "node"}}
+FUTURE = re.compile(r"from\s+__future__\s+import\s")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    r"""A fenced block, without its fence's indentation.
+
+    >>> blocks("1. So:\n   ```python\n   print(1)\n   ```")
+    [Block(label='python', text='print(1)\n')]
+    """
+
+    label: str
+    text: str
+
+
+def blocks(text: str) -> list[Block] | None:
+    """The fenced blocks of a text in Markdown; None where the last one never closes.
+
+    As in CommonMark, the indentation of the opening fence is taken off each line, and a fence that stands four or more columns
+    further in does not close the block: it is part of a docstring.
+    """
+    found: list[Block] = []
+    fence, indent, label = "", 0, ""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        mark = FENCE.match(line.rstrip("\r"))
+        if not fence:
+            if mark:
+                fence, indent, lines = mark[2], len(mark[1].expandtabs(4)), []
+                label = (mark[3].split() or [""])[0].strip("{}.,").lower()
+        elif mark and mark[2].startswith(fence) and not mark[3].strip() and _closes(mark[1], indent):
+            found.append(Block(label, "".join(f"{row}\n" for row in lines)))
+            fence = ""
+        else:
+            lines.append(_outdented(line, indent))
+    return None if fence else found
+
+
+def _closes(before: str, indent: int) -> bool:
+    return not before.strip() and len(before.expandtabs(4)) < indent + 4
+
+
+def _outdented(line: str, indent: int) -> str:
+    if not indent:
+        return line
+    rest = line.lstrip(" \t")
+    width = len(line[: len(line) - len(rest)].expandtabs(4))
+    return " " * (width - indent) + rest if width > indent else rest
+
+
+def code(answer: str, language: str, function: str = "") -> Found:
+    r"""The one block of an answer that is judged.
+
+    >>> code("```\ndef f(x): return x\n```\nSo:\n```python\nprint(f(3))\n```", "python", "f").text
+    'def f(x): return x\n'
+    """
+    shown = visible(answer)
+    if shown is None:
+        return Found(None, "the thought section never closes")
+    found = blocks(shown)
+    if found is None:
+        return Found(None, "the last code block never closes")
+    if not found:
+        return Found(None, "there is no code block")
+    name = re.escape(function)
+    defines = re.compile(rf"^(?:[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?:=[^=]|:))", re.MULTILINE)
+    chosen = [block for block in found if function and defines.search(block.text)]
+    chosen = chosen or [block for block in found if block.label in LABELS[language]] or found
+    return Found(chosen[-1].text, "in a code block")
+
+
+def with_prelude(prelude: str, source: str) -> str:
+    r"""A Python program with the task's code in front of it, but behind `from __future__`, which must come first.
+
+    >>> with_prelude("import math", "from __future__ import annotations\nprint(math.pi)")
+    'from __future__ import annotations\nimport math\nprint(math.pi)'
+    """
+    if not prelude:
+        return source
+    lines = source.split("\n")
+    at, quote = 0, ""
+    for number, line in enumerate(lines, 1):
+        bare = line.strip()
+        if quote:
+            quote = "" if quote in bare else quote
+        elif bare[:3] in ('"""', "'''"):
+            quote = "" if bare[:3] in bare[3:] else bare[:3]
+        elif FUTURE.match(line):
+            at = next((n for n, later in enumerate(lines[number - 1 :], number) if ")" in later), number) if "(" in line else number
+        elif number <= at:
+            continue  # the names that are imported, between brackets
+        elif bare and not bare.startswith("#"):
+            break
+    return "\n".join([*lines[:at], prelude.rstrip("\n"), *lines[at:]])

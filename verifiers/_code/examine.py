@@ -1,0 +1,177 @@
+"""Reads the test code of a task before any answer is run: can it be judged at all? Then prepares it for the judge.
+
+Only data travels between a judge and an answer. A test that calls what the answer returns, or reads a field that no data has, can
+be passed by no answer, and so can one that uses a name which nothing defines: that is the task's fault, and it is known from the
+test's text alone, so that no answer can bring it about. The text is only parsed here; it runs in the sandbox.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import collections
+import decimal
+import fractions
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rlvr.errors import ConfigError
+
+DATA = (str, int, float, complex, bytes, bytearray, range, list, tuple, dict, set, frozenset, collections.deque)
+FIELDS = {name for kind in (*DATA, decimal.Decimal, fractions.Fraction, type(None)) for name in dir(kind)}
+INDIRECT = {"exec", "eval", "globals", "locals", "vars", "setattr", "__import__"}
+"""Who uses these may define names that cannot be seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Test code as the judge runs it: every statement that asserts something is a test, and notes whether it held.
+
+    >>> prepare("assert f(1) == 2", "", "f").asserting
+    1
+    """
+
+    text: str
+    asserting: int
+    """How many statements assert something."""
+    check: bool
+    """Whether there is a function `check` to be called with the answer's."""
+
+
+@lru_cache(maxsize=1024)
+def prepare(test: str, setup: str, entry: str) -> Prepared:
+    """Make the test code of a task ready for the judge; ConfigError where no answer can pass it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # published code has escapes that Python frowns upon
+            examined, before = Examined(ast.parse(test), entry), ast.parse(setup)
+            flaw = examined.flaw(before)
+            tree = examined.rewrite()
+            bodies: list[ast.Module | ast.FunctionDef] = [tree, *examined.checks]
+            count = 0
+            for node in bodies:
+                node.body, count = _split(node.body, count)
+            text = ast.unparse(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"the test code does not compile: {type(error).__name__}: {error}") from None
+    if flaw or not (count or examined.checks):
+        raise ConfigError(flaw or "the test code asserts nothing")
+    return Prepared(text, count, bool(examined.checks))
+
+
+def _split(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
+    """Put every asserting statement into a `try` of its own that notes whether it held; the number of the next one."""
+    changed: list[ast.stmt] = []
+    for statement in body:
+        defines = isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+        if not defines and any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
+            note = ast.parse(
+                f"try:\n    pass\nexcept Exception as __error__:\n    __failed__({first}, __error__)\nelse:\n    __passed__({first})"
+            ).body[0]
+            assert isinstance(note, ast.Try)
+            note.body = [statement]
+            statement, first = note, first + 1
+        changed.append(ast.fix_missing_locations(statement))
+    return changed, first
+
+
+class Examined:
+    r"""A test module with the names by which it calls the answer, and the names that always hold what the answer returned.
+
+    >>> Examined(ast.parse("r = f(2)\nassert r(3) == 5"), "f").flaw(ast.parse(""))
+    'the test calls what the answer returns, and only data can be returned'
+    """
+
+    def __init__(self, tree: ast.Module, entry: str) -> None:
+        self.tree = tree
+        self.checks = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
+        self.answer = {entry, "candidate", *(node.args.args[0].arg for node in self.checks if node.args.args)}
+        self.results: set[str] = set()
+        given = collections.Counter(
+            node.targets[0].id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and len(node.targets) == 1 and self.called(node.value)
+        )
+        self.results = {name for name, count in given.items() if count == collections.Counter(_bound(tree))[name]}
+
+    def called(self, node: ast.AST) -> bool:
+        """Whether this is a call of the answer's function, or a name that holds the result of one."""
+        if isinstance(node, ast.Name):
+            return node.id in self.results
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.answer
+
+    def flaw(self, setup: ast.Module) -> str:
+        """Why no answer can pass this test; empty if one may. The setup runs before it."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and self.called(node.func):
+                return "the test calls what the answer returns, and only data can be returned"
+            if isinstance(node, ast.Attribute) and self.called(node.value) and node.attr not in FIELDS:
+                return f"the test reads .{node.attr} of what the answer returns, and only data can be returned"
+        bound = {*_bound(setup), *_bound(self.tree), *vars(builtins), *self.answer, "__name__"}
+        used = {node.id for tree in (setup, self.tree) for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        if "*" in bound or used & INDIRECT:
+            return ""
+        for statement in [*self.tree.body, *(row for check in self.checks for row in check.body)]:
+            for node in _always(statement.test) if isinstance(statement, ast.Assert) else ():
+                if isinstance(node, ast.Name) and node.id not in bound:
+                    return f"the test uses {node.id!r}, which nothing defines"
+        return ""
+
+    def rewrite(self) -> ast.Module:
+        """The test with two things marked: what a result is compared with, and calls that are made for what they change."""
+        for node in list(ast.walk(self.tree)):
+            if isinstance(node, ast.Assert):
+                for part in list(_always(node.test)):
+                    if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.Is):
+                        if self.called(part.left):
+                            part.comparators[0] = self._marked(part.comparators[0])
+                        elif self.called(part.comparators[0]):
+                            part.left = self._marked(part.left)
+            elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call) and self.called(call):
+                call.args.insert(0, call.func)
+                call.func = ast.Name("__in_place__", ast.Load())
+        return ast.fix_missing_locations(self.tree)
+
+    def _marked(self, node: ast.expr) -> ast.expr:
+        if any(self.called(inner) for inner in ast.walk(node)):
+            return node  # it hangs on the answer
+        return ast.Call(ast.Name("__wanted__", ast.Load()), [node], [])
+
+
+def _bound(tree: ast.AST) -> Iterator[str]:
+    """Every name that is given a value anywhere; "*" for names that cannot be known."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0]
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
+
+
+def _always(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of an expression that are evaluated whatever its other parts turn out to be."""
+    yield node
+    parts: Iterable[ast.AST]
+    if isinstance(node, ast.BoolOp):
+        parts = node.values[:1]
+    elif isinstance(node, ast.IfExp):
+        parts = [node.test]
+    elif isinstance(node, ast.Compare):
+        parts = [node.left, node.comparators[0]]
+    elif isinstance(node, ast.Lambda):
+        parts = []
+    elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        parts = [node.generators[0].iter]
+    else:
+        parts = ast.iter_child_nodes(node)
+    for part in parts:
+        yield from _always(part)
