@@ -8,6 +8,7 @@ RlvrError
 ├── CheckFailed        a conformance check found a defect                           (exit code 1)
 ├── EnvError           an environment broke its contract                        (exit code 2)
 ├── VerifierError      a verifier could not do its work
+├── AnswerTypeError    a verifier was given something that is not a text        (exit code 2)
 ├── SandboxError       the sandbox, not the program in it, failed                   (exit code 2)
 └── SamplerError       the sampler failed, or handed back something impossible
 
@@ -74,6 +75,12 @@ class EnvError(RlvrError):
 
 class VerifierError(RlvrError):
     """A verifier could not do its work; the answer is not to blame, so nothing is scored 0 for it."""
+
+
+class AnswerTypeError(RlvrError, TypeError):
+    """A verifier was called with something that is not a text. That is the caller's mistake, so no answer is scored for it."""
+
+    exit_code = 2
 
 
 class SandboxError(RlvrError):

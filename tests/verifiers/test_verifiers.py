@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import rlvr
 from rlvr import Fault, Task, Verdict, make, user
-from rlvr.errors import ConfigError
+from rlvr.errors import AnswerTypeError, ConfigError, RlvrError
+from rlvr.plugins.registry import entries
 from rlvr.verifiers.countdown import compute
 from rlvr.verifiers.numeric import parse
 
@@ -24,6 +25,65 @@ def ask(verifier: Any, reference: Any, answer: str) -> Verdict:
     verdict = verifier.verify(Task("t", user("q"), reference), answer)
     assert isinstance(verdict, Verdict)
     return verdict
+
+
+# ---- every verifier
+
+
+class Lenient(rlvr.Verifier):
+    """A verifier of a user's, that never looks at the type."""
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        return Verdict(1.0, "fine")
+
+
+class MoreLenient(Lenient):
+    def verify(self, task: Task, answer: str) -> Verdict:
+        return super().verify(task, answer)
+
+
+CHAT = [{"role": "assistant", "content": "4"}]
+
+
+@pytest.mark.parametrize("answer", [CHAT, tuple(CHAT), None, 4, b"4", ["4"], {"content": "4"}])
+@pytest.mark.parametrize("name", [*(entry.name for entry in entries("verifier")), "Lenient", "MoreLenient"])
+def test_what_is_no_text_raises_and_never_scores(name: str, answer: Any) -> None:
+    own = {"Lenient": Lenient, "MoreLenient": MoreLenient}
+    settings: dict[str, dict[str, Any]] = {
+        "composite": {"parts": {"a": {"verifier": "numeric"}}},
+        "unit_tests": {"sandbox": {"name": "process", "trusted": True}},
+    }
+    verifier = own[name]() if name in own else make("verifier", name, **settings.get(name, {}))
+    with verifier, pytest.raises(AnswerTypeError, match=r"judges a text, and was given a \w+: ") as raised:
+        verifier.verify(Task("t", user("q"), "4"), answer)
+    assert isinstance(raised.value, TypeError) and isinstance(raised.value, RlvrError)
+    assert ("messages[-1]['content']" in str(raised.value)) == (answer in (CHAT, tuple(CHAT)))
+
+
+RIGHT = {"role": "assistant", "content": "so \\boxed{3/4}"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": "{}"}}]}
+TOOL = {"role": "tool", "name": "add", "content": "3/4"}
+TRL_GIVES: list[tuple[str, Any, float]] = [
+    ("a text", "\\boxed{0.75}", 1.0),
+    ("a chat", [RIGHT], 1.0),
+    ("a wrong chat", [RIGHT | {"content": "3/5"}], 0.0),
+    ("a call of a tool, its result, an answer", [CALL, TOOL, RIGHT], 1.0),
+    ("a call that nobody answered any more", [CALL, TOOL], 0.0),
+    ("a tool that was called too late", [RIGHT, CALL, TOOL], 0.0),
+    ("nothing", [], 0.0),
+]
+
+
+@pytest.mark.parametrize(("completion", "score"), [case[1:] for case in TRL_GIVES], ids=[case[0] for case in TRL_GIVES])
+def test_the_reward_function_for_trl_reads_all_that_trl_gives(completion: Any, score: float) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text("utf-8")
+    (block,) = [block for block in page.split("```python\n") if "def reward(prompts, completions" in block]
+    space: dict[str, Any] = {}
+    exec(block.split("answers = ")[0], space)
+    try:
+        assert space["reward"]([[{"role": "user", "content": "1/2 + 1/4 = ?"}]], [completion], ["3/4"]) == [score]
+    finally:
+        space["verifier"].close()
 
 
 # ---- numeric
