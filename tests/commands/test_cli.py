@@ -90,7 +90,7 @@ def test_list_shows_every_kind(capsys: Said) -> None:
 
 def test_show_explains_the_settings(capsys: Said) -> None:
     said = obey(["show", "verifier", "numeric"], capsys)
-    assert "tolerance" in said and "largest difference" in said and "version 1" in said
+    assert "tolerance" in said and "largest difference" in said and "version 2" in said
     row = parsed(["show", "env", "arithmetic"], capsys)
     settings = {setting["name"]: setting for setting in row["settings"]}
     assert settings["verifier"]["default"] == "numeric" and not settings["verifier"]["required"]
