@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from rlvr import Task, make
-from rlvr.conformance.checks import check_env
 from rlvr.conformance.goldlint import ungradeable
-from rlvr.conformance.steps import failures
 from rlvr.envs.arithmetic import split_of, steps
 from rlvr.envs.guess_number import FORMS, guess_in
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.suite import suite_from
+from rlvr.mdp.tokenizers import tokenizer_from
 
 LINE = '{"question": "Ann has 3 pens and buys 4. How many?", "answer": "She has 3+4=<<3+4=7>>7 pens.\\n#### 1,007"}\n'
 
@@ -156,7 +155,8 @@ def test_an_instruction_is_a_system_message_and_changes_nothing_else(name: str) 
         assert [message["role"] for message in one.prompt] == ["user"], "recipes and small tokenizers know no more than the question"
         assert other == replace(one, prompt=({"role": "system", "content": "Say it."}, *one.prompt))
     if name != "countdown":
-        assert failures(check_env(name, instruction="Say it, and nothing else; " * 9)) == [], "there is room for it"
+        env = make("env", name, instruction="Say it, and nothing else; " * 9)
+        assert len(tokenizer_from("bytes").render(env.task("train", 0).prompt)) <= env.max_prompt_tokens, "there is no room for it"
 
 
 def test_the_suite_quick_says_what_to_do_and_reads_what_chat_models_answer() -> None:
