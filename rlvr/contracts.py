@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from rlvr.errors import ConfigError, SandboxError
-from rlvr.task import Earned, Message, Task, TextOnly, Verdict
+from rlvr.errors import ConfigError, SandboxError, TextOnly
+from rlvr.task import Earned, Message, Task, Verdict
 
 
 @runtime_checkable

@@ -6,14 +6,11 @@ Both are plain frozen records that any layer may hold; neither knows tokens, mod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from functools import wraps
 from types import MappingProxyType
 from typing import Any, TypedDict
-
-from rlvr.errors import AnswerTypeError
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -172,36 +169,6 @@ def _unit(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:  # which no NaN is
         raise ValueError(f"{name} is {value!r}; it must be a finite number from 0 to 1")
     return float(value)
-
-
-class TextOnly:
-    """Lets `verify` judge texts alone: anything else raises, so that no caller's mistake is scored as if an answer were wrong.
-
-    >>> rlvr.make("verifier", "numeric").verify(task, ["4"])                                 # doctest: +SKIP
-    Traceback (most recent call last):
-    rlvr.errors.AnswerTypeError: Numeric judges a text, and was given a list: ['4']; give it the text of the answer
-    """
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        verify = vars(cls).get("verify")
-        if callable(verify):
-            setattr(cls, "verify", _text_only(verify))  # noqa: B010 -- a class knows no method of a subclass
-
-
-def _text_only(verify: Callable[..., Verdict]) -> Callable[..., Verdict]:
-    @wraps(verify)
-    def checked(self: Any, task: Task, answer: str) -> Verdict:
-        if not isinstance(answer, str):
-            chat = isinstance(answer, Sequence) and answer and all(isinstance(message, Mapping) for message in answer)
-            hint = "; the text of a list of messages is messages[-1]['content']" if chat else ""
-            raise AnswerTypeError(
-                f"{type(self).__name__} judges a text, and was given a {type(answer).__name__}: {answer!r:.80}; "
-                f"give it the text of the answer{hint}"
-            )
-        return verify(self, task, answer)
-
-    return checked
 
 
 def user(text: str, *, system: str = "") -> tuple[Message, ...]:

@@ -180,7 +180,8 @@ def test_a_training_run_opens_on_its_curves(chromium: Chromium, runs: tuple[Path
 
 
 def test_a_training_episode_shows_its_question_and_its_turns(chromium: Chromium, tmp_path: Path) -> None:
-    run, rows = recorded_run(tmp_path / "run", steps=1), []
+    run = recorded_run(tmp_path / "run", steps=1)
+    rows: list[dict[str, Any]] = []
     for row in rows_of(run / "episodes.jsonl"):
         tokens, acted = row["tokens"], row["acted"]
         rows.append(row | {"turns": 2, "tokens": [*tokens, *tokens], "acted": [*acted, *acted]} if len(rows) == 2 else row)
