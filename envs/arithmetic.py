@@ -54,6 +54,7 @@ class Arithmetic(Environment):
         if not self.levels:
             raise ConfigError("levels is empty; name at least one, such as levels=['2+2']")
         self.seed, self.worked, self.instruction = seed, worked, instruction
+        self.max_prompt_tokens += len(instruction.encode())  # room for it, a token a byte
 
     def task(self, split: str, index: int) -> Task:
         """The question at `index` of a stream that never ends."""

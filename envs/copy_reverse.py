@@ -22,7 +22,7 @@ class CopyReverse(Environment):
     max_prompt_tokens = 12
     max_new_tokens = 10
 
-    def __init__(self, *, verifier: Verifier, length: int = 4, letters: str = "abcd", seed: int = 0) -> None:
+    def __init__(self, *, verifier: Verifier, length: int = 4, letters: str = "abcd", seed: int = 0, instruction: str = "") -> None:
         """Choose how hard it is.
 
         Args:
@@ -30,12 +30,14 @@ class CopyReverse(Environment):
             length: letters in a word, from 2 to 8.
             letters: the alphabet, at least two different letters.
             seed: another seed is another stream of tasks.
+            instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(length, int) or not 2 <= length <= 8:
             raise ConfigError(f"length is {length!r}; allowed: 2 to 8")
         if not isinstance(letters, str) or len(set(letters)) < 2 or len(set(letters)) != len(letters) or not letters.isalnum():
             raise ConfigError(f"letters is {letters!r}; name at least two different letters, such as 'abcd'")
-        self.verifier, self.length, self.letters, self.seed = verifier, length, letters, seed
+        self.verifier, self.length, self.letters, self.seed, self.instruction = verifier, length, letters, seed, instruction
+        self.max_prompt_tokens += len(instruction.encode())  # room for it, a token a byte
 
     def task(self, split: str, index: int) -> Task:
         """The word at `index`; one word in five is held out, whatever the seed."""
@@ -44,7 +46,7 @@ class CopyReverse(Environment):
             word = "".join(draw.choice(self.letters) for _ in range(self.length))
             held_out = hashlib.blake2b(word.encode(), digest_size=4).digest()[0] % 5 == 0
             if word != word[::-1] and split == ("test" if held_out else "train"):
-                return Task(f"copy_reverse/{split}/{self.seed}.{index}", user(f"{word}>"), word[::-1])
+                return Task(f"copy_reverse/{split}/{self.seed}.{index}", user(f"{word}>", system=self.instruction), word[::-1])
         raise ConfigError(f"there is no {split!r} word of length {self.length} over {self.letters!r}; raise length or add letters")
 
     def gold(self, task: Task) -> str:

@@ -26,7 +26,7 @@ class DigitSum(Environment):
     max_prompt_tokens = 12
     max_new_tokens = 3
 
-    def __init__(self, *, verifier: Verifier, digits: int = 2, largest: int = 9, seed: int = 0) -> None:
+    def __init__(self, *, verifier: Verifier, digits: int = 2, largest: int = 9, seed: int = 0, instruction: str = "") -> None:
         """Choose how hard it is.
 
         Args:
@@ -34,12 +34,14 @@ class DigitSum(Environment):
             digits: how many digits are added, from 2 to 8.
             largest: the largest digit that occurs, from 1 to 9.
             seed: another seed is another stream of tasks.
+            instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(digits, int) or not 2 <= digits <= 8:
             raise ConfigError(f"digits is {digits!r}; allowed: 2 to 8")
         if not isinstance(largest, int) or not 1 <= largest <= 9:
             raise ConfigError(f"largest is {largest!r}; allowed: 1 to 9")
-        self.verifier, self.digits, self.largest, self.seed = verifier, digits, largest, seed
+        self.verifier, self.digits, self.largest, self.seed, self.instruction = verifier, digits, largest, seed, instruction
+        self.max_prompt_tokens += len(instruction.encode())  # room for it, a token a byte
 
     def task(self, split: str, index: int) -> Task:
         """The question at `index`; one question in five is held out, whatever the seed."""
@@ -49,7 +51,7 @@ class DigitSum(Environment):
             question = "".join(map(str, drawn)) + "="
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(f"digit_sum/{split}/{self.seed}.{index}", user(question), str(sum(drawn) % 10))
+                return Task(f"digit_sum/{split}/{self.seed}.{index}", user(question, system=self.instruction), str(sum(drawn) % 10))
         raise ConfigError(f"there is no {split!r} question with digits={self.digits} and largest={self.largest}; raise one of them")
 
     def gold(self, task: Task) -> str:

@@ -10,11 +10,35 @@ import random
 import re
 from collections.abc import Sequence
 
+from rlvr.answers import find
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 
-GUESS = re.compile(r"\s*([0-9]{1,9})\s*\.?\s*")
+NUMBER = r"([0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2})"
+FORMS: tuple[tuple[str, str, str], ...] = (
+    (NUMBER, "the number alone", " 500. "),
+    (rf"(?:is\s+(?:it|(?:the|your)\s+number)\s+|(?:how|what)\s+about\s+){NUMBER}", "a question", "Is it 500?"),
+    (
+        rf"(?:(?:my|the)\s+)?(?:(?:first|next|new|last|final)\s+)?(?:guess|answer|number)(?:\s+(?:is|would\s+be))?:?\s*{NUMBER}",
+        "a guess by name",
+        "My guess: 500",
+    ),
+    (
+        rf"(?:I|I['’]ll|I['’]d|I\s+will|let\s+me|let['’]s)\s+(?:(?:guess|try|say|choose|pick|go\s+with)\s+){NUMBER}",
+        "what the player does",
+        "I guess 500.",
+    ),
+    (rf"(?:it['’]s|it\s+is|guess|guessing|try|trying|maybe|perhaps)\s+{NUMBER}", "a short remark", "It's 500!"),
+)
+"""How a guess is said: a pattern, what it is, an example (each is the guess 500). Whatever denies or compares is none of them."""
+ASIDE = re.compile(
+    r"(?:(?:ok(?:ay)?|sure|great|thanks|thank you|hmm|got it|alright|then|so|now|next|higher|lower)\b[\s,.!:…]*)+(?=\S)", re.IGNORECASE
+)
+"""What may be said before it."""
+EMPHASIS = re.compile(r"(?<![\w*`_])([*_`]{1,3})([^*_`]+)\1(?![\w*`_])")
+LONGEST = 200
+"""A longer turn is not read as one guess, unless it declares it in a box or a tag."""
 
 
 class GuessNumber(Environment):
@@ -25,13 +49,15 @@ class GuessNumber(Environment):
     >>> task = env.task("train", 0)
     >>> env.reply(task, ["0"]), env.reply(task, [str(task.reference)])
     ('higher', None)
+    >>> env.reply(task, ["Is it 0?"]), env.reply(task, ["1 or 2"])
+    ('higher', 'say one number')
     """
 
     needs = {"verifier": "numeric"}
     max_prompt_tokens = 160
     max_new_tokens = 32
 
-    def __init__(self, *, verifier: Verifier, largest: int = 100, turns: int = 7, seed: int = 0) -> None:
+    def __init__(self, *, verifier: Verifier, largest: int = 100, turns: int = 7, seed: int = 0, instruction: str = "") -> None:
         """Choose how hard it is.
 
         Args:
@@ -39,12 +65,14 @@ class GuessNumber(Environment):
             largest: the largest number that may be the secret, from 10 up.
             turns: how many guesses are allowed.
             seed: another seed is another stream of secrets.
+            instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(largest, int) or not 10 <= largest <= 10**8:
             raise ConfigError(f"largest is {largest!r}; allowed: 10 to 100000000")
         if not isinstance(turns, int) or turns < 1:
             raise ConfigError(f"turns is {turns!r}; at least 1 guess must be allowed")
-        self.verifier, self.largest, self.max_turns, self.seed = verifier, largest, turns, seed
+        self.verifier, self.largest, self.max_turns, self.seed, self.instruction = verifier, largest, turns, seed, instruction
+        self.max_prompt_tokens += len(instruction.encode())  # room for it, a token a byte
 
     def task(self, split: str, index: int) -> Task:
         """The secret at `index`; one number in five is held out, whatever the seed."""
@@ -53,7 +81,11 @@ class GuessNumber(Environment):
             secret = draw.randint(1, self.largest)
             held_out = hashlib.blake2b(str(secret).encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(f"guess_number/{split}/{self.seed}.{index}", user(f"Guess my number from 1 to {self.largest}."), str(secret))
+                return Task(
+                    f"guess_number/{split}/{self.seed}.{index}",
+                    user(f"Guess my number from 1 to {self.largest}.", system=self.instruction),
+                    str(secret),
+                )
         raise ConfigError(f"there is no {split!r} number up to {self.largest}; raise largest")
 
     def gold(self, task: Task) -> str:
@@ -62,12 +94,34 @@ class GuessNumber(Environment):
 
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
         """`higher`, `lower`, or nothing more to say."""
-        if self.verifier.verify(task, said[-1]).passed:
+        if self.verifier.verify(task, self.answer(task, said)).passed:
             return None
-        guess = GUESS.fullmatch(said[-1])
+        guess = guess_in(said[-1])
         if guess is None:
             return "say one number"
-        return "higher" if int(guess[1]) < int(task.reference) else "lower"
+        return "higher" if guess < int(task.reference) else "lower"
+
+    def answer(self, task: Task, said: Sequence[str]) -> str:
+        """The number of the last guess; where there is none, all of the last turn."""
+        guess = guess_in(said[-1]) if said else None
+        return str(guess) if guess is not None else said[-1] if said else ""
+
+
+def guess_in(text: str) -> int | None:
+    r"""The one number that a turn guesses; None where it is no guess, or more than one.
+
+    >>> guess_in("Is it **500**?"), guess_in(r"Between 1 and 1000: \boxed{500}"), guess_in("500 or 501"), guess_in("more than 500?")
+    (500, 500, None, None)
+    """
+    found = find(text)
+    said = found.text if found.text is not None else text
+    if len(said) > LONGEST:
+        return None
+    plain = ASIDE.sub("", EMPHASIS.sub(r"\2", said.strip(" \n$")), count=1).strip() if said else ""
+    for pattern, _what, _example in FORMS:
+        if form := re.fullmatch(pattern + r"\s*[.?!]*", plain, re.IGNORECASE):
+            return int(form[1].replace(",", ""))
+    return None
 
 
 make = GuessNumber

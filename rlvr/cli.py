@@ -6,23 +6,26 @@ A user sees one message on standard error, never a traceback; RLVR_TRACEBACK=1 b
 
 from __future__ import annotations
 
+import difflib
 import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+import rlvr
 from rlvr.conformance.blame import place_of
 from rlvr.errors import ConfigError, RlvrError
 
 app = typer.Typer(
     name="rlvr",
     help="Environments and verifiers for reinforcement learning from verifiable rewards.",
-    no_args_is_help=True,
+    epilog="Exit codes: 0 success, 1 a check failed or a score is missing, 2 wrong usage or settings, 3 an error inside rlvr.",
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -35,6 +38,16 @@ Settings = Annotated[
 STOPPED = 130
 """The exit code of a command that a person ended."""
 KINDS = "envs, verifiers, sandboxes, samplers, algorithms, recipes, suites"
+
+
+@app.callback()
+def face(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    """What `rlvr` alone does: show its version where that is asked for, else its help."""
+    if version:
+        print(f"rlvr {rlvr.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command("list")
@@ -67,16 +80,18 @@ def verify(
     settings: Settings = None,
     workers: Annotated[int, typer.Option(help="How many answers are judged at once, with --file.")] = 8,
     json: Json = False,
-) -> None:
-    """Judge one answer, or a file of them in order."""
+) -> int:
+    """Judge one answer, or a file; exit code 1 if any has no score.
+
+    An answer has no score where its task or the verifier failed: that is not a score of 0.
+    """
     from rlvr.commands import verifying
 
     if file is not None and reference is None and answer is None and not meta:
-        verifying.verify_file(verifier, file, pairs=settings or [], workers=workers, json=json)
-    elif file is None and reference is not None and answer is not None:
-        verifying.verify_one(verifier, reference, answer, meta=meta, pairs=settings or [], json=json)
-    else:
-        raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl; not both, and not half")
+        return verifying.verify_file(verifier, file, pairs=settings or [], workers=workers, json=json)
+    if file is None and reference is not None and answer is not None:
+        return verifying.verify_one(verifier, reference, answer, meta=meta, pairs=settings or [], json=json)
+    raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl; not both, and not half")
 
 
 @app.command()
@@ -142,7 +157,7 @@ def eval_(
     out: Annotated[Path | None, typer.Option(help="A folder for everything; one that the same command began is continued.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Ask again for the samples that have no score.")] = False,
     allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines however much has no score.")] = False,
-    price: Annotated[str, typer.Option(metavar="READ,WRITTEN", help="What a million tokens cost, to show the cost.")] = "",
+    price: Annotated[str, typer.Option(metavar="READ,WRITTEN", help="Prices of a million tokens, such as 0.25,1.25; shows the cost.")] = "",
     rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Judge a run's samples again; nothing is sampled.")] = None,
     settings: Settings = None,
     json: Json = False,
@@ -230,7 +245,10 @@ def doctor(
     env: Annotated[str, typer.Option(help="Whose prompts, with --model.")] = "arithmetic",
     json: Json = False,
 ) -> int:
-    """Say what this machine can do; with --model, how good a sampler is."""
+    """Say what this machine can do; exit code 1 if something is broken.
+
+    With --model it compares a sampler's log-probabilities with the trainer's; exit code 1 if they are too far apart.
+    """
     if model is not None:
         from rlvr.commands import agreement
 
@@ -276,10 +294,24 @@ def _explain(error: Exception | SystemExit) -> int:
         return 0
     if type(error).__name__ == "Abort":
         return _fail("stopped", STOPPED)
-    if callable(said := getattr(error, "format_message", None)):  # Typer's own complaints about the arguments
-        context = getattr(error, "ctx", None)
-        return _fail(f"error: {str(said()).rstrip('.')}; `{context.command_path if context else 'rlvr'} --help` explains", 2)
+    if callable(getattr(error, "format_message", None)):  # Typer's own complaints about the arguments
+        return _fail(f"error: {_misused(error)}", 2)
     return _fail(f"internal error: {type(error).__name__}: {error}\nThis is a fault of rlvr; RLVR_TRACEBACK=1 shows where it happened.", 3)
+
+
+def _misused(error: Any) -> str:
+    """What is wrong with the arguments, what may have been meant, and where the help is."""
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
+    path = context.command_path if context else "rlvr"
+    if not option:
+        said = str(error.format_message()).rstrip(".")
+        return f"{said}{'' if said.endswith('?') else ';'} `{path} --help` explains"
+    known = {name.lstrip("-"): name for parameter in context.command.params for name in parameter.opts} if context else {}
+    near = difflib.get_close_matches(option.lstrip("-"), known, n=1)
+    meant = f"; did you mean {known[near[0]]!r}?" if near else ";"
+    if path == "rlvr train" and not near:
+        meant = "; a setting of the run is written without dashes, such as train.steps=50;"
+    return f"`{path}` has no option {option!r}{meant} `{path} --help` explains"
 
 
 def _fail(message: str, code: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from rlvr.errors import ConfigError, SandboxError
+from rlvr.errors import ConfigError, SandboxError, TextOnly
 from rlvr.task import Earned, Message, Task, Verdict
 
 
@@ -94,11 +94,11 @@ class Example:
     """The task's `meta`, for verifiers that read it."""
 
 
-class Verifier(Plugin, ABC):
+class Verifier(TextOnly, Plugin, ABC):
     """Judges one answer. Pure, or pure given a sandbox; callable from any thread.
 
     `verify` gets the whole text the policy said and finds the answer in it by the declared channel. It never raises
-    for what an answer contains; a task it cannot judge is a verdict with fault `task`.
+    for what a text contains (it does for what is no text); a task it cannot judge is a verdict with fault `task`.
     """
 
     version: ClassVar[str] = "1"

@@ -8,6 +8,7 @@ RlvrError
 ├── CheckFailed        a conformance check found a defect                           (exit code 1)
 ├── EnvError           an environment broke its contract                        (exit code 2)
 ├── VerifierError      a verifier could not do its work
+├── AnswerTypeError    a verifier was given something that is not a text        (exit code 2)
 ├── SandboxError       the sandbox, not the program in it, failed                   (exit code 2)
 └── SamplerError       the sampler failed, or handed back something impossible
 
@@ -18,7 +19,9 @@ A new error class needs one thing: to be caught apart from its parent by somebod
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any
 
 
 class RlvrError(Exception):
@@ -76,6 +79,12 @@ class VerifierError(RlvrError):
     """A verifier could not do its work; the answer is not to blame, so nothing is scored 0 for it."""
 
 
+class AnswerTypeError(RlvrError, TypeError):
+    """A verifier was called with something that is not a text. That is the caller's mistake, so no answer is scored for it."""
+
+    exit_code = 2
+
+
 class SandboxError(RlvrError):
     """The sandbox failed: no engine, a dead container, a torn channel. Never the program's fault."""
 
@@ -84,6 +93,36 @@ class SandboxError(RlvrError):
 
 class SamplerError(RlvrError):
     """The sampler failed, or handed back token ids that cannot be what was asked for."""
+
+
+class TextOnly:
+    """Lets `verify` judge texts alone: anything else raises, so that no caller's mistake is scored as if an answer were wrong.
+
+    >>> rlvr.make("verifier", "numeric").verify(task, ["4"])                                 # doctest: +SKIP
+    Traceback (most recent call last):
+    rlvr.errors.AnswerTypeError: Numeric judges a text, and was given a list: ['4']; give it the text of the answer
+    """
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        verify = vars(cls).get("verify")
+        if callable(verify):
+            setattr(cls, "verify", _text_only(verify))  # noqa: B010 -- a class knows no method of a subclass
+
+
+def _text_only(verify: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(verify)
+    def checked(self: Any, task: Any, answer: object) -> Any:
+        if not isinstance(answer, str):
+            chat = isinstance(answer, Sequence) and answer and all(isinstance(message, Mapping) for message in answer)
+            hint = "; the text of a list of messages is messages[-1]['content']" if chat else ""
+            raise AnswerTypeError(
+                f"{type(self).__name__} judges a text, and was given a {type(answer).__name__}: {answer!r:.80}; "
+                f"give it the text of the answer{hint}"
+            )
+        return verify(self, task, answer)
+
+    return checked
 
 
 def suggest(wrong: str, allowed: Iterable[str], *, limit: int = 12) -> str:

@@ -7,6 +7,7 @@ import unicodedata
 from rlvr.answers import find
 from rlvr.contracts import Example, Verifier
 from rlvr.task import Fault, Task, Verdict
+from rlvr.verifiers._marks import unmarked
 
 
 class Exact(Verifier):
@@ -23,15 +24,16 @@ class Exact(Verifier):
         Example(["4", "four"], right=("4", "four"), wrong=("4 four", "['4', 'four']")),
     )
 
-    def __init__(self, *, channel: str = "whole", ignore_case: bool = False) -> None:
+    def __init__(self, *, channel: str = "whole", ignore_case: bool = False, markdown: bool = False) -> None:
         """Choose where the answer stands and what does not matter.
 
         Args:
             channel: where the answer is declared: whole, boxed, tag, hash, final_line, fence or auto.
             ignore_case: whether capitals count as small letters.
+            markdown: whether marks of Markdown and LaTeX are left out, so that `**Paris**` is `Paris`.
         """
         find("", channel)  # an unknown channel is refused now, not at the first answer
-        self.channel, self.ignore_case = channel, ignore_case
+        self.channel, self.ignore_case, self.markdown = channel, ignore_case, markdown
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared text with the reference."""
@@ -41,7 +43,8 @@ class Exact(Verifier):
         found = find(answer, self.channel)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        right = self._normal(found.text) in {self._normal(text) for text in allowed}
+        said = unmarked(found.text) if self.markdown else found.text
+        right = self._normal(said) in {self._normal(text) for text in allowed}
         return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {' or '.join(map(repr, allowed)):.120}")
 
     def _normal(self, text: str) -> str:

@@ -2,7 +2,11 @@
 
 The grammar of a numeral is written here, because Python's `float()` is far too kind: it takes `nan`, `inf`, `1_000`,
 Arabic-Indic digits. What counts is one numeral and nothing else: a sign, digits in groups or not, a decimal part, an
-exponent, or a fraction; around it at most a currency sign, a percent sign or a closing full stop.
+exponent, or a fraction; around it at most a currency sign, a percent sign or a closing full stop, and marks of Markdown or LaTeX.
+
+Where no box, tag or #### line declares the answer, it may also be the end of one equation or of one plain sentence:
+`35*8 = 280`, `The product is 280.` The words before it come from a short list (`NAMES`, `WORDS`), so that no word that
+denies, doubts or offers a choice gets through; and the last side alone is the answer, so a second number earns nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from rlvr.answers import find
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
+from rlvr.verifiers._marks import unmarked
 
 WHOLE = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 NUMERAL = re.compile(
@@ -23,6 +28,35 @@ NUMERAL = re.compile(
 )
 LONGEST = 200
 """A numeral longer than this is no answer: it would only cost time."""
+SENTENCES = ("the whole text", "in the answer line")
+"""Where `find` says this, the answer may be a sentence or an equation; a box, a tag or a #### line holds the numeral alone."""
+WORDS: tuple[tuple[str, str, str, str], ...] = (
+    (r"\A(?:so|thus|hence|therefore)\b,?\s*", "", "a word that concludes", "So 35*8 = 280"),
+    (r"\b(it|that|this)['’]s\b", r"\1 is", "short for `is`", "It's 280"),
+    (r"\s+(?:is\s+equal\s+to|is|equals|makes|gives)\s+|:(?=\s)", " = ", "words for =", "The product: 280"),
+    (r"\\(?:times|cdot)(?![a-zA-Z])|[×·]|\s(?:times|multiplied\s+by|x)\s", " * ", "words and signs for *", "35 times 8 is 280"),
+    (r"\\div(?![a-zA-Z])|[÷]|\s(?:divided\s+by|over)\s", " / ", "words and signs for /", "2800 divided by 5 divided by 2 = 280"),
+    (r"\splus\s", " + ", "a word for +", "200 plus 80 equals 280"),
+    (r"\sminus\s|−", " - ", "a word and a sign for -", "300 minus 20 is 280"),
+)
+"""What may be said around the numbers of a sentence, as a sign; why; an example (each says 280)."""
+ITEM = rf"[-+]?[$€£]?{WHOLE}(?:\.[0-9]+)?%?"
+LIST = rf"{ITEM}(?:(?:\s*,\s*|,?\s+and\s+){ITEM})*"
+TERM = rf"[(\s]*{ITEM}[)\s]*"
+NAMES: tuple[tuple[str, str, str], ...] = (
+    (r"", "nothing", "= 280"),
+    (r"it|that|this", "a pronoun", "It is 280."),
+    (r"[a-zA-Z]", "a variable", "x = 280"),
+    (
+        r"(?:(?:the|my|our)\s+)?(?:(?:final|correct|exact|total|last)\s+)*"
+        r"(?:answer|result|product|sum|difference|total|quotient|value|number|solution|digit)"
+        rf"(?:\s+of\s+(?:the\s+|these\s+|all\s+)?(?:digits|numbers|sum|product|{LIST}))*",
+        "a name of the result",
+        "The product of 35 and 8 is 280.",
+    ),
+    (rf"{TERM}(?:[-+*/^]{TERM})+", "a calculation, which is not checked: only the last side counts", "(35+0) * 8 = 280"),
+)
+"""What may stand before the `=`: a pattern, what it is, an example (each says 280)."""
 
 
 class Numeric(Verifier):
@@ -35,9 +69,29 @@ class Numeric(Verifier):
     [1.0, 1.0, 1.0, 0.0, 0.0]
     """
 
+    version = "2"  # 2: Markdown, an equation and a plain sentence are read
     examples = (
         Example(
             "95", right=("95", "95.0", "+95", "#### 95", "950e-1", r"\boxed{95}"), wrong=("59", "-95", "9 5", "0x5f", "95 or 96", "95,0")
+        ),
+        Example(
+            "280",
+            right=("**280**", "The product is **280**.", "35*8 = 280", "= 280", r"$35 \times 8 = 280$", "`280`", "x = 280", "It's 280."),
+            wrong=(
+                "**280** or **281**",
+                "The product is not 280.",
+                "280 = 281",
+                "281 = 280",
+                "35*8 = 280 or 281",
+                "Is it 280?",
+                "2**8**0",
+                "The product is maybe 280",
+                "x = 280, y = 281",
+                "35*8 = 280 = 281",
+                "281, 280",
+                "28*0",
+                "The product is 280, I think",
+            ),
         ),
         Example("-0.5", right=("-1/2", "-.5", "-0.50", "−0.5"), wrong=("0.5", "-1/2/1", "nan")),
         Example("1000", right=("1,000", "1000", "$1,000"), wrong=("1_000", "10,00", "1e4", "inf")),
@@ -66,7 +120,9 @@ class Numeric(Verifier):
         found = find(answer, self.channel)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        value = parse(found.text, percent=self.percent)
+        value = parse(unmarked(found.text), percent=self.percent)
+        if value is None and found.reason in SENTENCES:
+            value = stated(found.text, percent=self.percent)
         if value is None:
             return Verdict(0.0, f"{found.text!r:.80} is not one number")
         near = max(self.tolerance, self.relative * abs(expected))
@@ -101,6 +157,33 @@ def parse(value: Any, *, percent: bool = False) -> Fraction | None:
         number = Fraction(int((found["whole"] or "0").replace(",", "") + part), 10 ** len(part)) * Fraction(10) ** int(found["power"] or 0)
     number = -number if found["sign"] in ("-", "−") else number
     return number / 100 if percent and found["percent"] else number
+
+
+def stated(text: str, *, percent: bool = False) -> Fraction | None:
+    """The number at the end of one equation or one plain sentence; None for anything that says more than that.
+
+    >>> stated("The product is **280**."), stated("35*8 = 280"), stated("It is not 280"), stated("281 = 280")
+    (Fraction(280, 1), Fraction(280, 1), None, None)
+    """
+    text = unmarked(text)
+    if len(text) > LONGEST:
+        return None
+    for pattern, becomes, _why, _example in WORDS:
+        text = re.sub(pattern, becomes, text, flags=re.IGNORECASE)
+    *before, last = (side.strip() for side in text.split("="))
+    value = parse(last, percent=percent)
+    if value is None or not before or not all(before[1:]):
+        return None
+    for side in before:
+        other = parse(side, percent=percent)
+        if other != value if other is not None else not _named(side):
+            return None
+    return value
+
+
+def _named(side: str) -> bool:
+    """Whether a side of an equation names what is computed and claims no value of its own."""
+    return any(re.fullmatch(pattern, side, re.IGNORECASE) for pattern, _what, _example in NAMES)
 
 
 make = Numeric

@@ -103,8 +103,6 @@ class Symbolic(Verifier):
             channel = _channel(task.meta.get("channel", self.channel))
         except ConfigError as error:
             return Verdict(None, f"the task's policy is not usable: {error}", fault=Fault.TASK)
-        if not isinstance(answer, str):
-            return Verdict(0.0, f"the answer is {type(answer).__name__}, not text")
         gold = _reference(task.reference)
         if gold is None:
             return _broken(repr(task.reference), "a reference is a text (in quotes, if it starts with a bracket) or a finite number")

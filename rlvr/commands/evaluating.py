@@ -155,10 +155,19 @@ def closing(report: Report, price: Price | None) -> str:
     if report.timed_tokens and report.seconds:
         line += f", {report.timed_tokens / report.seconds:,.0f} tokens/s"
     if price:
-        line += f", cost {report.cost(price):.2f}"
+        line += f", cost {money(report.cost(price))} at {price.read:g},{price.written:g} for a million tokens"
     if report.torn:
         line += f"\na last line that a killed process had left unfinished ({report.torn} bytes) was cut off and sampled again"
     return line + (f"\nwritten to {report.run}" if report.run else "")
+
+
+def money(amount: float) -> str:
+    """A cost with at least two figures that say something.
+
+    >>> money(12.345), money(0.00123), money(0.0)
+    ('12.35', '0.0012', '0.00')
+    """
+    return f"{amount:.2f}" if amount >= 0.1 or not amount else f"{amount:.{1 - math.floor(math.log10(amount))}f}"
 
 
 def share(count: int, total: int) -> str:

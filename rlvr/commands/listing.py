@@ -17,7 +17,9 @@ from rlvr.plugins.registry import KINDS, PACKAGE, Entry, examined, kind_of, load
 from rlvr.task import plain
 
 YAMLS = {"recipes": "recipe", "suites": "suite"}
-"""What is no plugin but a file of settings: folder and word."""
+"""What is no plugin but a file of settings: more of them, and one."""
+FOLDERS = {"recipes": PACKAGE / "recipes", "suites": PACKAGE / "evaluation" / "suites"}
+"""Where those files stand."""
 
 
 def list_plugins(word: str | None, *, json: bool) -> None:
@@ -36,7 +38,7 @@ def list_plugins(word: str | None, *, json: bool) -> None:
 def rows_of(plural: str) -> list[dict[str, str]]:
     """What the listing says about each plugin of a kind, about each recipe or suite."""
     if plural in YAMLS:
-        paths = sorted((PACKAGE / plural).glob("*.yaml"))
+        paths = sorted(FOLDERS[plural].glob("*.yaml"))
         return [{"name": path.stem, "source": "rlvr", "summary": _first_comment(path)} for path in paths]
     return [_row(entry) for entry in examined(plural)]
 
@@ -85,7 +87,7 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
 
 
 def _show_yaml(plural: str, name: str, *, json: bool) -> None:
-    path = PACKAGE / plural / f"{name}.yaml"
+    path = FOLDERS[plural] / f"{name}.yaml"
     if not path.is_file():
         names = [row["name"] for row in rows_of(plural)]
         raise NotFound(f"no {YAMLS[plural]} is called {name!r}; {suggest(name, names)}. `rlvr list {plural}` shows all")
@@ -97,7 +99,11 @@ def _show_yaml(plural: str, name: str, *, json: bool) -> None:
 
 
 def _plural(word: str) -> str:
-    return next((plural for plural, one in YAMLS.items() if word in (plural, one)), "") or kind_of(word).plural
+    words = {one: plural for plural, one in YAMLS.items()} | {kind.name: kind.plural for kind in KINDS.values()}
+    if word not in (known := {*words, *words.values()}):
+        meant = {"environment": "env", "environments": "envs"}.get(word)
+        raise NotFound(f"there is no kind {word!r}; {f'did you mean {meant!r}? ' if meant else ''}{suggest(word, known, limit=99)}")
+    return words.get(word, word)
 
 
 def _row(entry: Entry) -> dict[str, str]:

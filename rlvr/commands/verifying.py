@@ -31,22 +31,23 @@ DEADLINE_S = 600.0
 """How long a verdict is waited for, as in a rollout."""
 
 
-def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> None:
-    """Judge the answer given on the command line."""
+def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> int:
+    """Judge the answer given on the command line; 1 where it has no score."""
     row = {"id": 1, "reference": _value(reference), "answer": answer, "meta": _meta_from(meta)}
     with build("verifier", name, **settings_from(pairs)) as verifier:
         ((_, verdict),) = in_order([row], _judge(verifier), workers=1)
     if json:
         screen.say_json(verdict.record())
-        return
+        return int(not verdict.scored)
     console = screen.out()
     console.print(Text.assemble(_score(verdict), "  ", verdict.reason))
     for part, value in verdict.parts.items():
         console.print(Text(f"  {part} {value:g}"))
+    return int(not verdict.scored)
 
 
-def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, json: bool) -> None:
-    """Judge every line of a JSONL file, `-` being standard input."""
+def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, json: bool) -> int:
+    """Judge every line of a JSONL file, `-` being standard input; 1 where any answer has no score."""
     if workers < 1:
         raise ConfigError(f"--workers is {workers}; at least 1 is needed")
     settings = settings_from(pairs)
@@ -67,6 +68,7 @@ def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, js
                 work.advance({"full score": counts["full score"] / counts.total()})
     if not json:
         _summary(counts, points, time.perf_counter() - began)
+    return int(counts["no score"] > 0)
 
 
 def in_order(

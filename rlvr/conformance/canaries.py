@@ -6,6 +6,7 @@ a denial that contains the right answer, an answer that talks to the judge inste
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 EMPTY = ("", " ", "\n\n", "\t", "\u200b")
@@ -60,6 +61,16 @@ def bare(text: str) -> bool:
     (True, False)
     """
     return not any(mark in text for mark in DECLARED)
+
+
+def spoiled(code: str) -> str | None:
+    r"""The same code with its results taken out: a second answer to the same question. None if it returns nothing.
+
+    >>> spoiled("def f(x):\n    return x")
+    'def f(x):\n    return None  # x'
+    """
+    wrong = re.sub(r"^(\s*return)\b(.*)$", r"\1 None  #\2", code, flags=re.MULTILINE)
+    return None if wrong == code else wrong
 
 
 def hedged(right: str, other: str) -> Iterator[str]:

@@ -152,6 +152,8 @@ class _EnvKit:
         other = next((text for text in others if text != gold), None)
         if other is None:
             raise CannotCheck("all gold answers are the same, so there is no alternative to hedge with")
+        if "```" in gold:  # the code of another task is no alternative: only what defines the same name is
+            other = canaries.spoiled(gold) or other
         if canaries.bare(gold) or "\n" in gold:
             yield from canaries.hedged(gold, other)
 

@@ -35,7 +35,7 @@ async function episodeOf(episode, colour, actions) {
     sides.forEach(([of], nth) => { const side = make("section"); side.append(make("h2", "", of.head.name), ...bodies[nth]); beside[0].append(side); });
   }
   const alone = other && twin < 0 ? [make("p", "quiet", `${other.head.name} has no such episode`)] : [];
-  return [...topOf(episode, said, actions.close), ...groupOf(run, episode, actions.show), ...conversation(said), ...alone, ...beside];
+  return [...topOf(episode, said, actions.close), ...groupOf(run, episode, actions.show), ...conversation(said, spokenOf(run, sides[0][3])), ...alone, ...beside];
 }
 
 function topOf(episode, said, close) {
@@ -63,8 +63,21 @@ function groupOf(of, episode, show) {
   return [make("h2", "", `group of ${members.length}`), group];
 }
 
-function conversation(said) {
-  const found = (said.prompt || []).flatMap((message) => [make("h2", "", message.role), make("pre", "", message.content)]);
+/** What was said, as the tokens have it: [by the policy or not, text] for each stretch. */
+function spokenOf(of, [ids, stretches]) {
+  let at = 0;
+  return stretches.map((length, nth) => {
+    const pieces = ids.slice(at, (at += length)).map((id) => of.columns.vocabulary[id] ?? "");
+    return [nth % 2 === 1, pieces.join("")];
+  });
+}
+
+/** The question, the turns where there were several, and the reference. A training run keeps no messages: there the tokens tell. */
+function conversation(said, spoken) {
+  const part = (title, text) => [make("h2", "", title), make("pre", "", text)], texts = spoken.filter(([, text]) => text);
+  const found = (said.prompt || []).flatMap((message) => part(message.role, message.content));
+  if (!said.prompt && texts.length && !texts[0][0]) found.push(...part("prompt", texts[0][1]));
+  if (said.turns > 1) found.push(...texts.slice(texts[0]?.[0] ? 0 : 1).flatMap(([own, text]) => part(own ? "policy" : "environment", text)));
   if (said.reference !== undefined) found.push(make("h2", "", "reference"), make("pre", "", plain(said.reference)));
   return found;
 }

@@ -23,7 +23,7 @@ function paintHead() {
   $("facts").textContent = facts(run);
   if (other) {
     $("against").hidden = false;
-    $("against").append("against ", make("b", "", other.head.name), `  (broken lines)   ${facts(other)}`);
+    $("against").append("against ", make("b", "", other.head.name), `${run.head.panels.length ? "  (dashed lines)" : ""}   ${facts(other)}`);
   }
   $("going").hidden = !reloadSeconds;
   const runs = [run, other].filter(Boolean);
@@ -32,6 +32,7 @@ function paintHead() {
     $("settings").append(make("pre", "", of.head.settings));
     if (of.head.figures) $("figures").append(...(other ? [make("h2", "", of.head.name)] : []), tableOf(of.head.figures.head, of.head.figures.lines));
   }
+  $("figures").hidden = !$("figures").childElementCount;
   const panels = runs.flatMap((of) => of.head.panels.map((panel) => ({ ...panel, other: of === other })));
   const titles = new Set(panels.map((panel) => panel.title));
   $("curves").append(...[...titles].map((title) => curve(panels.filter((panel) => panel.title === title))));
@@ -120,7 +121,9 @@ function rowOf(episode, at) {
   const { step, score, advantage, tokens, glimpse } = run.columns, fault = run.word("fault", episode), reason = run.word("reason", episode);
   const row = make("div", at === state.at ? "row chosen" : "row"), cell = (name, text, className = "") => row.append(make("span", `${name} ${className}`, text));
   cell("step", String(step[episode]), "quiet");
-  cell("task", run.word("task", episode).slice(state.prefix));
+  cell("task", "");
+  row.lastChild.append(make("bdi", "", run.word("task", episode).slice(state.prefix)));
+  row.title = run.word("task", episode);
   cell("score", scored(score[episode]), tone(score[episode]));
   if (other) {
     const there = twinScore(episode);

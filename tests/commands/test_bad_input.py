@@ -134,8 +134,11 @@ Case = tuple[str, list[str], list[str]]
 VERIFY = ["--reference", "4", "--answer", "4"]
 # what goes wrong; the command; words that the message must hold
 CASES: list[Case] = [
-    ("no such command", ["trian", "quickstart"], ["trian"]),
-    ("no such option", ["list", "--jsno"], ["--jsno"]),
+    ("no such command", ["trian", "quickstart"], ["No such command 'trian'. Did you mean 'train'? `rlvr --help` explains"]),
+    ("no such option", ["list", "--jsno"], ["'--jsno'; did you mean '--json'? `rlvr list --help` explains"]),
+    ("no such option at all", ["list", "--colour"], ["has no option '--colour'; `rlvr list --help` explains"]),
+    ("no such option before the command", ["--versoin"], ["did you mean '--version'? `rlvr --help`"]),
+    ("a setting of a run as an option", ["train", "quickstart", "--steps", "5"], ["'--steps'", "train.steps=50;"]),
     ("a missing argument", ["show", "env"], ["NAME", "rlvr show --help"]),
     (
         "a word where a number belongs",
@@ -143,7 +146,8 @@ CASES: list[Case] = [
         ["-n", "integer", "rlvr eval --help"],
     ),
     ("no such kind", ["list", "verifers"], ["'verifers'", "did you mean 'verifiers'"]),
-    ("no such kind to show", ["show", "model", "x"], ["'model'", "Allowed"]),
+    ("no such kind to show", ["show", "model", "x"], ["'model'", "Allowed", "recipe", "suites"]),
+    ("a kind in full", ["show", "environment", "gsm8k"], ["did you mean 'env'?"]),
     ("no such plugin", ["show", "env", "arithmetik"], ["did you mean 'arithmetic'", "rlvr list envs"]),
     ("no such recipe to show", ["show", "recipe", "quikstart"], ["did you mean 'quickstart'", "rlvr list recipes"]),
     ("no such file", ["show", "env", "nowhere.py:Mine"], ["nowhere.py", "current folder"]),
@@ -276,7 +280,7 @@ def test_there_are_enough_cases() -> None:
     [("Raises", "a fault of the author's"), ("NaN", "nan"), ("Two", "2.0"), ("Number", "not a Verdict"), ("Leaves", "SystemExit")],
 )
 def test_a_broken_verifier_gives_no_score(name: str, words: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["verify", f"broken.py:{name}", *VERIFY, "--json"]) == 0
+    assert run(["verify", f"broken.py:{name}", *VERIFY, "--json"]) == 1
     said = capsys.readouterr().out
     assert '"score": null' in said and '"fault": "infra"' in said and words in said
 
@@ -287,7 +291,7 @@ def test_a_verifier_that_waits_for_ever_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("rlvr.commands.verifying.DEADLINE_S", 0.3)
     (desk / "pair.jsonl").write_text('{"id": 1, "reference": "4", "answer": "4"}\n', "utf-8")
-    assert run(["verify", "broken.py:Waits", *what, "--json"]) == 0
+    assert run(["verify", "broken.py:Waits", *what, "--json"]) == 1
     assert '"score": null, "reason": "the verifier gave no verdict within 0.3 s", "fault": "infra"' in capsys.readouterr().out
 
 

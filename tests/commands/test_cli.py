@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 
 import rlvr
 from rlvr.cli import app, run
+from rlvr.commands.evaluating import money
 from rlvr.commands.settings import settings_from
 from rlvr.commands.verifying import AHEAD, in_order
 from rlvr.plugins.registry import PACKAGE, entries
@@ -54,10 +56,15 @@ def test_every_command_has_json_and_help(capsys: Said) -> None:
         assert max(map(len, said.splitlines())) <= 100
 
 
-def test_no_arguments_is_a_way_in(capsys: Said) -> None:
-    run([])
-    said = capsys.readouterr()
-    assert "verify" in said.out + said.err and "Traceback" not in said.err
+def test_the_command_alone_shows_its_help(capsys: Said) -> None:
+    said = obey([], capsys)
+    assert said == obey(["--help"], capsys) and said.startswith("Usage: rlvr [OPTIONS] COMMAND")
+    assert max(map(len, said.splitlines())) <= 80 and "..." not in said.partition("Commands:")[2], "a line of the help is cut"
+    assert "Exit codes: 0" in said
+
+
+def test_the_version_is_shown(capsys: Said) -> None:
+    assert obey(["--version"], capsys) == f"rlvr {rlvr.__version__}\n"
 
 
 @pytest.mark.parametrize("kind", ["envs", "verifiers", "sandboxes", "samplers", "algorithms", "recipes", "suites"])
@@ -83,7 +90,7 @@ def test_list_shows_every_kind(capsys: Said) -> None:
 
 def test_show_explains_the_settings(capsys: Said) -> None:
     said = obey(["show", "verifier", "numeric"], capsys)
-    assert "tolerance" in said and "largest difference" in said and "version 1" in said
+    assert "tolerance" in said and "largest difference" in said and "version 2" in said
     row = parsed(["show", "env", "arithmetic"], capsys)
     settings = {setting["name"]: setting for setting in row["settings"]}
     assert settings["verifier"]["default"] == "numeric" and not settings["verifier"]["required"]
@@ -105,7 +112,7 @@ def test_verify_one(capsys: Said) -> None:
     assert parsed(["verify", "numeric", "--reference", "4", "--answer", "4.0"], capsys)["score"] == 1.0
     wrong = parsed(["verify", "numeric", "--reference", "4", "--answer", "5"], capsys)
     assert (wrong["score"], wrong["fault"]) == (0.0, "none")
-    none = parsed(["verify", "numeric", "--reference", "four", "--answer", "4"], capsys)
+    none = parsed(["verify", "numeric", "--reference", "four", "--answer", "4"], capsys, code=1)
     assert (none["score"], none["fault"]) == (None, "task")
     near = ["verify", "numeric", "--reference", "4", "--answer", "4.05", "--set", "tolerance=0.1"]
     assert parsed(near, capsys)["score"] == 1.0
@@ -120,12 +127,12 @@ def test_verify_file_keeps_the_order_and_the_form(tmp_path: Path, capsys: Said) 
     rows += [{"id": "float", "reference": 0.1, "answer": "0.1"}, {"id": None, "reference": [1], "answer": "1", "meta": {"level": 3}}]
     file = tmp_path / "pairs.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", "utf-8")
-    lines = [json.loads(line) for line in obey(["verify", "numeric", "--file", str(file), "--json"], capsys).splitlines()]
+    lines = [json.loads(line) for line in obey(["verify", "numeric", "--file", str(file), "--json"], capsys, code=1).splitlines()]
     assert [line["id"] for line in lines] == [row["id"] for row in rows]
     assert all(set(line) == {"id", "score", "reason", "fault"} for line in lines)
     assert [line["score"] for line in lines[:200]] == [float(i % 3 > 0) for i in range(200)]
     assert [(line["score"], line["fault"]) for line in lines[200:]] == [(1.0, "none"), (None, "task")]
-    said = obey(["verify", "numeric", "--file", str(file)], capsys)
+    said = obey(["verify", "numeric", "--file", str(file)], capsys, code=1)
     assert "202" in said and "fault: task" in said and "no score" in said
 
 
@@ -181,6 +188,16 @@ def test_eval_reports_and_writes(tmp_path: Path, capsys: Said) -> None:
     said = obey(["eval", "guess_number", "--policy", "scripted:gold", "--tasks", "5", "-n", "2", "--out", str(out)], capsys)
     assert "100.0%" in said and "10 samples" in said and str(out) in said
     assert len((out / "episodes.jsonl").read_text("utf-8").splitlines()) == 10
+
+
+@pytest.mark.parametrize(("amount", "shown"), [(0, "0.00"), (1234.5, "1234.50"), (0.1, "0.10"), (0.099, "0.099"), (0.00123, "0.0012")])
+def test_a_cost_says_something_however_small_it_is(amount: float, shown: str) -> None:
+    assert money(amount) == shown
+
+
+def test_the_cost_is_shown_with_its_prices(capsys: Said) -> None:
+    said = obey(["eval", "arithmetic", "--policy", "scripted:gold", "--tasks", "5", "--price", "0.25,1.25"], capsys)
+    assert re.search(r", cost 0\.0{3,5}[1-9]\d? at 0\.25,1\.25 for a million tokens$", said.strip()), said
 
 
 def test_replay_counts_and_fails(tmp_path: Path, capsys: Said) -> None:

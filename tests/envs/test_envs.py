@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ import pytest
 from rlvr import Task, make
 from rlvr.conformance.goldlint import ungradeable
 from rlvr.envs.arithmetic import split_of, steps
+from rlvr.envs.guess_number import FORMS, guess_in
 from rlvr.errors import ConfigError, NotFound
+from rlvr.evaluation.suite import suite_from
+from rlvr.mdp.tokenizers import tokenizer_from
 
 LINE = '{"question": "Ann has 3 pens and buys 4. How many?", "answer": "She has 3+4=<<3+4=7>>7 pens.\\n#### 1,007"}\n'
 
@@ -105,6 +109,69 @@ def test_a_guess_that_is_none_is_asked_for_again() -> None:
     env = make("env", "guess_number")
     task = env.task("train", 0)
     assert [env.reply(task, [text]) for text in ("", "x", "1 or 2", "0", "101")] == ["say one number"] * 3 + ["higher", "lower"]
+
+
+@pytest.mark.parametrize("example", [row[-1] for row in FORMS])
+def test_each_form_of_a_guess_is_read(example: str) -> None:
+    env = make("env", "guess_number", largest=1000)
+    task = replace(env.task("train", 0), reference="500")
+    assert guess_in(example) == 500 and env.reply(task, [example]) is None
+    assert env.verifier.verify(task, env.answer(task, [example])).passed
+    above, below = (replace(task, reference=secret) for secret in ("501", "499"))
+    assert (env.reply(above, [example]), env.reply(below, [example])) == ("higher", "lower")
+    assert not env.verifier.verify(above, env.answer(above, [example])).passed
+    fewer = [row for row in FORMS if row[-1] != example]
+    assert not [row for row in fewer if re.fullmatch(row[0] + r"\s*[.?!]*", example.strip(), re.IGNORECASE)], "another row reads it too"
+
+
+@pytest.mark.parametrize("text", [
+    "500", "500!", "**500**", "`500`", r"\boxed{500}", r"I halve it: \boxed{500}", "<answer>500</answer>", "My guess is **500**.",
+    "Okay, is it 500?", "Higher! Then I'll try 500.", "<think>1 or 1000?</think>500", "Is your number 500?", "How about 500?",
+    "Let's try 500", "hmm\n#### 500",
+    "My next guess: 500", "$500$", "The number is 500.",
+])  # fmt: skip
+def test_guesses_as_chat_models_write_them_are_read(text: str) -> None:
+    assert guess_in(text) == 500
+
+
+@pytest.mark.parametrize("text", [
+    "", "x", "1 or 2", "500 or 501", "500, 501", "is it 500 or 501?", "Is it more than 500?", "Is it not 500?", "It is not 500",
+    "My guess is not 500.", "between 1 and 500", "less than 500", "-500", "500.5", "500 501", r"\boxed{500} or \boxed{501}",
+    "**500** **501**",
+    "My guess: 500 to 600", "1,00", "500?501?", "9" * 300, "Is it " * 50 + "500",
+])  # fmt: skip
+def test_what_is_no_guess_is_asked_for_again(text: str) -> None:
+    env = make("env", "guess_number", largest=1000)
+    task = replace(env.task("train", 0), reference="500")
+    assert env.reply(task, [text]) == "say one number"
+    assert not env.verifier.verify(task, env.answer(task, [text])).passed
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"])
+def test_an_instruction_is_a_system_message_and_changes_nothing_else(name: str) -> None:
+    bare, told = make("env", name), make("env", name, instruction="Say it.")
+    for index in range(20):
+        one, other = bare.task("train", index), told.task("train", index)
+        assert [message["role"] for message in one.prompt] == ["user"], "recipes and small tokenizers know no more than the question"
+        assert other == replace(one, prompt=({"role": "system", "content": "Say it."}, *one.prompt))
+    if name != "countdown":
+        env = make("env", name, instruction="Say it, and nothing else; " * 9)
+        assert len(tokenizer_from("bytes").render(env.task("train", 0).prompt)) <= env.max_prompt_tokens, "there is no room for it"
+
+
+def test_the_suite_quick_says_what_to_do_and_reads_what_chat_models_answer() -> None:
+    items = {item.name: item for item in suite_from("quick", None).items}
+    assert set(items) == {"arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"}
+    for name, item in items.items():
+        with make("env", str(item.env["name"]), **{key: value for key, value in item.env.items() if key != "name"}) as env:
+            for task in many(env, "test", 20):
+                assert [message["role"] for message in task.prompt] == ["system", "user"], name
+                gold = env.gold(task)
+                for text in (gold, f"**{gold}**", f"Answer: {gold}", f"The final answer is **{gold}**.", rf"\boxed{{{gold}}}"):
+                    if name != "countdown" or text == gold:
+                        assert env.verifier.verify(task, env.answer(task, [text])).passed, (name, text)
+                for text in ("", "0 or 1", task.question, f"{gold} or {task.question}"):
+                    assert not env.verifier.verify(task, env.answer(task, [text])).passed, (name, text)
 
 
 def test_toys_are_what_they_say() -> None:

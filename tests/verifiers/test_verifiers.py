@@ -14,14 +14,75 @@ from hypothesis import strategies as st
 
 import rlvr
 from rlvr import Fault, Task, Verdict, make, user
-from rlvr.errors import ConfigError
-from rlvr.verifiers.numeric import parse
+from rlvr.errors import AnswerTypeError, ConfigError, RlvrError
+from rlvr.plugins.registry import entries
+from rlvr.verifiers._marks import MARKS, unmarked
+from rlvr.verifiers.numeric import NAMES, WORDS, parse, stated
 
 
 def ask(verifier: Any, reference: Any, answer: str) -> Verdict:
     verdict = verifier.verify(Task("t", user("q"), reference), answer)
     assert isinstance(verdict, Verdict)
     return verdict
+
+
+# ---- every verifier
+
+
+class Lenient(rlvr.Verifier):
+    """A verifier of a user's, that never looks at the type."""
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        return Verdict(1.0, "fine")
+
+
+class MoreLenient(Lenient):
+    def verify(self, task: Task, answer: str) -> Verdict:
+        return super().verify(task, answer)
+
+
+CHAT = [{"role": "assistant", "content": "4"}]
+
+
+@pytest.mark.parametrize("answer", [CHAT, tuple(CHAT), None, 4, b"4", ["4"], {"content": "4"}])
+@pytest.mark.parametrize("name", [*(entry.name for entry in entries("verifier")), "Lenient", "MoreLenient"])
+def test_what_is_no_text_raises_and_never_scores(name: str, answer: Any) -> None:
+    own = {"Lenient": Lenient, "MoreLenient": MoreLenient}
+    settings: dict[str, dict[str, Any]] = {
+        "composite": {"parts": {"a": {"verifier": "numeric"}}},
+        "unit_tests": {"sandbox": {"name": "process", "trusted": True}},
+    }
+    verifier = own[name]() if name in own else make("verifier", name, **settings.get(name, {}))
+    with verifier, pytest.raises(AnswerTypeError, match=r"judges a text, and was given a \w+: ") as raised:
+        verifier.verify(Task("t", user("q"), "4"), answer)
+    assert isinstance(raised.value, TypeError) and isinstance(raised.value, RlvrError)
+    assert ("messages[-1]['content']" in str(raised.value)) == (answer in (CHAT, tuple(CHAT)))
+
+
+RIGHT = {"role": "assistant", "content": "so \\boxed{3/4}"}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": "{}"}}]}
+TOOL = {"role": "tool", "name": "add", "content": "3/4"}
+TRL_GIVES: list[tuple[str, Any, float]] = [
+    ("a text", "\\boxed{0.75}", 1.0),
+    ("a chat", [RIGHT], 1.0),
+    ("a wrong chat", [RIGHT | {"content": "3/5"}], 0.0),
+    ("a call of a tool, its result, an answer", [CALL, TOOL, RIGHT], 1.0),
+    ("a call that nobody answered any more", [CALL, TOOL], 0.0),
+    ("a tool that was called too late", [RIGHT, CALL, TOOL], 0.0),
+    ("nothing", [], 0.0),
+]
+
+
+@pytest.mark.parametrize(("completion", "score"), [case[1:] for case in TRL_GIVES], ids=[case[0] for case in TRL_GIVES])
+def test_the_reward_function_for_trl_reads_all_that_trl_gives(completion: Any, score: float) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text("utf-8")
+    (block,) = [block for block in page.split("```python\n") if "def reward(prompts, completions" in block]
+    space: dict[str, Any] = {}
+    exec(block.split("answers = ")[0], space)
+    try:
+        assert space["reward"]([[{"role": "user", "content": "1/2 + 1/4 = ?"}]], [completion], ["3/4"]) == [score]
+    finally:
+        space["verifier"].close()
 
 
 # ---- numeric
@@ -74,6 +135,81 @@ def test_references_may_be_json_numbers_and_nothing_vague() -> None:
         assert (verdict.score, verdict.fault) == (None, Fault.TASK)
 
 
+@pytest.mark.parametrize("example", [row[-1] for row in (*MARKS, *WORDS, *NAMES)])
+def test_each_form_of_the_tables_is_read(example: str) -> None:
+    numeric = make("verifier", "numeric")
+    assert ask(numeric, "280", example).score == 1.0
+    assert ask(numeric, "281", example).score == ask(numeric, "35", example).score == 0.0
+    assert ask(numeric, "281", example.replace("280", "281")).score == 1.0
+
+
+def test_each_row_of_the_tables_is_needed() -> None:
+    for table in (MARKS, WORDS, NAMES):
+        for row in table:
+            with pytest.MonkeyPatch.context() as patch:
+                module = (
+                    "rlvr.verifiers._marks.MARKS" if table is MARKS else f"rlvr.verifiers.numeric.{'WORDS' if table is WORDS else 'NAMES'}"
+                )
+                patch.setattr(module, tuple(other for other in table if other is not row))
+                assert (unmarked(row[-1]) != "280") if table is MARKS and "$" not in row[-1] else (stated(row[-1]) is None), row
+
+
+MARKED = ["**280**", "***280***", "**`280`**", "`**280**`", "**280.**", "**280**.", "$280$", "$$280$$", r"\[280\]", "Answer: **280**", "**Answer:** 280",
+          "The final answer is **280**.", "The product is **280**.", "**The product is 280.**", r"\boxed{**280**}", "<answer>**280**</answer>",
+          "#### **280**", "35*8 = 280", "35*8=280.", "= 280", "=280", r"$35 \times 8 = 280$", r"\(35\cdot8=280\)", "**35 × 8 = 280**", "35 x 8 = 280",
+          "7*5*8 = 7*40 = 280", "280 = 280", "Therefore, the result is 280", "So x = 280", "The sum of 270, 7, and 3 is 280.", "The last digit of the sum is 280",
+          "That makes 280", "THE PRODUCT IS 280"]  # fmt: skip
+HEDGED = ["**280** or **281**", "**281** **280**", "**281****280**", "281 = 280", "280 = 281 = 280", "35*8 = 281 = 280", "280, 281", "281, 280", "281, 280 = 280",
+          "The product is 281. The product is 280.", "The product is not 280", "The product isn't 280", "The product is never 280.", "It is not = 280",
+          "Not 35*8 = 280", "The product is maybe 280", "The product is about 280", "The product is 280?", "Is it 280?", "It is 280 or 281",
+          "It is either 280", "It is 281, no: 280", "It is 281: 280", "x = 280, y = 281", "x = 281; x = 280", "x != 280", "x ≠ 280", "x < 280", "35*8 >= 280",
+          "35*8 == 280", "35*8 = = 280", "35*8 = 280 =", "280 =", "= = 280", "35*8 ≈ 280",           "The product is 28 0", "The product is 280 (or 281)", "The opposite of the product is 280", "28_0", "2**8**0", "**28** **0**", "**28**0", "2**80",
+          "The product is **28**0", "`280", "**280", "eval = 280", "__import__('os') = 280", "280 apples", "The product is 280 apples",           r"\boxed{35*8 = 280}", "#### 35*8 = 280", "<answer>The product is 280</answer>", "The product is 281\nThe product is 280", "281 makes 280"]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", MARKED)
+def test_marks_equations_and_plain_sentences_are_read(answer: str) -> None:
+    assert ask(make("verifier", "numeric"), "280", answer).score == 1.0
+    assert ask(make("verifier", "numeric"), "281", answer).score == 0.0
+
+
+@pytest.mark.parametrize("answer", HEDGED)
+def test_what_says_more_than_one_number_is_not_read(answer: str) -> None:
+    assert [ask(make("verifier", "numeric"), reference, answer).score for reference in ("280", "281", "28", "35", "2")] == [0.0] * 5
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["280", "281", "=", "*", "**", "`", "$", " ", ":", "is", "not", "or", "the product", "it", ",", "+", "(", ")", "."]
+        ),
+        max_size=12,
+    )
+)
+def test_no_answer_is_right_for_two_references(words: list[str]) -> None:
+    numeric, answer = make("verifier", "numeric"), " ".join(words)
+    assert sum(ask(numeric, reference, answer).score or 0.0 for reference in ("280", "281", "561", "1")) <= 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*" * 50_000,
+        "**a " * 20_000,
+        "`" * 50_000,
+        r"\(" * 20_000,
+        "_a" * 20_000,
+        "(" * 150 + "1",
+        "1+" * 90,
+        "1, " * 60 + "=1",
+        "the " * 40,
+    ],
+)
+def test_no_text_holds_the_reader_up(text: str) -> None:
+    numeric = make("verifier", "numeric")
+    assert ask(numeric, "280", text).score == ask(numeric, "280", f"<answer>{text}</answer>").score == 0.0
+
+
 def test_tolerances_are_exact_at_their_edge() -> None:
     near = make("verifier", "numeric", tolerance=0.1)
     assert [ask(near, "4", text).score for text in ("4.1", "3.9", "4.1000001", "3.8999")] == [1.0, 1.0, 0.0, 0.0]
@@ -99,6 +235,16 @@ def test_exact_compares_whole_texts() -> None:
     assert ask(exact, "caf\u00e9", "cafe\u0301").score == 1.0  # one letter, two spellings of it in Unicode
     loose = make("verifier", "exact", ignore_case=True, channel="boxed")
     assert [ask(loose, ["Yes", "y"], text).score for text in (r"\boxed{YES}", "yes")] == [1.0, 0.0]
+    plain = make("verifier", "exact", markdown=True)
+    assert [ask(plain, "abc", text).score for text in ("**abc**", "`abc`", "abc", "ab**c**", "**abc", "**abc** **abc**")] == [
+        1.0,
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
+    assert ask(exact, "abc", "**abc**").score == 0.0 and ask(exact, "**abc**", "**abc**").score == 1.0
     for reference in (None, 4, "", " ", [], ["", "a"], [1]):
         assert ask(exact, reference, "4").fault is Fault.TASK
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlvr.evaluation.evaluate import evaluate
 from rlvr.runs.runlog import rows_of
 from rlvr.viewer.view import view
 from tests.fixtures.browser import Chromium, Page
@@ -141,6 +142,73 @@ def test_two_runs_stand_side_by_side(chromium: Chromium, runs: tuple[Path, Path]
     choose(page, difference="only here")
     assert count(page) == "80 of 320 episodes"
     assert page.errors() == [] and page.requests() == [made.path.as_uri()]
+
+
+SEEN = """(selector => [...document.querySelectorAll(selector)].filter(found => {
+  const box = found.getBoundingClientRect(), hit = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+  return found.checkVisibility() && box.height > 10 && found.contains(hit);
+}).map(found => found.innerText))"""
+"""The texts of the elements that a person sees: shown, on the screen, and under nothing else."""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("evaluations")
+    for name, policy in (("gold", "scripted:gold"), ("noop", "scripted:noop")):
+        evaluate("tests/fixtures/worlds.py:Sums", policy, tasks=10, n=2, out=folder / name)
+    return folder / "gold", folder / "noop"
+
+
+def test_an_evaluation_opens_on_its_table_of_figures(chromium: Chromium, measured: tuple[Path, Path], tmp_path: Path) -> None:
+    page = opened(chromium, view(measured[0]).path)
+    (table,) = page.evaluate(f"{SEEN}('#figures table')")
+    assert "avg" in table and "100.0%" in table and "pass@n" in table
+    page = opened(chromium, view(measured[0], tmp_path / "two.html", against=measured[1]).path)
+    here, there = page.evaluate(f"{SEEN}('#figures table')")
+    assert "100.0%" in here and "100.0%" not in there and "0.0%" in there
+    assert page.evaluate(f"{SEEN}('#figures h2')") == ["gold", "noop"]
+    assert "lines" not in page.evaluate("$('against').textContent"), "there are no curves, so no dashed lines"
+    assert page.errors() == []
+
+
+def test_a_training_run_opens_on_its_curves(chromium: Chromium, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    page = opened(chromium, view(runs[0]).path)
+    assert len(page.evaluate(f"{SEEN}('#curves figure')")) == 6
+    assert page.evaluate("$('figures').hidden") is True
+    page = opened(chromium, view(runs[0], tmp_path / "two.html", against=runs[1]).path)
+    assert len(page.evaluate(f"{SEEN}('#curves figure')")) == 6 and "dashed lines" in page.evaluate("$('against').innerText")
+
+
+def test_a_training_episode_shows_its_question_and_its_turns(chromium: Chromium, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", steps=1)
+    rows: list[dict[str, Any]] = []
+    for row in rows_of(run / "episodes.jsonl"):
+        tokens, acted = row["tokens"], row["acted"]
+        rows.append(row | {"turns": 2, "tokens": [*tokens, *tokens], "acted": [*acted, *acted]} if len(rows) == 2 else row)
+        rows[-1] |= {"logprobs": [-0.1] * len(rows[-1]["tokens"])}
+        rows[-1].pop("log_ratio", None)
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, view(run).path)
+    parts = "[...document.querySelectorAll('#detail > h2')].map(title => [title.textContent, title.nextElementSibling.textContent])"
+    for at, told in ((1, ["prompt"]), (2, ["prompt", "policy", "environment", "policy"])):
+        page.evaluate(f"choose({at}, true)")
+        page.until(f"state.open === {at} && document.querySelector('#detail b').textContent === {json.dumps(rows[at]['task_id'])}")
+        page.until(f"document.querySelectorAll('#detail > h2').length > {len(told)}")
+        shown = [part for part in page.evaluate(parts) if part[0] in ("prompt", "policy", "environment")]
+        assert [title for title, _ in shown] == told and shown[0][1] == "3+4=" and page.errors() == []
+        assert [text for title, text in shown if title == "policy"] in ([], [rows[at]["text"]] * 2)
+
+
+def test_a_long_name_of_a_task_loses_its_beginning(chromium: Chromium, tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", steps=1)
+    rows = [row | {"task_id": f"{'ab'[at % 2]}/{'long/' * 40}{at}"} for at, row in enumerate(rows_of(run / "episodes.jsonl"))]
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, view(run).path)
+    cell = "document.querySelector('#rows .row .task')"
+    assert page.evaluate(f"{cell}.getBoundingClientRect().right - {cell}.firstChild.getBoundingClientRect().right") == pytest.approx(
+        0, abs=1
+    )
+    assert page.evaluate(f"{cell}.scrollWidth > {cell}.clientWidth && {cell}.textContent") == rows[0]["task_id"]
 
 
 def test_what_only_the_other_run_has_is_told(chromium: Chromium, runs: tuple[Path, Path], tmp_path: Path) -> None:
