@@ -6,6 +6,7 @@ policy. So templates that write earlier turns anew once the conversation goes on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,18 @@ def heard(said: str | Sequence[Message]) -> list[Message]:
     return messages
 
 
+def identified(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with the fields that some templates need in a tool's result: its name and the id of the call.
+
+    >>> identified([{"role": "tool", "content": "4"}])
+    [{'name': 'tool', 'tool_call_id': 'call00000', 'role': 'tool', 'content': '4'}]
+    """
+    return [
+        {"name": "tool", "tool_call_id": f"call{place:05d}", **message} if message["role"] in TOOL_ROLES else dict(message)
+        for place, message in enumerate(messages)
+    ]
+
+
 class HFTokenizer:
     """A Hugging Face tokenizer behind the same door. Hand it a loaded one; nothing is imported here."""
 
@@ -44,6 +57,7 @@ class HFTokenizer:
             )
         self.control = ControlTokens(tokenizer, self.stop_ids)
         self._turn_ends: dict[tuple[str, ...], int] = {}
+        self._arguments_as_text = False
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, with no special tokens added, nor any that the text spells. Marks such as <think> are tokens."""
@@ -64,12 +78,22 @@ class HFTokenizer:
 
     def render_reply(self, said: str | Sequence[Message]) -> list[int]:
         """What the template puts between the policy's stop id and its next turn."""
-        messages = heard(said)
+        messages = identified(heard(said))
         if not self.tokenizer.chat_template:
             return self._bare("\n" + "\n".join(message["content"] for message in messages) + "\n")
         roles = tuple(message["role"] for message in messages)
         if roles not in self._turn_ends:
-            self._turn_ends[roles] = self._turn_end(messages)
+            try:
+                self._turn_ends[roles] = self._turn_end(messages)
+            except ConfigError as error:
+                if self._arguments_as_text or TOOL_ROLES.isdisjoint(roles):
+                    raise
+                self._arguments_as_text = True  # as some templates want the arguments of a call
+                try:
+                    self._turn_ends[roles] = self._turn_end(messages)
+                except ConfigError:
+                    self._arguments_as_text = False
+                    raise error from None
         ids, masked = self._rendered([*self._before(messages), *messages])
         head = masked[: masked.rfind(self._turn)]
         past = len(self.control.among(self.control.read(head))) + self._turn_ends[roles]
@@ -92,8 +116,8 @@ class HFTokenizer:
         if not differs:
             return ""
         return (
-            f"this chat template rewrites earlier {' and '.join(differs)} when a conversation goes on; here every turn stays in the context "
-            "exactly as the policy wrote it, while a chat server with this template shows the model the rewritten one"
+            f"this chat template rewrites earlier {' and '.join(differs)} when a conversation goes on; here every turn stays in the "
+            "context exactly as the policy wrote it, while a chat server with this template shows the model the rewritten one"
         )
 
     @property
@@ -134,27 +158,31 @@ class HFTokenizer:
     def _before(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The conversation before a reply: a question, and a turn of the policy that calls as many tools as the reply has results."""
         results = [message for message in messages if message["role"] in TOOL_ROLES]
+        arguments = json.dumps({"text": self._turn}) if self._arguments_as_text else {"text": self._turn}
         turn: dict[str, Any] = {"role": "assistant", "content": self._turn}
         if results:
             turn["tool_calls"] = [
                 {
                     "type": "function",
-                    "id": message.get("tool_call_id") or f"call{place:05d}",
-                    "function": {"name": message.get("name") or "tool", "arguments": {"text": self._turn}},
+                    "id": message["tool_call_id"],
+                    "function": {"name": message["name"], "arguments": arguments},
                 }
-                for place, message in enumerate(results)
+                for message in results
             ]
         return [{"role": "user", "content": "a"}, turn]
 
-    def _turn_end(self, messages: Sequence[Message]) -> int:
-        """How many control tokens stand after the policy's last word, the end of its turn included; ConfigError where nothing can follow."""
+    def _turn_end(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """How many control tokens stand after the policy's last word, the end of its turn included; ConfigError where there is none."""
         roles, frames, between = ", ".join(message["role"] for message in messages), set(), ""
         for sample in ("x", "yzyz"):
             words = [f"{self.control.nonce}{sample}{place}" for place in range(len(messages))]
             probe = [{**message, "content": word} for message, word in zip(messages, words, strict=True)]
             text = self._written([*self._before(probe), *probe])
             if (at := text.rfind(self._turn)) < 0:
-                raise ConfigError("this chat template leaves out the policy's last turn, so a conversation cannot be continued token by token")
+                raise ConfigError(
+                    "this chat template leaves out the policy's turn, so a conversation cannot be continued token by token "
+                    "(one for images may want contents as lists of parts; only texts are written here)"
+                )
             after = text[at + len(self._turn) :]
             if missing := [word for word in words if word not in after]:
                 role = messages[words.index(missing[0])]["role"]
@@ -175,8 +203,8 @@ class HFTokenizer:
             return 1
         stops, ends = (", ".join(self.tokenizer.convert_ids_to_tokens(found)) for found in (sorted(self.stop_ids), ids[:1]))
         raise ConfigError(
-            f"this chat template ends no turn with a token at which the policy stops ({stops}), so no conversation can go on; "
-            f"add the token that it ends turns with{f' (here {ends})' if ends else ''} to eos_token_id in the model's generation_config.json"
+            f"this chat template ends no turn with a token at which the policy stops ({stops}), so no conversation can go "
+            f"on; add the token that it ends turns with{f' (here {ends})' if ends else ''} to eos_token_id in the model's generation_config.json"
         )
 
     def _end_token(self) -> int:

@@ -50,7 +50,9 @@ class ControlTokens:
         first = {name: next((char for char in name if not char.isalnum() and not char.isspace()), name) for name in self.names.values()}
         chars = {char for char in first.values() if len(char) == 1 and not char.isalnum()}
         words = [re.escape(name) for name in first.values() if name not in chars and first[name] == name]
-        self._opening = re.compile("|".join([*sorted(words, key=len, reverse=True), *map(re.escape, look_alikes(frozenset(chars)))]) or "(?!)")
+        self._opening = re.compile(
+            "|".join([*sorted(words, key=len, reverse=True), *map(re.escape, look_alikes(frozenset(chars)))]) or "(?!)"
+        )
         self._masked = re.compile(self.nonce + "h([0-9a-f]+)z")
 
     def read(self, text: str) -> list[int]:
@@ -155,9 +157,9 @@ class ControlTokens:
 
 
 def is_mark(text: str, template: str) -> bool:
-    """Whether an added token stands for a mark of the chat template rather than for a piece of text.
+    r"""Whether an added token stands for a mark of the chat template rather than for a piece of text.
 
-    >>> is_mark("<think>", "... <think> ..."), is_mark("<table>", "... <think> ..."), is_mark("\\n\\n", "{{ x }}\\n\\n")
+    >>> is_mark("<think>", "... <think> ..."), is_mark("<table>", "... <think> ..."), is_mark("\n\n", "{{ x }}\n\n")
     (True, False, False)
     """
     shaped = len(text) > 2 and not text[0].isalnum() and not text[-1].isalnum() and any(char.isalpha() for char in text)
