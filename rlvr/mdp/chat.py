@@ -203,8 +203,8 @@ class HFTokenizer:
             return 1
         stops, ends = (", ".join(self.tokenizer.convert_ids_to_tokens(found)) for found in (sorted(self.stop_ids), ids[:1]))
         raise ConfigError(
-            f"this chat template ends no turn with a token at which the policy stops ({stops}), so no conversation can go "
-            f"on; add the token that it ends turns with{f' (here {ends})' if ends else ''} to eos_token_id in the model's generation_config.json"
+            f"this chat template ends no turn with a token at which the policy stops ({stops}), so no conversation can go on; add the "
+            f"token that it ends turns with{f' (here {ends})' if ends else ''} to eos_token_id in the model's generation_config.json"
         )
 
     def _end_token(self) -> int:

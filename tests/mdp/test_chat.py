@@ -14,7 +14,7 @@ from rlvr.mdp.tokenizers import EOS, POLICY, USER, ByteTokenizer, CharTokenizer,
 from rlvr.mdp.transcript import messages_of
 from rlvr.task import Message, Task, user
 from tests.fixtures.templates import CHATML, STYLES, THOUGHTS_DROPPED, tokenizer_for
-from tests.fixtures.worlds import Talk
+from tests.fixtures.worlds import Sums, Talk
 
 KINDS = ("bpe", "unigram", "wordpiece")
 HARMLESS = ("7 < 8 and 9 > 3", "[1, 2] | {'a': 1}", " <b>bold</b> \n\n x ", "", "a <| b |> c", "<", "What is 12 + 30?")
@@ -104,6 +104,11 @@ def test_replies_that_hold_control_tokens_are_read_back() -> None:
 def test_what_a_chat_server_would_show_is_said(style: str, rewritten: str) -> None:
     note = styled(style).history_note()
     assert (f"rewrites earlier {rewritten} when" in note) if rewritten else not note
+
+
+def test_rules_say_it_where_a_conversation_can_go_on() -> None:
+    assert TokenMDP(Talk(), styled("thoughts dropped")).history_note() == styled("thoughts dropped").history_note() != ""
+    assert not TokenMDP(Talk(), CharTokenizer()).history_note() and not TokenMDP(Sums(), styled("thoughts dropped")).history_note()
 
 
 def test_thoughts_that_the_template_would_drop_stay() -> None:
