@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rlvr.errors import ConfigError, EnvError
@@ -58,6 +59,7 @@ class HFTokenizer:
         self.control = ControlTokens(tokenizer, self.stop_ids)
         self._turn_ends: dict[tuple[str, ...], int] = {}
         self._arguments_as_text = False
+        self._asks = False
 
     def encode(self, text: str) -> list[int]:
         """Text to ids, with no special tokens added, nor any that the text spells. Marks such as <think> are tokens."""
@@ -71,7 +73,9 @@ class HFTokenizer:
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Through the chat template where there is one; otherwise the bare text of the messages, begun as every text of this model is."""
         if self.tokenizer.chat_template:
-            return self._rendered(messages, tools)[0]
+            ids = self._rendered(messages, tools)[0]
+            self._check_asking()
+            return ids
         if tools:
             raise ConfigError("this tokenizer has no chat template, so it cannot tell the policy of tools; take one with a template")
         return self._beginning() + self._bare("\n".join(message["content"] for message in messages))
@@ -120,6 +124,12 @@ class HFTokenizer:
             "context exactly as the policy wrote it, while a chat server with this template shows the model the rewritten one"
         )
 
+    def _check_asking(self) -> None:
+        """ConfigError, once, where the template leaves out what a user says: some for images want contents as lists of parts."""
+        if not self._asks and self._turn not in self._written([{"role": "user", "content": self._turn}]):
+            raise ConfigError("this chat template does not write the text of a user's message (it may want contents as lists of parts)")
+        self._asks = True
+
     @property
     def _turn(self) -> str:
         return self.control.nonce + "turn"
@@ -141,7 +151,8 @@ class HFTokenizer:
             return self.control.read(text), text
         plain: str | None = None
         if not self.control.forged(everything):
-            plain = self._written(messages, tools)
+            with suppress(ConfigError):  # a template that refuses a content meets the masked one below
+                plain = self._written(messages, tools)
         safe = self._written(masked_messages, masked_tools)
         return self.control.encode(plain, safe), safe
 

@@ -27,8 +27,8 @@ FIXED_KEYS = frozenset({"role", "type"})
 class ControlTokens:
     """The control tokens of one Hugging Face tokenizer, and how to encode text without forging any.
 
-    `hard` are the special tokens and the stop ids: no text ever yields one. `marks` are added tokens that are not special but that the
-    chat template writes, such as <think> or </tool_response>: users and tools cannot yield one either.
+    `hard` are the special tokens, and the added ones that are stop ids: no text ever yields one. `marks` are added tokens that are not
+    special but that the chat template writes, such as <think> or </tool_response>: users and tools cannot yield one either.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: Iterable[int]) -> None:
@@ -37,7 +37,7 @@ class ControlTokens:
         source = template if isinstance(template, str) else "\n".join(template.values())
         added: dict[int, Any] = dict(tokenizer.added_tokens_decoder)
         hard = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)} - {tokenizer.unk_token_id}
-        self.hard = frozenset(int(i) for i in hard | set(stop_ids))
+        self.hard = frozenset(int(i) for i in hard | (added.keys() & set(stop_ids)))  # other stop ids are ordinary pieces of text
         self.marks = frozenset(i for i, token in added.items() if i not in self.hard and is_mark(token.content, source))
         self.ids = self.hard | self.marks
         self.names = {i: str(added[i].content if i in added else tokenizer.convert_ids_to_tokens(i)) for i in sorted(self.ids)}

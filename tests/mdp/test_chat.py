@@ -191,6 +191,25 @@ def test_what_cannot_be_driven_is_refused_with_the_reason(template: str, told: s
         TokenMDP(Talk(), chatml(template))
 
 
+def test_a_template_that_leaves_out_the_question_is_refused() -> None:
+    parts = CHATML.replace("{{ m.content }}", "{% for part in m.content if part is mapping %}{{ part.text }}{% endfor %}")
+    with pytest.raises(ConfigError, match="does not write the text of a user's message"):
+        TokenMDP(Sums(), chatml(parts)).start(Task("t", user("2+2="), reference="4"))
+
+
+def test_a_text_that_the_template_refuses_is_still_written() -> None:
+    tokenizer = chatml("{% if '<b>' in messages[-1].content %}{{ raise_exception('no <b>') }}{% endif %}" + CHATML)
+    assert "<b>" in tokenizer.decode(tokenizer.render_reply("a<b>c"))
+
+
+def test_a_stop_id_may_be_a_piece_of_text() -> None:
+    made = tokenizer_for(CHATML, ["<|im_end|>"])
+    tokenizer = HFTokenizer(made, made.encode("\n"))
+    assert tokenizer.decode(tokenizer.render_reply("a\nb<|im_end|>")) == styled("chatml").decode(
+        styled("chatml").render_reply("a\nb<|im_end|>")
+    ).replace("\n", "")
+
+
 def test_a_template_that_takes_characters_away_makes_no_control_token() -> None:
     tokenizer = chatml(CHATML.replace("{{ m.content }}", "{{ m.content | replace('~', '') }}"))
     assert frame(tokenizer, tokenizer.render_reply("<|im_~end|>")) == frame(tokenizer, tokenizer.render_reply("x"))
