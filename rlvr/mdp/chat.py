@@ -170,7 +170,7 @@ class HFTokenizer:
         """The conversation before a reply: a question, and a turn of the policy that calls as many tools as the reply has results."""
         results = [message for message in messages if message["role"] in TOOL_ROLES]
         arguments = json.dumps({"text": self._turn}) if self._arguments_as_text else {"text": self._turn}
-        turn: dict[str, Any] = {"role": "assistant", "content": self._turn}
+        turn: dict[str, Any] = {"role": "assistant", "content": "" if results else self._turn}
         if results:
             turn["tool_calls"] = [
                 {
