@@ -77,7 +77,7 @@ def driven(tokenizer: HFTokenizer, environment: Environment) -> tuple[list[int],
 def examined(name: str, template: str) -> dict[str, object]:
     """One row of the table."""
     stops = next(stops for pattern, stops in STOPS if re.search(pattern, name))
-    tokenizer = HFTokenizer(made := tokenizer_for(template, stops), made.convert_tokens_to_ids(list(stops)))
+    tokenizer = HFTokenizer(made := tokenizer_for(template, stops), [int(made.vocab[stop]) for stop in stops])
     verifier = build("verifier", "exact")
     try:
         tokens, acted, said = driven(tokenizer, Echo(verifier))

@@ -17,6 +17,9 @@ from rlvr.task import Message
 
 TOOL_ROLES = frozenset({"tool", "ipython", "function", "observation"})
 
+CALLS = ((False, False), (False, True), (True, False), (True, True))
+"""The ways to write a turn that calls a tool: with a text beside the call or without, its arguments as a text or as a mapping."""
+
 
 def heard(said: str | Sequence[Message]) -> list[Message]:
     """The messages of a reply; a text is one message of the user.
@@ -57,8 +60,7 @@ class HFTokenizer:
                 f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; mend generation_config.json"
             )
         self.control = ControlTokens(tokenizer, self.stop_ids)
-        self._turn_ends: dict[tuple[str, ...], int] = {}
-        self._arguments_as_text = False
+        self._turn_ends: dict[tuple[str, ...], tuple[tuple[bool, bool], int]] = {}
         self._asks = False
 
     def encode(self, text: str) -> list[int]:
@@ -87,20 +89,11 @@ class HFTokenizer:
             return self._bare("\n" + "\n".join(message["content"] for message in messages) + "\n")
         roles = tuple(message["role"] for message in messages)
         if roles not in self._turn_ends:
-            try:
-                self._turn_ends[roles] = self._turn_end(messages)
-            except ConfigError as error:
-                if self._arguments_as_text or TOOL_ROLES.isdisjoint(roles):
-                    raise
-                self._arguments_as_text = True  # as some templates want the arguments of a call
-                try:
-                    self._turn_ends[roles] = self._turn_end(messages)
-                except ConfigError:
-                    self._arguments_as_text = False
-                    raise error from None
-        ids, masked = self._rendered([*self._before(messages), *messages])
+            self._turn_ends[roles] = self._first_way(messages, CALLS[: 1 if TOOL_ROLES.isdisjoint(roles) else None])
+        way, end = self._turn_ends[roles]
+        ids, masked = self._rendered([*self._before(messages, way), *messages])
         head = masked[: masked.rfind(self._turn)]
-        past = len(self.control.among(self.control.read(head))) + self._turn_ends[roles]
+        past = len(self.control.among(self.control.read(head))) + end
         places = [place for place, token in enumerate(ids) if token in self.control.ids]
         return ids[places[past - 1] + 1 :]
 
@@ -166,11 +159,11 @@ class HFTokenizer:
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(f"the tokenizer's chat template cannot write a conversation of {roles}: {error}") from error
 
-    def _before(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _before(self, messages: Sequence[Mapping[str, Any]], way: tuple[bool, bool] = CALLS[0]) -> list[dict[str, Any]]:
         """The conversation before a reply: a question, and a turn of the policy that calls as many tools as the reply has results."""
         results = [message for message in messages if message["role"] in TOOL_ROLES]
-        arguments = json.dumps({"text": self._turn}) if self._arguments_as_text else {"text": self._turn}
-        turn: dict[str, Any] = {"role": "assistant", "content": "" if results else self._turn}
+        arguments = json.dumps({"text": self._turn}) if way[1] else {"text": self._turn}
+        turn: dict[str, Any] = {"role": "assistant", "content": "" if results and not way[0] else self._turn}
         if results:
             turn["tool_calls"] = [
                 {
@@ -182,13 +175,23 @@ class HFTokenizer:
             ]
         return [{"role": "user", "content": "a"}, turn]
 
-    def _turn_end(self, messages: Sequence[Mapping[str, Any]]) -> int:
+    def _first_way(self, messages: Sequence[Mapping[str, Any]], ways: Sequence[tuple[bool, bool]]) -> tuple[tuple[bool, bool], int]:
+        """The first way of writing a call that the template takes, and where the turn ends then; ConfigError with the first one's reason."""
+        reasons = []
+        for way in ways:
+            try:
+                return way, self._turn_end(messages, way)
+            except ConfigError as error:
+                reasons.append(error)
+        raise reasons[0]
+
+    def _turn_end(self, messages: Sequence[Mapping[str, Any]], way: tuple[bool, bool]) -> int:
         """How many control tokens stand after the policy's last word, the end of its turn included; ConfigError where there is none."""
         roles, frames, between = ", ".join(message["role"] for message in messages), set(), ""
         for sample in ("x", "yzyz"):
             words = [f"{self.control.nonce}{sample}{place}" for place in range(len(messages))]
             probe = [{**message, "content": word} for message, word in zip(messages, words, strict=True)]
-            text = self._written([*self._before(probe), *probe])
+            text = self._written([*self._before(probe, way), *probe])
             if (at := text.rfind(self._turn)) < 0:
                 raise ConfigError(
                     "this chat template leaves out the policy's turn, so a conversation cannot be continued token by token "
@@ -208,7 +211,7 @@ class HFTokenizer:
         for place, token in enumerate(ids):
             if token in self.stop_ids:
                 return place + 1
-        closed = self._written(self._before(messages), add_generation_prompt=False)
+        closed = self._written(self._before(messages, way), add_generation_prompt=False)
         closed_ids = self.control.among(self.control.read(closed[closed.rfind(self._turn) + len(self._turn) :]))
         if ids and closed_ids and closed_ids[0] in self.stop_ids:  # harmony: <|return|> at the end, <|end|> in the past
             return 1

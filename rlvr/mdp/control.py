@@ -92,7 +92,7 @@ class ControlTokens:
     def encode(self, text: str | None, masked: str) -> list[int]:
         """The ids of `text`, with the control tokens that `masked` holds and no others. `text` is None where it is known to forge some."""
         if text == masked:
-            return self.read(text)
+            return self.read(masked)
         frame = self.among(self.read(masked))
         if text is not None and self.among(ids := self.read(text)) == frame:
             return ids

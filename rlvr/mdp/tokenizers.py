@@ -18,7 +18,8 @@ from typing import Any
 
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra
-from rlvr.mdp.chat import HFTokenizer, heard
+from rlvr.mdp.chat import HFTokenizer as HFTokenizer
+from rlvr.mdp.chat import heard
 from rlvr.task import Message
 
 ASCII = "".join(sorted(string.digits + string.ascii_letters + string.punctuation + " \n"))

@@ -24,7 +24,7 @@ HARMLESS = ("7 < 8 and 9 > 3", "[1, 2] | {'a': 1}", " <b>bold</b> \n\n x ", "", 
 def styled(style: str, kind: str = "bpe") -> HFTokenizer:
     template, stops, _ = STYLES[style]
     made = tokenizer_for(template, stops, kind=kind)
-    return HFTokenizer(made, made.convert_tokens_to_ids(list(stops)))
+    return HFTokenizer(made, [int(made.vocab[stop]) for stop in stops])
 
 
 def chatml(template: str = CHATML, kind: str = "bpe") -> HFTokenizer:

@@ -124,7 +124,8 @@ def test_history_only_grows(tokenizer: TokenizerContract) -> None:
     ids = tokenizer.render(said)
     for answer, reply in (("1", "0"), ("0+1", ""), ("", "1=1")):
         ids = [*ids, *tokenizer.encode(answer), tokenizer.eos_id, *tokenizer.render_reply(reply)]
-        said += [{"role": "assistant", "content": answer}, {"role": "user", "content": reply}]
+        said.append({"role": "assistant", "content": answer})
+        said.append({"role": "user", "content": reply})
         assert ids == tokenizer.render(said)
 
 
