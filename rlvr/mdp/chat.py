@@ -176,7 +176,7 @@ class HFTokenizer:
         return [{"role": "user", "content": "a"}, turn]
 
     def _first_way(self, messages: Sequence[Mapping[str, Any]], ways: Sequence[tuple[bool, bool]]) -> tuple[tuple[bool, bool], int]:
-        """The first way of writing a call that the template takes, and where the turn ends then; ConfigError with the first one's reason."""
+        """The first way of writing a call that the template takes, and where the turn ends then; else ConfigError with the first reason."""
         reasons = []
         for way in ways:
             try:
