@@ -48,12 +48,12 @@ class Tokenizer(Protocol):
         """Ids to text, stop ids left out. Never raises on ids inside the vocabulary."""
         ...
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation to ids, ready for the policy's turn."""
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """A conversation to ids, ready for the policy's turn. Contents are data: no text in them becomes a control token."""
         ...
 
-    def render_reply(self, text: str) -> list[int]:
-        """What stands between the policy's closing stop id and its next turn, when the environment answers `text`."""
+    def render_reply(self, said: str | Sequence[Message]) -> list[int]:
+        """What stands between the policy's closing stop id and its next turn. A text is one message of the user."""
         ...
 
 

@@ -28,7 +28,7 @@ def banner(crew: Crew, folder: Path) -> Table:
     processes = crew.accelerator.num_processes
     lora = config.model.lora
     beside = ", ".join(lora.target_modules or layers(crew.model)) if lora else ""
-    careful = lost_to_rounding(config)
+    careful = [note for note in (lost_to_rounding(config), crew.mdp.history_note()) if note]
     departs = ", ".join(f"{name}={value}" for name, value, differs in crew.algorithm.describe() if differs)
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (
@@ -53,7 +53,7 @@ def banner(crew: Crew, folder: Path) -> Table:
             f"{config.train.steps} steps, {config.train.steps * episodes:,} episodes, {config.train.steps * updates:,} optimizer steps",
         ),
         ("algorithm", f"{config.algorithm['name']}" + (f", but {departs}" if departs else ", as published")),
-        *([("note", careful)] if careful else []),
+        *(("note", note) for note in careful),
         ("run folder", str(folder)),
     ):
         table.add_row(name, value)

@@ -75,6 +75,11 @@ class TokenMDP:
         if environment.max_turns > 1:
             tokenizer.render_reply("a")  # a chat template that cannot go on is found now, and not in every single conversation
 
+    def history_note(self) -> str:
+        """How the context of a long conversation differs from what a chat server would show the model; empty where it does not."""
+        note = getattr(self.tokenizer, "history_note", None)
+        return str(note()) if note and self.environment.max_turns > 1 else ""
+
     def start(self, task: Task) -> State:
         """The state before the policy's first token."""
         tokens = self.tokenizer.render(posed(task).prompt)

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Tokenizer
-from rlvr.errors import ConfigError, EnvError, MissingExtra
+from rlvr.errors import ConfigError, MissingExtra
+from rlvr.mdp.chat import HFTokenizer as HFTokenizer
+from rlvr.mdp.chat import heard
 from rlvr.task import Message
 
 ASCII = "".join(sorted(string.digits + string.ascii_letters + string.punctuation + " \n"))
@@ -34,17 +36,20 @@ class _Marked:
     def encode(self, text: str) -> list[int]:
         raise NotImplementedError
 
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """The conversation so far, ready for the policy's turn."""
-        ids: list[int] = []
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """The conversation so far, ready for the policy's turn. Tools come first, one line of JSON each."""
+        ids = [USER, *self.encode("\n".join(map(json.dumps, tools)))] if tools else []
         for message in messages:
             ids += [POLICY if message["role"] == "assistant" else USER, *self.encode(message["content"])]
             ids += [EOS] if message["role"] == "assistant" else []
         return [*ids, POLICY]
 
-    def render_reply(self, text: str) -> list[int]:
+    def render_reply(self, said: str | Sequence[Message]) -> list[int]:
         """The environment's answer, and the mark that gives the policy the word."""
-        return [USER, *self.encode(text), POLICY]
+        ids: list[int] = []
+        for message in heard(said):
+            ids += [USER, *self.encode(message["content"])]
+        return [*ids, POLICY]
 
 
 class CharTokenizer(_Marked):
@@ -89,67 +94,6 @@ class ByteTokenizer(_Marked):
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text; bytes that are no UTF-8 show as replacement characters."""
         return bytes(i - len(SPECIALS) if i >= len(SPECIALS) else 0xFF for i in ids if i != EOS).decode("utf-8", "replace")
-
-
-class HFTokenizer:
-    """A Hugging Face tokenizer behind the same door. Hand it a loaded one; nothing is imported here."""
-
-    def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.vocab_size = len(tokenizer)
-        if tokenizer.eos_token_id is None:
-            raise ConfigError("this tokenizer has no EOS token, so no answer could ever end; set tokenizer.eos_token")
-        self.eos_id = int(tokenizer.eos_token_id)
-        self.stop_ids = frozenset({self.eos_id, *extra_stop_ids})
-        if not 0 <= min(self.stop_ids) <= max(self.stop_ids) < self.vocab_size:
-            raise ConfigError(
-                f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; mend generation_config.json"
-            )
-
-    def encode(self, text: str) -> list[int]:
-        """Text to ids, with no special tokens added."""
-        return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text, stop ids left out, everything else as it stands."""
-        said = [i for i in ids if i not in self.stop_ids]
-        return str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def render(self, messages: Sequence[Message]) -> list[int]:
-        """Through the chat template where there is one; otherwise the bare text of the messages, begun as every text of this model is."""
-        if not self.tokenizer.chat_template:
-            return self._beginning() + self.encode("\n".join(message["content"] for message in messages))
-        return self.encode(self._written(messages, add_generation_prompt=True))
-
-    def _beginning(self) -> list[int]:
-        """The BOS token of models that never saw a text without one."""
-        bos = self.tokenizer.bos_token_id
-        return [int(bos)] if bos is not None and list(self.tokenizer.encode("a"))[:1] == [bos] else []
-
-    def _written(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        try:
-            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=add_generation_prompt))
-        except Exception as error:  # a template may refuse what it does not know, such as a system message
-            roles = ", ".join(message["role"] for message in messages)
-            raise ConfigError(f"the tokenizer's chat template cannot write a conversation of {roles}: {error}") from error
-
-    def render_reply(self, text: str) -> list[int]:
-        """What the template puts between the policy's stop id and its next turn."""
-        if not self.tokenizer.chat_template:
-            return self.encode("\n" + text + "\n")
-        said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        before = self.encode(self._written(said, add_generation_prompt=False))
-        after = self.render([*said, {"role": "user", "content": text}])
-        ends = [i for i, token in enumerate(before) if token in self.stop_ids]
-        if not ends:
-            stops = ", ".join(self.tokenizer.convert_ids_to_tokens(sorted(self.stop_ids)))
-            raise ConfigError(
-                f"this chat template ends no turn with a token at which the policy stops ({stops}), so no conversation can go on; "
-                "add the token that it ends turns with to eos_token_id in the model's generation_config.json"
-            )
-        if after[: ends[-1] + 1] != before[: ends[-1] + 1]:
-            raise EnvError("this chat template rewrites earlier turns, so a conversation cannot be continued token by token")
-        return after[ends[-1] + 1 :]
 
 
 def tokenizer_from(spec: str) -> Tokenizer:

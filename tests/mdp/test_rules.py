@@ -283,7 +283,7 @@ def test_what_cannot_pose_tasks_is_refused_at_once() -> None:
 
 def test_a_prompt_without_a_token_is_refused() -> None:
     class Empty(ByteTokenizer):
-        def render(self, messages: object) -> list[int]:
+        def render(self, messages: object, tools: object = ()) -> list[int]:
             return []
 
     with pytest.raises(EnvError, match="renders to no token"):

@@ -92,7 +92,7 @@ def test_any_text_survives_the_bytes(text: str) -> None:
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 def test_any_text_survives_hugging_faces(text: str) -> None:
     tokenizer = ALL[3]
-    assert "<|" in text or tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_spaces_before_punctuation_stay(hf: HFTokenizer) -> None:
@@ -124,7 +124,8 @@ def test_history_only_grows(tokenizer: TokenizerContract) -> None:
     ids = tokenizer.render(said)
     for answer, reply in (("1", "0"), ("0+1", ""), ("", "1=1")):
         ids = [*ids, *tokenizer.encode(answer), tokenizer.eos_id, *tokenizer.render_reply(reply)]
-        said += [{"role": "assistant", "content": answer}, {"role": "user", "content": reply}]
+        said.append({"role": "assistant", "content": answer})
+        said.append({"role": "user", "content": reply})
         assert ids == tokenizer.render(said)
 
 

@@ -1,0 +1,228 @@
+"""A Hugging Face tokenizer and its chat template: prompts, and what follows each turn of the policy.
+
+History only grows. A reply is read off a small conversation that never was: what its template writes after the last end token of the
+policy. So templates that write earlier turns anew once the conversation goes on (without their reasoning, say) can be used too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from rlvr.errors import ConfigError, EnvError
+from rlvr.mdp.control import ControlTokens
+from rlvr.task import Message
+
+TOOL_ROLES = frozenset({"tool", "ipython", "function", "observation"})
+
+CALLS = ((False, False), (False, True), (True, False), (True, True))
+"""The ways to write a turn that calls a tool: with a text beside the call or without, its arguments as a text or as a mapping."""
+
+
+def heard(said: str | Sequence[Message]) -> list[Message]:
+    """The messages of a reply; a text is one message of the user.
+
+    >>> heard("Warmer.")
+    [{'role': 'user', 'content': 'Warmer.'}]
+    """
+    messages: list[Message] = [{"role": "user", "content": said}] if isinstance(said, str) else list(said)
+    if not messages or any(message["role"] == "assistant" for message in messages):
+        raise EnvError(f"a reply is one or more messages that are not the policy's own (role assistant), got {messages!r:.200}")
+    return messages
+
+
+def identified(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, with the fields that some templates need in a tool's result: its name and the id of the call.
+
+    >>> identified([{"role": "tool", "content": "4"}])
+    [{'name': 'tool', 'tool_call_id': 'call00000', 'role': 'tool', 'content': '4'}]
+    """
+    return [
+        {"name": "tool", "tool_call_id": f"call{place:05d}", **message} if message["role"] in TOOL_ROLES else dict(message)
+        for place, message in enumerate(messages)
+    ]
+
+
+class HFTokenizer:
+    """A Hugging Face tokenizer behind the same door. Hand it a loaded one; nothing is imported here."""
+
+    def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = len(tokenizer)
+        if tokenizer.eos_token_id is None:
+            raise ConfigError("this tokenizer has no EOS token, so no answer could ever end; set tokenizer.eos_token")
+        self.eos_id = int(tokenizer.eos_token_id)
+        self.stop_ids = frozenset({self.eos_id, *extra_stop_ids})
+        if not 0 <= min(self.stop_ids) <= max(self.stop_ids) < self.vocab_size:
+            raise ConfigError(
+                f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; mend generation_config.json"
+            )
+        self.control = ControlTokens(tokenizer, self.stop_ids)
+        self._turn_ends: dict[tuple[str, ...], tuple[tuple[bool, bool], int]] = {}
+        self._asks = False
+
+    def encode(self, text: str) -> list[int]:
+        """Text to ids, with no special tokens added, nor any that the text spells. Marks such as <think> are tokens."""
+        return self.control.encode_text(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Ids to text, stop ids left out, everything else as it stands."""
+        said = [i for i in ids if i not in self.stop_ids]
+        return str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Through the chat template where there is one; otherwise the bare text of the messages, begun as every text of this model is."""
+        if self.tokenizer.chat_template:
+            ids = self._rendered(messages, tools)[0]
+            self._check_asking()
+            return ids
+        if tools:
+            raise ConfigError("this tokenizer has no chat template, so it cannot tell the policy of tools; take one with a template")
+        return self._beginning() + self._bare("\n".join(message["content"] for message in messages))
+
+    def render_reply(self, said: str | Sequence[Message]) -> list[int]:
+        """What the template puts between the policy's stop id and its next turn."""
+        messages = identified(heard(said))
+        if not self.tokenizer.chat_template:
+            return self._bare("\n" + "\n".join(message["content"] for message in messages) + "\n")
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._turn_ends:
+            self._turn_ends[roles] = self._first_way(messages, CALLS[: 1 if TOOL_ROLES.isdisjoint(roles) else None])
+        way, end = self._turn_ends[roles]
+        ids, masked = self._rendered([*self._before(messages, way), *messages])
+        head = masked[: masked.rfind(self._turn)]
+        past = len(self.control.among(self.control.read(head))) + end
+        places = [place for place, token in enumerate(ids) if token in self.control.ids]
+        return ids[places[past - 1] + 1 :]
+
+    def history_note(self) -> str:
+        """How a conversation kept as it was sampled differs from what this template writes of it later; empty where it does not."""
+        if not self.tokenizer.chat_template:
+            return ""
+        prompt, reply = self.render([{"role": "user", "content": "a"}]), self.render_reply("c")
+        end = self._end_token()
+        opened = self._written([{"role": "user", "content": "a"}]).rstrip().endswith("<think>")
+        thought = ("" if opened else "<think>\n") + "t\n</think>\n\nb"
+        differs = []
+        for kind, answer in (("answers", "b"), ("answers with reasoning", thought)):
+            whole: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
+            if [*prompt, *self.encode(answer), end, *reply] != self.render([*whole, {"role": "user", "content": "c"}]):
+                differs.append(kind)
+        if not differs:
+            return ""
+        return (
+            f"this chat template rewrites earlier {' and '.join(differs)} when a conversation goes on; here every turn stays in the "
+            "context exactly as the policy wrote it, while a chat server with this template shows the model the rewritten one"
+        )
+
+    def _check_asking(self) -> None:
+        """ConfigError, once, where the template leaves out what a user says: some for images want contents as lists of parts."""
+        if not self._asks and self._turn not in self._written([{"role": "user", "content": self._turn}]):
+            raise ConfigError("this chat template does not write the text of a user's message (it may want contents as lists of parts)")
+        self._asks = True
+
+    @property
+    def _turn(self) -> str:
+        return self.control.nonce + "turn"
+
+    def _bare(self, text: str) -> list[int]:
+        return self.control.encode(None if self.control.forged(text) else text, self.control.mask(text))
+
+    def _beginning(self) -> list[int]:
+        """The BOS token of models that never saw a text without one."""
+        bos = self.tokenizer.bos_token_id
+        return [int(bos)] if bos is not None and list(self.tokenizer.encode("a"))[:1] == [bos] else []
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[list[int], str]:
+        """The ids of a conversation, and its text with the contents masked."""
+        everything = [list(messages), list(tools)]
+        masked_messages, masked_tools = masked = self.control.mask(everything)
+        if masked == everything:
+            text = self._written(messages, tools)
+            return self.control.read(text), text
+        plain: str | None = None
+        if not self.control.forged(everything):
+            with suppress(ConfigError):  # a template that refuses a content meets the masked one below
+                plain = self._written(messages, tools)
+        safe = self._written(masked_messages, masked_tools)
+        return self.control.encode(plain, safe), safe
+
+    def _written(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, add_generation_prompt: bool = True
+    ) -> str:
+        try:
+            write = self.tokenizer.apply_chat_template
+            return str(write(list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt))
+        except Exception as error:  # a template may refuse what it does not know, such as a system message
+            roles = ", ".join(message["role"] for message in messages)
+            raise ConfigError(f"the tokenizer's chat template cannot write a conversation of {roles}: {error}") from error
+
+    def _before(self, messages: Sequence[Mapping[str, Any]], way: tuple[bool, bool] = CALLS[0]) -> list[dict[str, Any]]:
+        """The conversation before a reply: a question, and a turn of the policy that calls as many tools as the reply has results."""
+        results = [message for message in messages if message["role"] in TOOL_ROLES]
+        arguments = json.dumps({"text": self._turn}) if way[1] else {"text": self._turn}
+        turn: dict[str, Any] = {"role": "assistant", "content": "" if results and not way[0] else self._turn}
+        if results:
+            turn["tool_calls"] = [
+                {
+                    "type": "function",
+                    "id": message["tool_call_id"],
+                    "function": {"name": message["name"], "arguments": arguments},
+                }
+                for message in results
+            ]
+        return [{"role": "user", "content": "a"}, turn]
+
+    def _first_way(self, messages: Sequence[Mapping[str, Any]], ways: Sequence[tuple[bool, bool]]) -> tuple[tuple[bool, bool], int]:
+        """The first way of writing a call that the template takes, and where the turn ends then; else ConfigError with the first reason."""
+        reasons = []
+        for way in ways:
+            try:
+                return way, self._turn_end(messages, way)
+            except ConfigError as error:
+                reasons.append(error)
+        raise reasons[0]
+
+    def _turn_end(self, messages: Sequence[Mapping[str, Any]], way: tuple[bool, bool]) -> int:
+        """How many control tokens stand after the policy's last word, the end of its turn included; ConfigError where there is none."""
+        roles, frames, between = ", ".join(message["role"] for message in messages), set(), ""
+        for sample in ("x", "yzyz"):
+            words = [f"{self.control.nonce}{sample}{place}" for place in range(len(messages))]
+            probe = [{**message, "content": word} for message, word in zip(messages, words, strict=True)]
+            text = self._written([*self._before(probe, way), *probe])
+            if (at := text.rfind(self._turn)) < 0:
+                raise ConfigError(
+                    "this chat template leaves out the policy's turn, so a conversation cannot be continued token by token "
+                    "(one for images may want contents as lists of parts; only texts are written here)"
+                )
+            after = text[at + len(self._turn) :]
+            if missing := [word for word in words if word not in after]:
+                role = messages[words.index(missing[0])]["role"]
+                raise ConfigError(f"this chat template does not write messages of role {role} after a turn of the policy")
+            between = after[: after.index(words[0])]
+            for word in words:
+                after = after.replace(word, "")
+            frames.add(after)
+        if len(frames) > 1:
+            raise ConfigError(f"what this chat template writes around a reply of {roles} depends on the text of the reply")
+        ids = self.control.among(self.control.read(between))
+        for place, token in enumerate(ids):
+            if token in self.stop_ids:
+                return place + 1
+        closed = self._written(self._before(messages, way), add_generation_prompt=False)
+        closed_ids = self.control.among(self.control.read(closed[closed.rfind(self._turn) + len(self._turn) :]))
+        if ids and closed_ids and closed_ids[0] in self.stop_ids:  # harmony: <|return|> at the end, <|end|> in the past
+            return 1
+        stops, ends = (", ".join(self.tokenizer.convert_ids_to_tokens(found)) for found in (sorted(self.stop_ids), ids[:1]))
+        raise ConfigError(
+            f"this chat template ends no turn with a token at which the policy stops ({stops}), so no conversation can go on; add the "
+            f"token that it ends turns with{f' (here {ends})' if ends else ''} to eos_token_id in the model's generation_config.json"
+        )
+
+    def _end_token(self) -> int:
+        """The stop id that the template writes at the end of a policy's turn."""
+        text = self._written(self._before([]), add_generation_prompt=False)
+        stops = [i for i in self.control.read(text[text.rfind(self._turn) :]) if i in self.stop_ids]
+        return stops[0] if stops else self.eos_id
