@@ -134,12 +134,20 @@ class Dialect(ABC):
         if thinking or self._closes_first(text):
             end, at = self._thought_end(text, 0)
             yield from self._thought(text[:end], tools)
-        start = at
+        start, blank = at, True
+        if step := self.whole_turn(text, at, tools):
+            yield Piece("calls", text[at : step.end], step.found)
+            start = at = step.end
+            blank = False
         while (mark := self._marks.search(text, at)) and count < MAX_CALLS:
             if mark.group() in self._closers:
                 yield Piece("content", text[start : mark.start()])
+                blank = blank and not text[start : mark.start()].strip()
                 end, at = self._thought_end(text, mark.end(), self._closers[mark.group()])
                 yield from self._thought(text[mark.end() : end], tools)
+                if blank and (step := self.whole_turn(text, at, tools)):
+                    yield Piece("calls", text[at : step.end], step.found)
+                    at, blank = step.end, False
                 start = at
                 continue
             step = self.scan(text, mark.start(), tools)
@@ -147,6 +155,7 @@ class Dialect(ABC):
                 at = mark.end()
                 continue
             yield Piece("content", text[start : mark.start()])
+            blank = False
             start = at = max(step.end, mark.end())
             count += len(step.found)
             yield Piece("calls", text[mark.start() : at], step.found)
@@ -162,6 +171,10 @@ class Dialect(ABC):
         return "\n".join([*lines, "", "The result comes in the next message. When you need no more calls, write the answer."])
 
     # ---- for subclasses
+
+    def whole_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
+        """The calls of a turn that needs no mark: it is a call as a whole, perhaps after its first thought. None for all other turns."""
+        return None
 
     def unclosed(self, text: str, name: str = "", found: Sequence[Found] = ()) -> Step:
         """What is said when the text ends inside a call."""
@@ -182,6 +195,8 @@ class Dialect(ABC):
         """Whether a thought ends before any mark begins one or a call: then the prompt had opened it."""
         closes = [at for close in self._closers.values() if (at := text.find(close)) >= 0]
         mark = self._marks.search(text)
+        if self.whole_turn(text, 0, ()):
+            return False
         return bool(closes) and (mark is None or min(closes) < mark.start())
 
     def _thought_end(self, text: str, at: int, close: str = "") -> tuple[int, int]:

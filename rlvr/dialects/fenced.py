@@ -37,7 +37,8 @@ class Fenced(Dialect):
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
         """From a fence at the start of a line to the same fence at the start of another."""
-        fence = FENCE.match(text, at) if at == 0 or text[at - 1] == "\n" else None
+        begins = at == 0 or text[at - 1] == "\n" or any(text.endswith(close, 0, at) for _, close in self.thoughts)
+        fence = FENCE.match(text, at) if begins else None
         name = fence.group(2).strip() if fence else ""
         if fence is None or name not in {spec.name for spec in tools}:
             return None

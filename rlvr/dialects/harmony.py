@@ -70,6 +70,9 @@ class Harmony(Dialect):
             return Piece("calls", text[begin:at], (found,)), at
         end, at = self._boundary(text, body)
         kind = channel.group(1) if channel else "final"
+        if text.startswith("<|call|>", end):
+            why = "a call is a message of its own, addressed with to=functions.NAME"
+            return Piece("calls", text[begin:at], (Found("", None, CallStatus.MALFORMED, why),), thought=kind == "analysis"), at
         return Piece("reasoning" if kind == "analysis" else "content", text[body:end] + ("\n" if at < len(text) else "")), at
 
     def _call(self, text: str, body: int, name: str, header: str, tools: Sequence[ToolSpec]) -> tuple[Found, int]:
@@ -104,7 +107,7 @@ class Harmony(Dialect):
             why = "the text ends inside it" if end >= len(text) else "its header has no <|message|>"
             yield Piece("calls", text[begin:end], (Found(to.group(1).removeprefix("functions."), None, status, why),))
         else:
-            yield Piece("content", HEADER.sub("", text[at:end]))
+            yield Piece("content", HEADER.sub("", text[at:end].removeprefix("assistant")))
 
     @staticmethod
     def _is_header(text: str) -> bool:

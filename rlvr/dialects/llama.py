@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from rlvr.dialects.dialect import NAME, Dialect, Found, Piece, Step
+from rlvr.dialects.dialect import NAME, Dialect, Found, Step
 from rlvr.dialects.hermes import named
 from rlvr.dialects.jsontext import Broken, dumps, skip, value
 from rlvr.turns import Call, CallStatus, ToolSpec
@@ -32,18 +32,9 @@ class Llama(Dialect):
         """One object a call."""
         return "; ".join(dumps({"name": call.name, "parameters": dict(call.arguments or {})}) for call in calls)
 
-    def pieces(self, text: str, tools: Sequence[ToolSpec], thinking: bool) -> Iterator[Piece]:
-        """What follows the reasoning is a call as a whole, or it is text, perhaps with a tag in it."""
-        begun, at = False, 0
-        for piece in super().pieces(text, tools, thinking):
-            if piece.kind == "content" and not begun and OBJECT.match(piece.text):
-                step = self._objects(piece.text, 0)
-                at = step.end
-                yield Piece("calls", piece.text[:at], step.found)
-                yield Piece("content", piece.text[at:])
-            else:
-                yield piece
-            begun = begun or (piece.kind != "reasoning" and bool(piece.text.strip()))
+    def whole_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
+        """A turn that is an object with a name."""
+        return self._objects(text, at) if OBJECT.match(text, at) else None
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
         """What stands after the tag: an object, a built-in tool, or code to the end of the turn."""

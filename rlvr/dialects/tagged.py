@@ -64,13 +64,16 @@ def expect(text: str, at: int, *marks: str) -> tuple[str, int]:
     raise Lost(start, " or ".join(marks))
 
 
-def until(text: str, at: int, mark: str) -> tuple[str, int]:
-    """The text up to a mark, and where that ends. Lost when it never comes.
+def until(text: str, at: int, mark: str, last: str) -> tuple[str, int]:
+    """The text up to a mark, and where that ends. Lost when the call ends before it, with `last`, or it never comes.
 
-    >>> until("ab<c>d", 0, "<c>")
+    >>> until("ab<c>d", 0, "<c>", "<end>")
     ('ab', 5)
     """
     end = text.find(mark, at)
+    early = text.find(last, at, end) if end >= 0 else text.find(last, at)
+    if early >= 0:
+        raise Lost(early, mark)
     if end < 0:
         raise Lost(len(text), mark)
     return text[at:end], end + len(mark)
@@ -90,7 +93,7 @@ class QwenXml(Tagged):
         return "\n".join(self._block(call) for call in calls)
 
     def _block(self, call: Call) -> str:
-        values = self.plain(call, ("</parameter>",))
+        values = self.plain(call, ("</parameter>", self.end))
         lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
         return f"<tool_call>\n<function={call.name}>\n{lines}</function>\n</tool_call>"
 
@@ -98,7 +101,7 @@ class QwenXml(Tagged):
         """From `<tool_call>` to `</tool_call>`; one that begins with `<function=` is told to begin with the other."""
         whole_call = text.startswith("<tool_call>", at)
         _, at = expect(text, at + len("<tool_call>") * whole_call, "<function=")
-        name, at = until(text, at, ">")
+        name, at = until(text, at, ">", self.end)
         names.append(name.strip())
         given: dict[str, str] = {}
         while True:
@@ -106,8 +109,8 @@ class QwenXml(Tagged):
             if mark == "</function>":
                 break
             start = at
-            key, at = until(text, at, ">")
-            value, at = until(text, at, "</parameter>")
+            key, at = until(text, at, ">", self.end)
+            value, at = until(text, at, "</parameter>", self.end)
             if key in given:
                 raise Lost(start, f"a parameter other than {key!r}")
             given[key] = value[value.startswith("\n") : len(value) - (value.endswith("\n") and len(value) > 1)]
@@ -134,7 +137,7 @@ class Glm(Tagged):
         return "\n".join(self._block(call) for call in calls)
 
     def _block(self, call: Call) -> str:
-        values = self.plain(call, ("</arg_value>",))
+        values = self.plain(call, ("</arg_value>", self.end))
         lines = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
         return f"<tool_call>{call.name}\n{lines}</tool_call>"
 
@@ -149,9 +152,9 @@ class Glm(Tagged):
             if mark == self.end:
                 return Step((Found(names[0], given, untyped=True),), at)
             start = at
-            key, at = until(text, at, "</arg_key>")
+            key, at = until(text, at, "</arg_key>", self.end)
             _, at = expect(text, at, "<arg_value>")
-            value, at = until(text, at, "</arg_value>")
+            value, at = until(text, at, "</arg_value>", self.end)
             if key.strip() in given:
                 raise Lost(start, f"a key other than {key.strip()!r}")
             given[key.strip()] = value
@@ -176,7 +179,7 @@ class Dsml(Tagged):
         return f"<｜DSML｜function_calls>\n{blocks}</｜DSML｜function_calls>" if blocks else ""
 
     def _block(self, call: Call) -> str:
-        values, given = self.plain(call, (self._close,)), call.arguments or {}
+        values, given = self.plain(call, (self._close, self.end)), call.arguments or {}
         lines = "".join(
             f'{self._parameter}{key}" string="{str(isinstance(given[key], str)).lower()}">{value}{self._close}\n' for key, value in values.items()
         )
@@ -184,7 +187,7 @@ class Dsml(Tagged):
 
     def walk(self, text: str, at: int, names: list[str]) -> Step:
         """Each argument is a text as it stands, or JSON."""
-        name, at = until(text, at + len(self.opens[0]), '">')
+        name, at = until(text, at + len(self.opens[0]), '">', self.end)
         names.append(name)
         given: dict[str, Any] = {}
         wrong = ""
@@ -194,9 +197,9 @@ class Dsml(Tagged):
                 broken = (Found(name, None, CallStatus.BAD_JSON, wrong),)
                 return Step(broken if wrong else (Found(name, given),), at)
             start = at
-            key, at = until(text, at, '"')
+            key, at = until(text, at, '"', self.end)
             kind, at = expect(text, at, 'string="true">', 'string="false">')
-            value, at = until(text, at, self._close)
+            value, at = until(text, at, self._close, self.end)
             if key in given:
                 raise Lost(start, f"a parameter other than {key!r}")
             try:
