@@ -24,6 +24,7 @@ class Gemma(Dialect):
     closes = (close,)
     stops = (close,)
     thoughts = (("<|channel>thought\n", "<channel|>"),)
+    drops = ("<|tool_response>", "<turn|>")
     signs = (("<|tool_call>call:",),)
     quote = '<|"|>'
 
