@@ -22,7 +22,7 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
 }
-STEPS = 10
+STEPS = 40
 """After how many steps of SQLite's machine the clock is looked at."""
 SCRATCH_PAGES = 16_384
 """How large a scratch copy may grow: 64 MiB of 4 KiB pages."""
