@@ -194,9 +194,7 @@ def takes(schema: Mapping[str, Any]) -> str:
     'x (a whole number), y (a text, optional)'
     """
     needed = schema.get("required", ())
-    parts = [
-        f"{key} ({kind_words(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()
-    ]
+    parts = [f"{key} ({kind_words(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()]
     return ", ".join(parts) or "none"
 
 

@@ -23,9 +23,9 @@ FLOORS: Mapping[str, int] = {
     for floor, names in enumerate(
         (
             ("errors", "task", "turns"),
-            ("episode", "answers"),
+            ("episode", "answers", "schema"),
             ("contracts",),
-            ("algorithm",),
+            ("algorithm", "tooling"),
             ("plugins", "config", "dialects"),
             ("mdp",),
             ("model", "runs"),

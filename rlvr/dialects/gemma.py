@@ -72,7 +72,9 @@ class Gemma(Dialect):
 
     def _text(self, text: str) -> str:
         if self.quote in text or text.endswith(tuple(self.quote[:n] for n in range(1, len(self.quote)))):
-            raise Unwritable(f"{text!r:.60} cannot be written in {self.name}: it holds the quote {self.quote}, or ends with the start of it")
+            raise Unwritable(
+                f"{text!r:.60} cannot be written in {self.name}: it holds the quote {self.quote}, or ends with the start of it"
+            )
         return f"{self.quote}{text}{self.quote}"
 
 

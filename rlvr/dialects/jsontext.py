@@ -59,7 +59,7 @@ def value(text: str, at: int = 0) -> tuple[Any, int]:
     try:
         found, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        cut = error.pos >= len(text) or error.msg.startswith("Unterminated") or len(text) - error.pos < 6 and _half(text[error.pos :])
+        cut = error.pos >= len(text) or error.msg.startswith("Unterminated") or (len(text) - error.pos < 6 and _half(text[error.pos :]))
         raise Broken(f"{error.msg} at character {max(0, error.pos - start)} of the JSON", cut=cut) from None
     except RecursionError:
         raise Broken("the JSON is nested too deeply") from None

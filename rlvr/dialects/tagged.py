@@ -47,7 +47,9 @@ class Tagged(Dialect):
         found = {key: value if isinstance(value, str) else dumps(value) for key, value in (call.arguments or {}).items()}
         for key, text in found.items():
             if not NAME.fullmatch(key) or any(mark in text for mark in marks):
-                raise Unwritable(f"argument {key!r} of {call.name} cannot be written in {self.name}: it holds {' or '.join(marks)}, or is no name")
+                raise Unwritable(
+                    f"argument {key!r} of {call.name} cannot be written in {self.name}: it holds {' or '.join(marks)}, or is no name"
+                )
         return found
 
 
@@ -181,7 +183,8 @@ class Dsml(Tagged):
     def _block(self, call: Call) -> str:
         values, given = self.plain(call, (self._close, self.end)), call.arguments or {}
         lines = "".join(
-            f'{self._parameter}{key}" string="{str(isinstance(given[key], str)).lower()}">{value}{self._close}\n' for key, value in values.items()
+            f'{self._parameter}{key}" string="{str(isinstance(given[key], str)).lower()}">{value}{self._close}\n'
+            for key, value in values.items()
         )
         return f'{self.opens[0]}{call.name}">\n{lines}{self.end}\n'
 

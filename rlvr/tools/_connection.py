@@ -144,13 +144,17 @@ async def _offered(client: Any) -> list[ToolSpec]:
         page = await client.list_tools(cursor=cursor)
         for one in page.tools:
             if not NAME.fullmatch(one.name):
-                raise ConfigError(f"the MCP server offers a tool {one.name!r:.80}; a name has letters, digits, _ - . and at most 128 of them")
+                raise ConfigError(
+                    f"the MCP server offers a tool {one.name!r:.80}; a name has letters, digits, _ - . and at most 128 of them"
+                )
             found.append(ToolSpec(one.name, (one.description or one.title or one.name).strip(), plain_schema(one.input_schema)))
         cursor = page.next_cursor
         if not cursor:
             break
     if len(found) > MOST_TOOLS:
-        raise ConfigError(f"the MCP server offers {len(found)} tools, more than {MOST_TOOLS} are not put into a prompt; choose some with `only`")
+        raise ConfigError(
+            f"the MCP server offers {len(found)} tools, more than {MOST_TOOLS} are not put into a prompt; choose some with `only`"
+        )
     return sorted(found, key=lambda spec: spec.name)
 
 

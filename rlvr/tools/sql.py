@@ -140,7 +140,9 @@ class Sql(Tool):
             raise ConfigError(f"there is no database {path!r}; give the path of a SQLite file")
         connection: sqlite3.Connection | None = None
         try:
-            connection = sqlite3.connect(f"{Path(path).resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False, isolation_level=None)
+            connection = sqlite3.connect(
+                f"{Path(path).resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
+            )
             connection.execute("select count(*) from sqlite_schema").fetchone()
         except sqlite3.Error as error:
             if connection is not None:

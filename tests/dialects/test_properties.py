@@ -88,7 +88,7 @@ def test_what_is_written_is_read_back(dialect: Dialect, calls: list[tuple[str, d
     try:
         text = dialect.write(written, TOOLS)
     except Unwritable as refused:
-        assert any(mark in str(calls) for mark in ("</parameter>", "</arg_value>", "</｜DSML", "<|\"|>", "<escape>", "<")), refused
+        assert any(mark in str(calls) for mark in ("</parameter>", "</arg_value>", "</｜DSML", '<|"|>', "<escape>", "<")), refused
         return
     assert read_back(dialect, text) == calls
 
@@ -120,7 +120,20 @@ def test_a_call_with_a_hole_in_it_is_no_error(dialect: Dialect, data: st.DataObj
     dialect.read(text[:start] + patch + text[end:], TOOLS)
 
 
-FLOODS = [*MARKS, '{"name": "', "[[", '{"a":', "<tool_call>{", "call:a{b:", "[TOOL_CALLS]a", "```python\n", "\n```now", " \n", "<think></think>", "<think>x"]
+FLOODS = [
+    *MARKS,
+    '{"name": "',
+    "[[",
+    '{"a":',
+    "<tool_call>{",
+    "call:a{b:",
+    "[TOOL_CALLS]a",
+    "```python\n",
+    "\n```now",
+    " \n",
+    "<think></think>",
+    "<think>x",
+]
 
 
 @ALL
