@@ -104,9 +104,9 @@ def type_schema(hint: Any, where: str = "a type") -> dict[str, Any]:
 
 
 def summary_of(document: str) -> str:
-    """A docstring up to its `Args:` and other sections: what the tool does.
+    r"""A docstring up to its `Args:` and other sections: what the tool does.
 
-    >>> summary_of("Add.\\n\\nArgs:\\n    x: one number.")
+    >>> summary_of("Add.\n\nArgs:\n    x: one number.")
     'Add.'
     """
     lines: list[str] = []
@@ -118,9 +118,9 @@ def summary_of(document: str) -> str:
 
 
 def argument_notes(document: str) -> dict[str, str]:
-    """What the `Args:` section of a docstring says about each argument.
+    r"""What the `Args:` section of a docstring says about each argument.
 
-    >>> argument_notes("Add.\\n\\nArgs:\\n    x: one number,\\n        any.\\n    y: another.\\n")
+    >>> argument_notes("Add.\n\nArgs:\n    x: one number,\n        any.\n    y: another.\n")
     {'x': 'one number, any.', 'y': 'another.'}
     """
     found: dict[str, str] = {}
@@ -219,7 +219,7 @@ def shown(value: Any) -> str:
     >>> shown("3"), shown(3), shown([1, 2])
     ('the text "3"', '3', 'the list [1, 2]')
     """
-    word = {str: "the text ", list: "the list ", dict: "the object "}.get(type(value), "")
+    word = "the text " if isinstance(value, str) else "the list " if isinstance(value, list) else ""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):

@@ -134,7 +134,7 @@ class Tool(Plugin):
         context = context or ToolContext()
         if self.needs_box and context.box is None:
             raise ConfigError(
-                f"{type(self).__name__} runs in a sandbox, and this conversation has none; use it in an environment that opens a sandbox box"
+                f"{type(self).__name__} runs in a sandbox, and this conversation has none; use it in an environment that opens one"
             )
         one = copy.copy(self)
         one.context = context

@@ -113,7 +113,9 @@ class Dialect(ABC):
             finish: why it ended; the last call of a turn that was cut off is not run unless its closing mark is there.
             thinking: whether the prompt had opened the reasoning already.
         """
-        content, reasoning, calls = [], [], []
+        content: list[str] = []
+        reasoning: list[str] = []
+        calls: list[Call] = []
         held = {spec.name: spec for spec in tools}
         parts = [piece for piece in self.pieces(text, tools, thinking) if piece.text]
         for piece in parts:

@@ -21,10 +21,10 @@ class Gemma(Dialect):
     about = "Gemma 4: <|tool_call>call:name{key:value}<tool_call|>"
     opens = ("<|tool_call>",)
     close = "<tool_call|>"
-    closes = (close,)
-    stops = (close,)
+    closes: tuple[str, ...] = (close,)
+    stops: tuple[str, ...] = (close,)
     thoughts = (("<|channel>thought\n", "<channel|>"),)
-    drops = ("<|tool_response>", "<turn|>")
+    drops: tuple[str, ...] = ("<|tool_response>", "<turn|>")
     signs = (("<|tool_call>call:",),)
     quote = '<|"|>'
 
@@ -85,7 +85,7 @@ class FunctionGemma(Gemma):
     about = "FunctionGemma: <start_function_call>call:name{key:value}<end_function_call>"
     opens = ("<start_function_call>",)
     close = "<end_function_call>"
-    closes = (close,)
+    closes: tuple[str, ...] = (close,)
     stops = ("<start_function_response>",)
     thoughts = (("<think>", "</think>"),)
     drops = ("<start_function_response>",)

@@ -69,9 +69,9 @@ def is_text(text: str, at: int, style: Style) -> bool:
 
 
 def read_text(text: str, at: int, style: Style) -> tuple[str, int]:
-    """A text between its quotes, and where it ends.
+    r"""A text between its quotes, and where it ends.
 
-    >>> read_text(r"'it\\'s'", 0, PYTHON)
+    >>> read_text(r"'it\'s'", 0, PYTHON)
     ("it's", 7)
     """
     if style.quote:

@@ -20,7 +20,7 @@ class Mistral(Dialect):
     about = "Mistral since 2025: [TOOL_CALLS]name[ARGS]{...}"
     opens = ("[TOOL_CALLS]",)
     thoughts = (("[THINK]", "[/THINK]"), ("<think>", "</think>"))
-    signs = (("[TOOL_CALLS]", "[ARGS]"),)
+    signs: tuple[tuple[str, ...], ...] = (("[TOOL_CALLS]", "[ARGS]"),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
         """One mark a call."""

@@ -127,7 +127,7 @@ class _Parser:
         left = self.product(depth)
         while sign := self.take("+", "-"):
             right = self.product(depth)
-            left = _sized(lambda a, b, sign=sign: a + b if sign == "+" else a - b, left, right)
+            left = _sized(SUMS[sign], left, right)
         return left
 
     def product(self, depth: int) -> Value:
@@ -274,6 +274,7 @@ def _pick(choose: Callable[..., Value]) -> Callable[[Sequence[Value]], Value]:
     return lambda given: choose(given, key=lambda one: one.number)
 
 
+SUMS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}
 PRODUCTS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,

@@ -27,10 +27,10 @@ def run(box: Box, source: str, language: Literal["bash", "python"], timeout: flo
 
 
 def told(outcome: Outcome, timeout: float) -> str:
-    """What a program wrote, its errors, and how it ended if that was not well.
+    r"""What a program wrote, its errors, and how it ended if that was not well.
 
     >>> told(Outcome(Stop.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
-    'a\\nno b\\n[exit code 2]'
+    'a\nno b\n[exit code 2]'
     """
     parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (outcome.stdout, outcome.stderr)]
     if outcome.cut:

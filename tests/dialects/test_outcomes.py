@@ -227,7 +227,8 @@ def test_a_call_in_a_thought_counts_only_when_nothing_else_was_said() -> None:
 
 
 def test_values_without_types_are_read_as_the_schema_says() -> None:
-    text = "<tool_call>\n<function=search>\n<parameter=query>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n</function>\n</tool_call>"
+    given = "<parameter=query>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n"
+    text = f"<tool_call>\n<function=search>\n{given}</function>\n</tool_call>"
     (call,) = get("qwen_xml").read(text, TOOLS).calls
     assert call.arguments == {"query": "3", "exact": True}
     (call,) = get("qwen_xml").read(text.replace("<tool_call>\n", ""), TOOLS).calls
