@@ -50,7 +50,7 @@ def stream(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Check]:
 
         return run(sandbox_checks(name, settings))
     if wanted == "tool":
-        from rlvr.conformance.checks_tool import tool_checks
+        from rlvr.conformance.toolkit import tool_checks
 
         return run(tool_checks(name, settings))
     raise ConfigError(f"there is no kit for a {wanted}; {suggest(wanted, ['env', 'verifier', 'sandbox', 'tool'])}")

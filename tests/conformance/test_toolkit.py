@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.conformance.checks import check_plugin, check_tool, failures, run
-from rlvr.conformance.checks_tool import check_opened, tool_checks
+from rlvr.conformance import check_plugin, check_tool, failures
+from rlvr.conformance.steps import run
+from rlvr.conformance.toolkit import check_opened, tool_checks
 from rlvr.plugins.registry import PACKAGE, entries
 from rlvr.tooling import ToolContext
 from tests.tools.fakes import FakeBox

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
-from rlvr.conformance.checks import CannotCheck, Check, Steps, closed, first, run
+from rlvr.conformance.steps import CannotCheck, Check, Steps, closed, first, run
 from rlvr.dialects.dialect import NAME, Unwritable
 from rlvr.dialects.table import DIALECTS
 from rlvr.errors import ConfigError, ToolCrash
@@ -24,7 +24,7 @@ JUNK = ("", " ", "\0", "\ud800", "'; drop table x; --", "../" * 40 + "etc/passwd
 def check_opened(name: str, context: ToolContext, **settings: Any) -> list[Check]:
     """The kit on a tool in a conversation of the caller's: with a sandbox box, or with a database of a task.
 
-    >>> from rlvr.conformance.checks import failures
+    >>> from rlvr.conformance import failures
     >>> failures(check_opened("calculator", ToolContext()))
     []
     """
