@@ -99,7 +99,7 @@ def test_a_server_that_does_not_come_up_is_not_waited_for() -> None:
 def test_settings_that_make_no_sense_are_refused() -> None:
     for settings, words in (({}, "either"), ({"command": ["a"], "url": "b"}, "either"), ({"command": "a b"}, "a list"), ({"url": "u", "timeout": 0}, "timeout")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
-            Mcp(**settings)  # type: ignore[arg-type]
+            Mcp(**settings)
 
 
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
