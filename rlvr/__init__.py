@@ -25,10 +25,11 @@ from rlvr.contracts import (
     Verifier,
 )
 from rlvr.episode import End, Episode
-from rlvr.errors import RlvrError
+from rlvr.errors import RlvrError, ToolError
 from rlvr.mdp._gymnasium import announce as _announce
 from rlvr.plugins.registry import build as make
 from rlvr.task import Earned, Fault, Message, Task, Verdict, user
+from rlvr.tooling import Tool, ToolExample, tool
 
 __version__ = "0.1.0"
 
@@ -55,8 +56,12 @@ __all__ = [
     "Stop",
     "Task",
     "Tokenizer",
+    "Tool",
+    "ToolError",
+    "ToolExample",
     "Verdict",
     "Verifier",
     "make",
+    "tool",
     "user",
 ]

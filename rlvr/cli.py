@@ -37,7 +37,7 @@ Settings = Annotated[
 ]
 STOPPED = 130
 """The exit code of a command that a person ended."""
-KINDS = "envs, verifiers, sandboxes, samplers, algorithms, recipes, suites"
+KINDS = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, suites"
 
 
 @app.callback()
@@ -60,7 +60,7 @@ def list_(kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"On
 
 @app.command()
 def show(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, algorithm, recipe or suite.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, tool, algorithm, recipe or suite.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     json: Json = False,
 ) -> None:
@@ -96,7 +96,7 @@ def verify(
 
 @app.command()
 def check(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier or sandbox.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox or tool.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     settings: Settings = None,
     json: Json = False,
@@ -109,7 +109,7 @@ def check(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env or verifier.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier or tool.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A Python name in small letters, such as chess_mate.")],
     out: Annotated[Path | None, typer.Option(help="The folder to write; default: rlvr-NAME here.")] = None,
     json: Json = False,

@@ -10,7 +10,9 @@ RlvrError
 ├── VerifierError      a verifier could not do its work
 ├── AnswerTypeError    a verifier was given something that is not a text        (exit code 2)
 ├── SandboxError       the sandbox, not the program in it, failed                   (exit code 2)
-└── SamplerError       the sampler failed, or handed back something impossible
+├── SamplerError       the sampler failed, or handed back something impossible
+├── ToolError          a tool refuses a call, with a text for the policy
+└── ToolCrash          a tool or its server failed: nobody's answer is to blame
 
 Each message says what is wrong, with the value; what is allowed; and what to do.
 A new error class needs one thing: to be caught apart from its parent by somebody.
@@ -93,6 +95,14 @@ class SandboxError(RlvrError):
 
 class SamplerError(RlvrError):
     """The sampler failed, or handed back token ids that cannot be what was asked for."""
+
+
+class ToolError(RlvrError):
+    """A tool cannot do what the policy asked. The text is told to the policy, which goes on."""
+
+
+class ToolCrash(RlvrError):
+    """A tool broke, or what it stands on did not answer. The conversation ends without a score."""
 
 
 class TextOnly:

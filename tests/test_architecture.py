@@ -23,9 +23,9 @@ FLOORS: Mapping[str, int] = {
     for floor, names in enumerate(
         (
             ("errors", "task", "turns"),
-            ("episode", "answers"),
+            ("episode", "answers", "schema"),
             ("contracts",),
-            ("algorithm",),
+            ("algorithm", "tooling"),
             ("plugins", "config", "dialects"),
             ("mdp",),
             ("model", "runs"),
@@ -41,7 +41,7 @@ FLOORS: Mapping[str, int] = {
     )
     for name in names
 }
-MOST_ENTRIES, MOST_FILES = 24, 16
+MOST_ENTRIES, MOST_FILES = 28, 16
 HEAVY = ("torch", "transformers", "vllm", "sympy", "docker", "accelerate", "datasets", "peft", "matplotlib", "stable_baselines3")
 
 

@@ -145,9 +145,61 @@ class $cls(Verifier):
         return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {task.reference!r:.80}")
 '''
 
+TOOL = '''\
+"""$title: a counter. Change what it does, keep the shape."""
+
+from __future__ import annotations
+
+from rlvr import Tool, ToolError, ToolExample, tool
+
+
+class $cls(Tool):
+    """A counter of the conversation's own.
+
+    >>> import rlvr
+    >>> with rlvr.make("tool", "$name").session() as counter:  # doctest: +SKIP
+    ...     counter.$name(2)
+    'The count is 2.'
+    """
+
+    examples = (
+        ToolExample("$name", {"number": 2}, "The count is 2."),
+        ToolExample("$name", {}, "The count is 3."),
+        ToolExample("$name", {"number": 1000}, "at most", ok=False),
+    )
+
+    def __init__(self, *, most: int = 100) -> None:
+        """Keyword arguments are the settings.
+
+        Args:
+            most: the largest number that may be added at once.
+        """
+        if most < 1:
+            raise ValueError(f"most is {most}; it must be at least 1")
+        self.most = most
+
+    def begin(self) -> None:
+        """What one conversation needs of its own; `end` is the place to put it away."""
+        self.count = 0
+
+    @tool
+    def $name(self, number: int = 1) -> str:
+        """Add to the count, and get what it is now.
+
+        Args:
+            number: what is added.
+        """
+        if number > self.most:
+            raise ToolError(f"number is {number}; at most {self.most} is allowed")  # told to the policy, which goes on
+        self.count += number
+        return f"The count is {self.count}."
+'''
+
+TEMPLATES = {"env": ENV, "verifier": VERIFIER, "tool": TOOL}
 USE = {
     "env": "rlvr eval $name --policy scripted:gold\nrlvr train RECIPE env=$name",
     "verifier": "rlvr verify $name --reference Paris --answer PARIS",
+    "tool": "rlvr show tool $name --json",
 }
 
 
@@ -174,7 +226,7 @@ def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None
     files = {
         "pyproject.toml": PYPROJECT,
         "README.md": README,
-        f"rlvr_{name}/__init__.py": ENV if wanted == "env" else VERIFIER,
+        f"rlvr_{name}/__init__.py": TEMPLATES[wanted],
         f"rlvr_{name}/py.typed": "",
         f"tests/test_{name}.py": TEST,
     }

@@ -1,6 +1,6 @@
-"""The kits that plugin authors run: `rlvr check` for environments, verifiers and sandboxes."""
+"""The kits that plugin authors run: `rlvr check` for environments, verifiers, sandboxes and tools."""
 
-from rlvr.conformance.checks import check_env, check_plugin, check_verifier
+from rlvr.conformance.checks import check_env, check_plugin, check_tool, check_verifier
 from rlvr.conformance.steps import Check, failures
 
-__all__ = ["Check", "check_env", "check_plugin", "check_verifier", "failures"]
+__all__ = ["Check", "check_env", "check_plugin", "check_tool", "check_verifier", "failures"]

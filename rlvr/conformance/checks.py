@@ -31,6 +31,11 @@ def check_verifier(name: str, **settings: Any) -> list[Check]:
     return check_plugin("verifier", name, **settings)
 
 
+def check_tool(name: str, **settings: Any) -> list[Check]:
+    """Hold a tool to its contract: its schemas, its examples, sessions apart, and no argument that breaks it."""
+    return check_plugin("tool", name, **settings)
+
+
 def stream(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Check]:
     """The checks one by one, as they are made, for those who watch."""
     wanted = kind_of(kind).name
@@ -44,4 +49,8 @@ def stream(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Check]:
         from rlvr.conformance.checks_sandbox import sandbox_checks
 
         return run(sandbox_checks(name, settings))
-    raise ConfigError(f"there is no kit for a {wanted}; {suggest(wanted, ['env', 'verifier', 'sandbox'])}")
+    if wanted == "tool":
+        from rlvr.conformance.toolkit import tool_checks
+
+        return run(tool_checks(name, settings))
+    raise ConfigError(f"there is no kit for a {wanted}; {suggest(wanted, ['env', 'verifier', 'sandbox', 'tool'])}")

@@ -27,6 +27,7 @@ from typing import Any
 from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
 from rlvr.plugins import foreign
+from rlvr.tooling import Tool
 
 PACKAGE = Path(__file__).parents[1]
 FILE_MODULE = "_rlvr_plugin_"
@@ -62,6 +63,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("verifier", "verifiers", "verifiers", contract=Verifier),
         Kind("sandbox", "sandboxes", "sandbox", contract=Sandbox),
         Kind("sampler", "samplers", "samplers", contract=Sampler),
+        Kind("tool", "tools", "tools", contract=Tool),
         Kind("algorithm", "algorithms", table="rlvr.algos.recipes"),
     )
 }
@@ -307,6 +309,8 @@ EXTRAS: Mapping[str, str] = {
     "matplotlib": "train",
     "peft": "lora",
     "vllm": "vllm",
+    "bm25s": "search",
+    "mcp": "mcp",
 }
 
 

@@ -280,6 +280,7 @@ def test_kinds_have_the_words_that_users_type() -> None:
         "rlvr.verifiers",
         "rlvr.sandboxes",
         "rlvr.samplers",
+        "rlvr.tools",
         "rlvr.algorithms",
     }
     with pytest.raises(NotFound):

@@ -1,0 +1,235 @@
+"""The kit of tools: what the policy is told, what its calls do, and that no argument breaks anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from rlvr.conformance.steps import CannotCheck, Check, Steps, closed, first, run
+from rlvr.dialects.dialect import NAME, Unwritable
+from rlvr.dialects.table import DIALECTS
+from rlvr.errors import ConfigError, ToolCrash
+from rlvr.plugins.registry import build
+from rlvr.schema import WORDS
+from rlvr.tooling import MAX_CHARACTERS, Tool, ToolContext, ToolExample, run_call
+from rlvr.turns import ADVICE, Call, CallStatus, Result, ToolSpec
+
+JUNK = ("", " ", "\0", "\ud800", "'; drop table x; --", "../" * 40 + "etc/passwd", "<tool_call>", "9" * 5_000, "(" * 5_000, "a" * 100_000)
+"""Texts that a policy may write as an argument."""
+
+
+def check_opened(name: str, context: ToolContext, **settings: Any) -> list[Check]:
+    """The kit on a tool in a conversation of the caller's: with a sandbox box, or with a database of a task.
+
+    >>> from rlvr.conformance import failures
+    >>> failures(check_opened("calculator", ToolContext()))
+    []
+    """
+    return list(run(tool_checks(name, settings, context)))
+
+
+def tool_checks(name: str, settings: Mapping[str, Any], context: ToolContext | None = None) -> Steps:
+    """The checks of one tool, in the order in which they are made."""
+    made: Any = build("tool", name, **settings)
+    kit = _Kit(made, context or ToolContext())
+    try:
+        yield "it can be built", lambda: "" if isinstance(made, Tool) else f"it is a {type(made).__name__}, not an rlvr.Tool"
+        yield "it says what it is for", kit.described
+        yield "it is refused without its box", kit.box_asked
+        yield "what the policy is told is complete", kit.told
+        yield "its schemas are plain and strict", kit.schemas
+        yield "its examples do what they say", kit.examples
+        yield "wrong arguments are told to the policy", kit.wrong
+        yield "no text breaks it", kit.junk
+        yield "two conversations share nothing", kit.apart
+        yield "a long result is cut", kit.cut
+        yield "its calls can be written and read in every dialect", kit.dialects
+        yield "it can be ended twice", kit.ended
+    finally:
+        made.close()
+    yield "it can be closed twice", partial(closed, made)
+
+
+class _Kit:
+    """The checks of one tool; each opens a conversation of its own."""
+
+    def __init__(self, tool: Tool, context: ToolContext) -> None:
+        self.tool, self.context = tool, context
+
+    def open(self) -> AbstractContextManager[Tool]:
+        if self.tool.needs_box and self.context.box is None:
+            raise CannotCheck("it needs a sandbox box; give one with check_opened(name, ToolContext(box=...))")
+        return self.tool.session(self.context)
+
+    def seen(self) -> AbstractContextManager[Tool]:
+        """The tool for checks in which none of its calls is run: these need no box."""
+        return nullcontext(self.tool) if self.tool.needs_box and self.context.box is None else self.open()
+
+    def described(self) -> str:
+        return "" if (type(self.tool).__doc__ or "").strip() else "its class has no docstring; say what it is for"
+
+    def box_asked(self) -> str:
+        if not self.tool.needs_box:
+            raise CannotCheck("it needs no sandbox box")
+        try:
+            self.tool.open(ToolContext()).end()
+        except ConfigError:
+            return ""
+        return "it opens without a box, and says that it needs one"
+
+    def told(self) -> str:
+        with self.seen() as opened:
+            specs = opened.specs()
+            if not specs:
+                return "it offers nothing that can be called"
+            names = [spec.name for spec in specs]
+            twice = [f"{name!r} is there twice" for name in names if names.count(name) > 1]
+            again = "" if opened.specs() == specs else "asked twice, it tells two things"
+            return first(iter([again, *twice, *(self._complete(spec) for spec in specs)]))
+
+    def _complete(self, spec: ToolSpec) -> str:
+        if not NAME.fullmatch(spec.name):
+            return f"{spec.name!r} is no name for a tool: letters, digits, _ - and ."
+        if not spec.description.strip():
+            return f"{spec.name} has no description"
+        if "call" in vars(type(self.tool)):
+            return ""  # what a server says of its arguments is the server's
+        bare = [key for key, one in spec.parameters.get("properties", {}).items() if not one.get("description")]
+        return f"argument {bare[0]!r} of {spec.name} has no description; add it under Args:" if bare else ""
+
+    def schemas(self) -> str:
+        with self.seen() as opened:
+            specs = opened.specs()
+        for spec in specs:
+            json.dumps(spec.wire(), allow_nan=False)
+            if spec.parameters.get("type") != "object":
+                return f"the parameters of {spec.name} are no object"
+        return first(self._unknown(spec.name, spec.parameters) for spec in specs)
+
+    def _unknown(self, name: str, schema: Any) -> str:
+        if not isinstance(schema, Mapping):
+            return ""
+        kinds = schema.get("type", "object")
+        strange = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind not in WORDS]
+        inner = [*(schema.get("properties") or {}).values(), *schema.get("anyOf", ()), schema.get("items")]
+        return f"{name} has the type {strange[0]!r}" if strange else first(self._unknown(name, one) for one in inner)
+
+    def examples(self) -> str:
+        examples = self._some()
+        with self.open() as opened:
+            return first(self._differs(example, self._do(opened, example)) for example in examples)
+
+    def _differs(self, example: ToolExample, result: Result) -> str:
+        if result.ok is not example.ok:
+            return f"{example.name}{dict(example.arguments)!r:.80} gave ok={result.ok}: {result.text!r:.120}"
+        return (
+            ""
+            if example.holds in result.text
+            else f"{example.name}{dict(example.arguments)!r:.80}: {example.holds!r} is not in {result.text!r:.120}"
+        )
+
+    def wrong(self) -> str:
+        with self.seen() as opened:
+            for spec in opened.specs():
+                for arguments in _misfits(spec):
+                    result = run_call(opened, Call("0.0", spec.name, arguments))
+                    if result.ok or ADVICE[CallStatus.BAD_ARGUMENTS] not in result.text:
+                        return f"{spec.name} took {arguments!r:.80}: {result.text!r:.80}"
+            result = run_call(opened, Call("0.0", "no_such_tool", {}))
+            return "" if not result.ok else "a call to a tool that it does not have was run"
+
+    def junk(self) -> str:
+        with self.open() as opened:
+            for spec in opened.specs():
+                for text in JUNK:
+                    arguments = _filled(spec, text)
+                    if arguments is None:
+                        continue
+                    try:
+                        run_call(opened, Call("0.0", spec.name, arguments))
+                    except ToolCrash as crash:
+                        return f"{spec.name} broke on {text[:30]!r}: {crash}; raise ToolError for what the policy got wrong"
+        return ""
+
+    def apart(self) -> str:
+        examples = self._some()
+        with self.open() as one, self.open() as other:
+            for example in examples:
+                results = [self._do(opened, example) for opened in (one, other)]
+                if wrong := first(self._differs(example, result) for result in results):
+                    return f"beside another conversation: {wrong}"
+        return ""
+
+    def cut(self) -> str:
+        examples = self._some()
+        with self.open() as opened:
+            for example in examples:
+                result = run_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=60)
+                if len(result.text) > 60 and result.ok and not result.over:
+                    return f"{example.name} gave {len(result.text)} characters where 60 were allowed"
+        return ""
+
+    def dialects(self) -> str:
+        with self.seen() as opened:
+            specs = opened.specs()
+        calls = [(spec, arguments) for spec in specs if (arguments := _filled(spec, "a text")) is not None]
+        return first(self._read_back(name, spec, arguments, specs) for name in DIALECTS for spec, arguments in calls)
+
+    def _read_back(self, name: str, spec: ToolSpec, arguments: dict[str, Any], specs: Sequence[ToolSpec]) -> str:
+        try:
+            text = DIALECTS[name].write([Call("0.0", spec.name, arguments)], specs)
+        except Unwritable as refused:
+            return f"{name}: {refused}"
+        calls = DIALECTS[name].read(text, specs).calls
+        read = [(call.name, call.arguments) for call in calls if call.status is CallStatus.OK]
+        return "" if read == [(spec.name, arguments)] else f"{name}: {text!r:.120} was read as {calls!r:.200}"
+
+    def ended(self) -> str:
+        with self.open() as opened:
+            opened.end()
+            opened.end()
+        return ""
+
+    def _some(self) -> Sequence[ToolExample]:
+        if self.tool.needs_box and self.context.box is None:
+            self.open()
+        if not type(self.tool).examples:
+            raise CannotCheck("it brings no `examples`")
+        return type(self.tool).examples
+
+    @staticmethod
+    def _do(opened: Tool, example: ToolExample) -> Result:
+        return run_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=MAX_CHARACTERS)
+
+
+def _misfits(spec: ToolSpec) -> Iterator[dict[str, Any]]:
+    """Arguments that the schema forbids: one unknown, each required one missing, each one of another type."""
+    right = _filled(spec, "a text")
+    if right is None:
+        return
+    if spec.parameters.get("properties") or spec.parameters.get("additionalProperties") is False:
+        yield {**right, "no_such_argument": 1}
+    for key in spec.parameters.get("required", ()):
+        yield {name: value for name, value in right.items() if name != key}
+    for key, one in (spec.parameters.get("properties") or {}).items():
+        if isinstance(one.get("type"), str):
+            yield {**right, key: 5 if one["type"] in ("string", "boolean", "array", "object") else "5"}
+
+
+def _filled(spec: ToolSpec, text: str) -> dict[str, Any] | None:
+    """The required arguments, with this text where a text may stand; None where there is no plain way to fill them."""
+    values: dict[str, Any] = {"string": text, "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+    found: dict[str, Any] = {}
+    for key in spec.parameters.get("required", ()):
+        one = spec.parameters["properties"][key]
+        kind = one.get("type")
+        if "enum" in one:
+            found[key] = one["enum"][0]
+        elif not isinstance(kind, str) or one.get("required") or one.get("minItems"):
+            return None
+        else:
+            found[key] = values[kind]
+    return found

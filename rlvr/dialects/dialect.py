@@ -1,0 +1,296 @@
+"""What a dialect is: the marks around a call, a writer, and a reader that never raises and takes linear time."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from rlvr.dialects.jsontext import Broken, whole
+from rlvr.errors import suggest
+from rlvr.schema import Misfit, arguments
+from rlvr.turns import Call, CallStatus, ToolSpec, Turn
+
+NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}", re.ASCII)
+"""What a tool may be called."""
+MAX_CALLS = 64
+"""How many calls of one turn are read; the text after them is content."""
+
+
+class Unwritable(ValueError):
+    """A call that the dialect cannot express: its text holds one of the dialect's own marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A call as it stands in the text, before it is held to the tools.
+
+    >>> Found("search", {"query": "rain"}).status
+    <CallStatus.OK: 'ok'>
+    """
+
+    name: str
+    arguments: Any = None
+    status: CallStatus = CallStatus.OK
+    why: str = ""
+    untyped: bool = False
+    """Whether the dialect writes values without their types, so that the schema decides how each one is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one scan took from the text.
+
+    >>> Step((Found("now", {}),), 10).end
+    10
+    """
+
+    found: tuple[Found, ...]
+    end: int
+    """Where the text goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a turn, in order: content, reasoning, or the calls that one mark opened.
+
+    >>> Piece("content", "hello").found
+    ()
+    """
+
+    kind: Literal["content", "reasoning", "calls"]
+    text: str
+    found: tuple[Found, ...] = ()
+    thought: bool = False
+    """Whether it stands inside the reasoning."""
+
+
+class Dialect(ABC):
+    """One way of writing calls. A subclass gives the marks, `write`, and `scan`."""
+
+    name: str
+    about: str
+    opens: tuple[str, ...]
+    """The marks at which a call may begin."""
+    thoughts: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
+    """The marks around reasoning."""
+    closes: tuple[str, ...] = ()
+    """The marks with which a call may end; none where it ends with the turn."""
+    drops: tuple[str, ...] = ()
+    """Marks that belong to no content, such as the end of a section."""
+    stops: tuple[str, ...] = ()
+    """Marks that must end the policy's turn, or it would go on and invent the result."""
+    signs: tuple[tuple[str, ...], ...] = ()
+    """How a chat template shows that it writes this dialect: all pieces of one of these groups."""
+
+    @abstractmethod
+    def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
+        """The calls as the policy would write them. Unwritable when one cannot be expressed."""
+
+    @abstractmethod
+    def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
+        """Read what begins with the mark at `at`; None when that is no call but plain text. Never raises."""
+
+    def read(
+        self,
+        text: str,
+        tools: Sequence[ToolSpec] = (),
+        *,
+        turn: int = 0,
+        finish: Literal["stop", "length"] = "stop",
+        thinking: bool = False,
+    ) -> Turn:
+        """Take a turn apart. Never raises; each call has a status.
+
+        Args:
+            text: all that the policy wrote.
+            tools: the tools it was given.
+            turn: which turn it is, for the ids of the calls.
+            finish: why it ended; the last call of a turn that was cut off is not run unless its closing mark is there.
+            thinking: whether the prompt had opened the reasoning already.
+        """
+        content: list[str] = []
+        reasoning: list[str] = []
+        calls: list[Call] = []
+        held = {spec.name: spec for spec in tools}
+        parts = [piece for piece in self.pieces(text, tools, thinking) if piece.text]
+        for piece in parts:
+            if piece.kind == "calls":
+                cut = finish == "length" and piece is parts[-1] and not piece.text.rstrip().endswith(self.closes)
+                for found in piece.found:
+                    calls.append(self._held(_cut(found) if cut else found, piece, held, f"{turn}.{len(calls)}"))
+            elif piece.kind == "reasoning":
+                reasoning.append(piece.text)
+            else:
+                content.append(piece.text)
+        said = self._without_drops("".join(content)).strip()
+        return Turn(text, said, "".join(reasoning).strip(), tuple(calls), finish)
+
+    def pieces(self, text: str, tools: Sequence[ToolSpec], thinking: bool) -> Iterator[Piece]:
+        """The parts of a turn, in order; what is between two marks is looked at once."""
+        at, count = 0, 0
+        if thinking or self._closes_first(text):
+            end, at = self._thought_end(text, 0)
+            yield from self._thought(text[:end], tools)
+        start, blank = at, True
+        if step := self.whole_turn(text, at, tools):
+            yield Piece("calls", text[at : step.end], step.found)
+            start = at = step.end
+            blank = False
+        while (mark := self._marks.search(text, at)) and count < MAX_CALLS:
+            if mark.group() in self._closers:
+                yield Piece("content", text[start : mark.start()])
+                blank = blank and not text[start : mark.start()].strip()
+                end, at = self._thought_end(text, mark.end(), self._closers[mark.group()])
+                yield from self._thought(text[mark.end() : end], tools)
+                if blank and (step := self.whole_turn(text, at, tools)):
+                    yield Piece("calls", text[at : step.end], step.found)
+                    at, blank = step.end, False
+                start = at
+                continue
+            step = self.scan(text, mark.start(), tools)
+            if step is None:
+                at = mark.end()
+                continue
+            yield Piece("content", text[start : mark.start()])
+            blank = False
+            start = at = max(step.end, mark.end())
+            count += len(step.found)
+            yield Piece("calls", text[mark.start() : at], step.found)
+        yield Piece("content", text[start:])
+
+    def instructions(self, tools: Sequence[ToolSpec]) -> str:
+        """Words for a system prompt, where the chat template has no place for tools: what there is, and how it is called."""
+        lines = ["You can call these tools:", ""]
+        for spec in tools:
+            lines += [json.dumps(spec.wire()["function"], ensure_ascii=False)]
+        example = Call("0.0", tools[0].name, _example(tools[0])) if tools else Call("0.0", "name", {})
+        lines += ["", "To call one, write exactly this, with your own values:", self.write([example], tools)]
+        return "\n".join([*lines, "", "The result comes in the next message. When you need no more calls, write the answer."])
+
+    # ---- for subclasses
+
+    def whole_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
+        """The calls of a turn that needs no mark: it is a call as a whole, perhaps after its first thought. None for all other turns."""
+        return None
+
+    def unclosed(self, text: str, name: str = "", found: Sequence[Found] = ()) -> Step:
+        """What is said when the text ends inside a call."""
+        return Step((*found, Found(name, None, CallStatus.UNCLOSED, "the text ends inside it")), len(text))
+
+    # ---- inside
+
+    @cached_property
+    def _closers(self) -> dict[str, str]:
+        return dict(self.thoughts)
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        marks = sorted({*self.opens, *self._closers}, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, marks)))
+
+    def _closes_first(self, text: str) -> bool:
+        """Whether a thought ends before any mark begins one or a call: then the prompt had opened it."""
+        closes = [at for close in self._closers.values() if (at := text.find(close)) >= 0]
+        mark = self._marks.search(text)
+        if self.whole_turn(text, 0, ()):
+            return False
+        return bool(closes) and (mark is None or min(closes) < mark.start())
+
+    def _thought_end(self, text: str, at: int, close: str = "") -> tuple[int, int]:
+        """Where the reasoning ends, and where the text goes on."""
+        closes = [close] if close else list(self._closers.values())
+        ends = [(end, end + len(one)) for one in closes if (end := text.find(one, at)) >= 0]
+        return min(ends, default=(len(text), len(text)))
+
+    def _thought(self, text: str, tools: Sequence[ToolSpec]) -> Iterator[Piece]:
+        """The reasoning itself, and the calls that stand in it: they are shown, never run."""
+        yield Piece("reasoning", text)
+        at, count = 0, 0
+        while (mark := self._marks.search(text, at)) and count < MAX_CALLS:
+            step = None if mark.group() in self._closers else self.scan(text, mark.start(), tools)
+            at = max(step.end, mark.end()) if step else mark.end()
+            if step:
+                count += len(step.found)
+                yield Piece("calls", text[mark.start() : at], step.found, thought=True)
+
+    def _held(self, found: Found, piece: Piece, tools: Mapping[str, ToolSpec], number: str) -> Call:
+        """The call with its final status: where it stands, then whether it can be read, then whether the tool takes it."""
+        status, why, given = found.status, found.why, found.arguments
+        if status is CallStatus.OK and not found.name:
+            status, why = CallStatus.NO_NAME, f"the tools are {', '.join(tools) or 'none'}"
+        elif status is CallStatus.OK and found.name not in tools:
+            status, why = CallStatus.UNKNOWN_TOOL, f"{found.name!r:.80} is unknown; {suggest(found.name, tools)}"
+        elif status is CallStatus.OK and not isinstance(given, Mapping):
+            status, why = CallStatus.BAD_ARGUMENTS, "the arguments are no object of names and values"
+        elif status is CallStatus.OK:
+            try:
+                schema = tools[found.name].parameters
+                given = arguments(schema, typed(schema, given) if found.untyped else given)
+            except Misfit as wrong:
+                status, why = CallStatus.BAD_ARGUMENTS, str(wrong)
+        if piece.thought:
+            status, why = CallStatus.IN_THOUGHT, ""
+        shown = dict(given) if isinstance(given, Mapping) else None
+        return Call(number, found.name, shown, status, piece.text, why)
+
+    def _without_drops(self, text: str) -> str:
+        for mark in self.drops:
+            text = text.replace(mark, "")
+        return text
+
+
+def _cut(found: Found) -> Found:
+    return Found(found.name, None, CallStatus.UNCLOSED, "the turn was cut off at its limit of tokens")
+
+
+def typed(schema: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Values that a dialect writes as bare text, read as the schema says: a text stays one, all else is JSON.
+
+    Chat templates write Python's words for true, false and null here, so these are read too.
+
+    >>> typed({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}, {"a": "3", "b": "3"})
+    {'a': '3', 'b': 3}
+    """
+    properties = schema.get("properties") or {}
+    return {key: _typed(properties.get(key, {}), value) for key, value in given.items()}
+
+
+def _typed(schema: Mapping[str, Any], text: str) -> Any:
+    kinds = _kinds(schema)
+    if kinds == {"string"}:
+        return text
+    words = {"True": True, "False": False, "None": None}
+    bare = text.strip()
+    try:
+        value = words[bare] if bare in words else whole(bare)
+    except Broken:
+        return text
+    # where a text is allowed beside other types, only what is surely one of those is not a text
+    return text if "string" in kinds and not _allowed(kinds - {"string"}, value) else value
+
+
+def _kinds(schema: Mapping[str, Any]) -> set[str]:
+    if "anyOf" in schema:
+        return {kind for one in schema["anyOf"] for kind in _kinds(one)}
+    kind = schema.get("type")
+    return {kind} if isinstance(kind, str) else set(kind or ())
+
+
+def _allowed(kinds: set[str], value: Any) -> bool:
+    try:
+        return bool(kinds) and arguments({"properties": {"x": {"type": sorted(kinds)}}}, {"x": value}) is not None
+    except Misfit:
+        return False
+
+
+def _example(spec: ToolSpec) -> dict[str, Any]:
+    """Values of the right types, for showing how a call is written."""
+    values: dict[str, Any] = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+    properties = spec.parameters.get("properties") or {}
+    needed = spec.parameters.get("required") or list(properties)[:1]
+    return {key: (properties[key].get("enum") or [values[(sorted(_kinds(properties[key])) or ["string"])[-1]]])[0] for key in needed}

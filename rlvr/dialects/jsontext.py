@@ -1,0 +1,96 @@
+"""JSON as a policy writes it: strict, at any place in a text, and never a crash.
+
+Strict means: no NaN or Infinity, no key twice in an object, no number too long to be one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class Broken(ValueError):
+    """The text is not JSON; the message says where."""
+
+    def __init__(self, message: str, *, cut: bool = False) -> None:
+        super().__init__(message)
+        self.cut = cut
+        """Whether it only ends too early."""
+
+
+def _constant(word: str) -> Any:
+    raise Broken(f"{word} is not a JSON value")
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise Broken(f"the key {twice!r:.60} appears twice in one object")
+    return found
+
+
+_DECODER = json.JSONDecoder(parse_constant=_constant, object_pairs_hook=_pairs)
+
+
+def skip(text: str, at: int) -> int:
+    """The next place that is no white space.
+
+    >>> skip("a  b", 1)
+    3
+    """
+    match = SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def value(text: str, at: int = 0) -> tuple[Any, int]:
+    """The JSON value that begins at `at`, and where it ends. Broken else.
+
+    >>> value('x {"a": 1} y', 1)
+    ({'a': 1}, 10)
+    """
+    start = skip(text, at)
+    if start >= len(text):
+        raise Broken("the text ends where a JSON value should begin", cut=True)
+    try:
+        found, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text) or error.msg.startswith("Unterminated") or (len(text) - error.pos < 6 and _half(text[error.pos :]))
+        raise Broken(f"{error.msg} at character {max(0, error.pos - start)} of the JSON", cut=cut) from None
+    except RecursionError:
+        raise Broken("the JSON is nested too deeply") from None
+    except Broken:
+        raise
+    except ValueError as error:  # a whole number of more digits than Python takes
+        raise Broken(f"the JSON holds a value that cannot be read: {error}") from None
+    return found, end
+
+
+def _half(rest: str) -> bool:
+    """Whether what is left is the beginning of a word or number that JSON knows."""
+    return any(word.startswith(rest) for word in ("true", "false", "null")) or rest in ("-", "\\")
+
+
+def whole(text: str) -> Any:
+    """The text as one JSON value and nothing else. Broken else.
+
+    >>> whole(" [1, 2] ")
+    [1, 2]
+    """
+    found, end = value(text)
+    if skip(text, end) != len(text):
+        raise Broken(f"there is more text after the JSON value: {text[end : end + 20]!r}")
+    return found
+
+
+def dumps(found: Any) -> str:
+    """JSON in one line, as chat templates write it.
+
+    >>> dumps({"a": "é"})
+    '{"a": "é"}'
+    """
+    return json.dumps(found, ensure_ascii=False, allow_nan=False)

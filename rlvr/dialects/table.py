@@ -1,0 +1,56 @@
+"""All dialects by name, and the one that a chat template speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlvr.dialects.dialect import Dialect
+from rlvr.dialects.fenced import Fenced
+from rlvr.dialects.gemma import FunctionGemma, Gemma, Pythonic
+from rlvr.dialects.harmony import Harmony
+from rlvr.dialects.hermes import Hermes
+from rlvr.dialects.llama import Llama
+from rlvr.dialects.mistral import Mistral, MistralList
+from rlvr.dialects.sections import MARKS, Sections
+from rlvr.dialects.tagged import Dsml, Glm, QwenXml
+from rlvr.errors import NotFound, suggest
+
+DIALECTS: Mapping[str, Dialect] = {
+    dialect.name: dialect
+    for dialect in (
+        Harmony(),
+        Gemma(),
+        FunctionGemma(),
+        Dsml(),
+        *map(Sections, MARKS),
+        Pythonic(),
+        Mistral(),
+        MistralList(),
+        Glm(),
+        QwenXml(),
+        Hermes(),
+        Llama(),
+        Fenced(),
+    )
+}
+"""In the order in which a template is compared with their signs: the special before the general."""
+
+
+def get(name: str) -> Dialect:
+    """The dialect of that name.
+
+    >>> get("glm").about
+    'GLM-4.5 and later: <arg_key> and <arg_value> tags, values without types'
+    """
+    if name not in DIALECTS:
+        raise NotFound(f"there is no dialect {name!r}; {suggest(name, DIALECTS)}")
+    return DIALECTS[name]
+
+
+def detect(template: str) -> Dialect | None:
+    """The dialect that a chat template writes calls in; None for a template without tools.
+
+    >>> detect("{{ '<tool_call>' }} {{ '<arg_key>' }}").name
+    'glm'
+    """
+    return next((d for d in DIALECTS.values() if any(all(piece in template for piece in sign) for sign in d.signs)), None)

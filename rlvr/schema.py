@@ -1,0 +1,297 @@
+"""The schema of a function's arguments, from its signature and docstring; and arguments held to a schema, strictly.
+
+The subset of JSON Schema: type, properties, required, additionalProperties, items, enum, const, anyOf, minimum, maximum.
+Nothing is converted but a whole number where any number is allowed: the text "3" is not the number 3.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rlvr.errors import PluginError, suggest
+
+PLAIN: Mapping[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+WORDS: Mapping[str, str] = {
+    "string": "a text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+DEEPEST = 24
+"""How deep schemas and arguments may be nested."""
+
+
+class Misfit(ValueError):
+    """A value is not what its schema allows; the message says where, what it is and what is allowed."""
+
+
+# ---- from a function to a schema
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The JSON Schema of a function's arguments; `self` is left out. PluginError for a signature that has none.
+
+    >>> def double(number: int, times: int = 1) -> str:
+    ...     '''Double it.
+    ...
+    ...     Args:
+    ...         number: what is doubled.
+    ...     '''
+    >>> parameters_of(double)["properties"]
+    {'number': {'type': 'integer', 'description': 'what is doubled.'}, 'times': {'type': 'integer', 'default': 1}}
+    """
+    name = getattr(function, "__name__", repr(function))
+    try:
+        hints = get_type_hints(function)
+    except Exception as error:
+        raise PluginError(f"the type hints of {name} cannot be read: {error}; use hints that its module can resolve") from error
+    notes = argument_notes(inspect.getdoc(function) or "")
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for key, parameter in inspect.signature(function).parameters.items():
+        if key == "self":
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise PluginError(f"{name} takes {parameter}; the arguments of a tool are named one by one")
+        if key not in hints:
+            raise PluginError(f"argument {key!r} of {name} has no type; write for example {key}: str")
+        one = type_schema(hints[key], f"argument {key!r} of {name}")
+        if key in notes:
+            one["description"] = notes[key]
+        if parameter.default is parameter.empty:
+            required.append(key)
+        else:
+            one["default"] = parameter.default
+        properties[key] = one
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def type_schema(hint: Any, where: str = "a type") -> dict[str, Any]:
+    """The JSON Schema of one type hint.
+
+    >>> type_schema(list[int] | None)
+    {'anyOf': [{'type': 'array', 'items': {'type': 'integer'}}, {'type': 'null'}]}
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint in PLAIN:
+        return {"type": PLAIN[hint]}
+    if hint is type(None):
+        return {"type": "null"}
+    if hint is Any:
+        return {}
+    if origin is Literal:
+        kinds = {type(value) for value in inner}
+        if len(kinds) != 1 or (kind := kinds.pop()) not in PLAIN:
+            raise PluginError(f"{where} is {hint}; the values of a Literal must be of one plain type")
+        return {"type": PLAIN[kind], "enum": list(inner)}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [type_schema(one, where) for one in inner]}
+    if hint in (list, Sequence) or origin in (list, Sequence):
+        return {"type": "array"} | ({"items": type_schema(inner[0], where)} if inner else {})
+    if hint in (dict, Mapping) or origin in (dict, Mapping):
+        if inner and inner[0] is not str:
+            raise PluginError(f"{where} is {hint}; the keys of an object are texts")
+        return {"type": "object"} | ({"additionalProperties": type_schema(inner[1], where)} if inner else {})
+    raise PluginError(f"{where} is {hint!r}; a tool takes str, int, float, bool, list, dict, Literal, Optional, or unions of them")
+
+
+def summary_of(document: str) -> str:
+    r"""A docstring up to its `Args:` and other sections: what the tool does.
+
+    >>> summary_of("Add.\n\nArgs:\n    x: one number.")
+    'Add.'
+    """
+    lines: list[str] = []
+    for line in inspect.cleandoc(document).splitlines():
+        if line.strip() in ("Args:", "Returns:", "Raises:", "Examples:", "Example:") or line.lstrip().startswith(">>>"):
+            break
+        lines.append(line)
+    return "\n".join(lines).strip()
+
+
+def argument_notes(document: str) -> dict[str, str]:
+    r"""What the `Args:` section of a docstring says about each argument.
+
+    >>> argument_notes("Add.\n\nArgs:\n    x: one number,\n        any.\n    y: another.\n")
+    {'x': 'one number, any.', 'y': 'another.'}
+    """
+    found: dict[str, str] = {}
+    _, _, section = inspect.cleandoc(document).partition("Args:\n")
+    name = ""
+    for line in section.splitlines():
+        if line.strip() and not line.startswith(" "):
+            break
+        head, colon, rest = line.strip().partition(":")
+        if colon and head.isidentifier() and line.startswith("    ") and not line.startswith("     "):
+            name = head
+            found[name] = rest.strip()
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+# ---- from a schema and arguments to arguments that fit
+
+
+def fit(schema: Mapping[str, Any], value: Any, where: str = "", depth: int = 0) -> Any:
+    """The value, if the schema allows it (whole numbers as floats where the schema says number). Misfit else.
+
+    >>> fit({"type": "number"}, 3)
+    3.0
+    >>> fit({"type": "integer"}, "3", "argument 'limit'")
+    Traceback (most recent call last):
+    rlvr.schema.Misfit: argument 'limit' is the text "3"; it must be a whole number
+    """
+    if depth > DEEPEST:
+        raise Misfit(f"{_at(where)} is nested more than {DEEPEST} levels deep")
+    if "anyOf" in schema:
+        return _any_of(schema["anyOf"], value, where, depth)
+    allowed = schema.get("type")
+    kinds = [allowed] if isinstance(allowed, str) else list(allowed or ())
+    kind = next((kind for kind in kinds if _is(kind, value)), None)
+    if kinds and kind is None:
+        raise Misfit(f"{_at(where)} is {shown(value)}; it must be {' or '.join(WORDS.get(k, k) for k in kinds)}")
+    options = [schema["const"]] if "const" in schema else schema.get("enum")
+    if options is not None and not any(type(value) is type(option) and value == option for option in options):
+        raise Misfit(f"{_at(where)} is {shown(value)}; it must be one of {', '.join(map(shown, options))}")
+    if kind in ("integer", "number"):
+        return _number(schema, value, kind, where)
+    if isinstance(value, Mapping):
+        return _object(schema, value, where, depth)
+    if isinstance(value, list):
+        items = schema.get("items")
+        one = items if isinstance(items, Mapping) else {}
+        return [fit(one, item, f"{_at(where)}, item {n}", depth + 1) for n, item in enumerate(value)]
+    return value
+
+
+def arguments(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments held to a tool's schema. Misfit names the argument, and what the tool takes.
+
+    >>> arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
+    Traceback (most recent call last):
+    rlvr.schema.Misfit: argument 'x' is missing; the arguments are x (a whole number)
+    """
+    try:
+        fitted: dict[str, Any] = _object(schema, given, "", 0)
+    except Misfit as wrong:
+        raise Misfit(f"{wrong}; the arguments are {takes(schema)}") from None
+    return fitted
+
+
+def takes(schema: Mapping[str, Any]) -> str:
+    """What a tool takes, in one line.
+
+    >>> takes({"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]})
+    'x (a whole number), y (a text, optional)'
+    """
+    needed = schema.get("required", ())
+    parts = [f"{key} ({kind_words(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()]
+    return ", ".join(parts) or "none"
+
+
+def kind_words(schema: Mapping[str, Any]) -> str:
+    """The type that a schema asks for, in words.
+
+    >>> kind_words({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
+    'a list or null'
+    """
+    if "anyOf" in schema:
+        return " or ".join(kind_words(one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return "one of " + ", ".join(map(shown, schema["enum"]))
+    kind = schema.get("type")
+    kinds = [kind] if isinstance(kind, str) else list(kind or ())
+    return " or ".join(WORDS.get(k, k) for k in kinds) or "any value"
+
+
+def shown(value: Any) -> str:
+    """A value in a complaint, cut where it is long.
+
+    >>> shown("3"), shown(3), shown([1, 2])
+    ('the text "3"', '3', 'the list [1, 2]')
+    """
+    word = "the text " if isinstance(value, str) else "the list " if isinstance(value, list) else ""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        text = type(value).__name__
+    return word + (text if len(text) <= 60 else text[:57] + "...")
+
+
+def _any_of(choices: Sequence[Mapping[str, Any]], value: Any, where: str, depth: int) -> Any:
+    wrong: list[Misfit] = []
+    for choice in choices:
+        try:
+            return fit(choice, value, where, depth + 1)
+        except Misfit as error:
+            wrong.append(error)
+    if len(choices) == 1:
+        raise wrong[0]
+    raise Misfit(f"{_at(where)} is {shown(value)}; it must be {' or '.join(kind_words(choice) for choice in choices)}")
+
+
+def _object(schema: Mapping[str, Any], value: Mapping[str, Any], where: str, depth: int) -> dict[str, Any]:
+    properties: Mapping[str, Any] = schema.get("properties") or {}
+    others = schema.get("additionalProperties", not properties)
+    inside = f"{where}, " if where else ""
+    for key in schema.get("required", ()):
+        if key not in value:
+            raise Misfit(f"{inside}argument {key!r} is missing")
+    fitted: dict[str, Any] = {}
+    for key, one in value.items():
+        if key in properties:
+            wanted = properties[key]
+        elif others is False:
+            raise Misfit(f"{inside}argument {key!r} is unknown; {suggest(key, properties)}")
+        else:
+            wanted = others if isinstance(others, Mapping) else {}
+        fitted[key] = fit(wanted, one, f"{inside}argument {key!r}", depth + 1)
+    return fitted
+
+
+def _number(schema: Mapping[str, Any], value: Any, kind: str, where: str) -> Any:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise Misfit(f"{_at(where)} is {shown(value)}; it must be {' and '.join(_bounds(low, high))}")
+    if kind == "integer" or isinstance(value, float):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise Misfit(f"{_at(where)} is too large a number") from None
+
+
+def _bounds(low: Any, high: Any) -> list[str]:
+    return ([f"at least {low}"] if low is not None else []) + ([f"at most {high}"] if high is not None else [])
+
+
+def _is(kind: str, value: Any) -> bool:
+    match kind:
+        case "string":
+            return isinstance(value, str)
+        case "boolean":
+            return isinstance(value, bool)
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool) and (isinstance(value, int) or math.isfinite(value))
+        case "array":
+            return isinstance(value, list)
+        case "object":
+            return isinstance(value, Mapping)
+        case "null":
+            return value is None
+    return False
+
+
+def _at(where: str) -> str:
+    return where or "the value"

@@ -1,0 +1,202 @@
+"""One connection to an MCP server, driven from ordinary threads: the SDK runs in an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from rlvr.dialects.dialect import NAME
+from rlvr.errors import ConfigError, MissingExtra, ToolCrash, ToolError
+from rlvr.schema import DEEPEST
+from rlvr.turns import ToolSpec
+
+GRACE_S = 5.0
+"""How long is waited for the SDK itself, beyond a deadline that it should have kept."""
+MOST_TOOLS = 128
+MOST_PAGES = 64
+
+
+class Connection:
+    """Start, call, stop: each with a deadline."""
+
+    def __init__(self, target: Sequence[str] | str, env: Mapping[str, str], cwd: str, timeout: float) -> None:
+        self.target, self.env, self.cwd, self.timeout = target, dict(env), cwd, timeout
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.over: asyncio.Event | None = None
+        self.client: Any = None
+        self.thread: threading.Thread | None = None
+        self.errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in stop)
+
+    def start(self, timeout: float) -> list[ToolSpec]:
+        """Connect, and say what the server offers. ToolCrash when it does not come up."""
+        sdk = _sdk()
+        ready: Future[list[ToolSpec]] = Future()
+        self.thread = threading.Thread(target=self._thread, args=(sdk, ready), name="rlvr-mcp", daemon=True)
+        self.thread.start()
+        try:
+            return ready.result(timeout)
+        except TimeoutError as error:
+            raise ToolCrash(f"the MCP server {self._shown()} did not answer within {timeout:g} s{self._said()}") from error
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ToolCrash(f"the MCP server {self._shown()} did not start: {_plain(error)}{self._said()}") from error
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The text of one result. ToolError for what the server calls an error, and for a call that takes too long."""
+        if self.loop is None or self.thread is None or not self.thread.is_alive():
+            raise ToolCrash(f"the MCP server {self._shown()} is gone{self._said()}")
+        asked = asyncio.run_coroutine_threadsafe(self._asked(name, dict(arguments)), self.loop)
+        late = f"the call took longer than {self.timeout:g} s and was given up"
+        try:
+            found = asked.result(self.timeout + GRACE_S)
+        except TimeoutError as error:
+            asked.cancel()
+            raise ToolError(late) from error
+        except Exception as error:
+            raise ToolCrash(f"the MCP server {self._shown()} failed: {_plain(error)}{self._said()}") from error
+        text = "\n".join(block.text if block.type == "text" else f"[{block.type} is not shown]" for block in found.content)
+        if found.is_error:
+            raise ToolError(text or "the server gives no reason")
+        return text or "[no output]"
+
+    def stop(self) -> None:
+        """Disconnect. Waits a moment for the server to end; called any number of times."""
+        if self.loop is not None and self.over is not None:
+            with suppress(RuntimeError):  # the loop is closed already
+                self.loop.call_soon_threadsafe(self.over.set)
+        if self.thread is not None:
+            self.thread.join(GRACE_S + 5)
+        self.errors.close()
+
+    # ---- in the thread of the loop
+
+    def _thread(self, sdk: Any, ready: Future[list[ToolSpec]]) -> None:
+        try:
+            asyncio.run(self._serve(sdk, ready))
+        except BaseException as error:
+            if not ready.done():
+                ready.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    async def _serve(self, sdk: Any, ready: Future[list[ToolSpec]]) -> None:
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        connecting = asyncio.ensure_future(self._connected(sdk, ready))
+        ended = asyncio.ensure_future(self.over.wait())
+        await asyncio.wait({connecting, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not connecting.done() and not ready.done():  # stopped before it came up
+            connecting.cancel()
+        try:
+            await connecting
+        finally:
+            ended.cancel()
+
+    async def _connected(self, sdk: Any, ready: Future[list[ToolSpec]]) -> None:
+        assert self.over is not None
+        where = self.target
+        if not isinstance(where, str):
+            params = sdk.StdioServerParameters(command=where[0], args=list(where[1:]), env=self.env or None, cwd=self.cwd or None)
+            where = sdk.stdio_client(params, errlog=self.errors)
+        async with sdk.Client(where) as client:
+            self.client = client
+            ready.set_result(await _offered(client))
+            await self.over.wait()
+
+    async def _asked(self, name: str, arguments: dict[str, Any]) -> Any:
+        return await asyncio.wait_for(self.client.call_tool(name, arguments), self.timeout)
+
+    # ---- in messages
+
+    def _shown(self) -> str:
+        return self.target if isinstance(self.target, str) else " ".join(self.target)[:80]
+
+    def _said(self) -> str:
+        """The last line of what the server wrote as an error."""
+        try:
+            self.errors.seek(0)
+            lines = self.errors.read(100_000).strip().splitlines()
+        except (OSError, ValueError):
+            return ""
+        return f"; it said: {lines[-1][:200]}" if lines else ""
+
+
+def _sdk() -> Any:
+    try:
+        import mcp
+        from mcp.client.stdio import stdio_client
+    except ModuleNotFoundError as error:
+        raise MissingExtra("mcp", "mcp") from error
+    if not hasattr(mcp, "Client"):
+        raise ConfigError("the installed mcp is older than 2; `pip install 'rlvr[mcp]'`")
+    import types
+
+    return types.SimpleNamespace(Client=mcp.Client, StdioServerParameters=mcp.StdioServerParameters, stdio_client=stdio_client)
+
+
+async def _offered(client: Any) -> list[ToolSpec]:
+    found: list[ToolSpec] = []
+    cursor = None
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        for one in page.tools:
+            if not NAME.fullmatch(one.name):
+                raise ConfigError(
+                    f"the MCP server offers a tool {one.name!r:.80}; a name has letters, digits, _ - . and at most 128 of them"
+                )
+            found.append(ToolSpec(one.name, (one.description or one.title or one.name).strip(), plain_schema(one.input_schema)))
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    if len(found) > MOST_TOOLS:
+        raise ConfigError(
+            f"the MCP server offers {len(found)} tools, more than {MOST_TOOLS} are not put into a prompt; choose some with `only`"
+        )
+    return sorted(found, key=lambda spec: spec.name)
+
+
+def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A server's schema without titles and references: what a prompt needs, in the words that `rlvr.schema` checks.
+
+    >>> plain_schema({"title": "A", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"title": "X", "type": "integer"}}})
+    {'properties': {'x': {'type': 'integer'}}}
+    """
+    named = {f"#/{key}/{name}": one for key in ("$defs", "definitions") for name, one in (schema.get(key) or {}).items()}
+    found = _plain_part(schema, named, 0)
+    return found if isinstance(found, dict) else {}
+
+
+def _plain_part(part: Any, named: Mapping[str, Any], depth: int) -> Any:
+    if depth > DEEPEST:
+        return {}
+    if isinstance(part, list):
+        return [_plain_part(one, named, depth + 1) for one in part]
+    if not isinstance(part, Mapping):
+        return part
+    merged = dict(part)
+    if isinstance(reference := merged.pop("$ref", None), str):
+        merged = {**named.get(reference, {}), **merged}
+    if isinstance(parts := merged.get("allOf"), list) and len(parts) == 1 and isinstance(parts[0], Mapping):
+        merged = {**parts[0], **{key: value for key, value in merged.items() if key != "allOf"}}
+        return _plain_part(merged, named, depth + 1)
+    if "oneOf" in merged and "anyOf" not in merged:
+        merged["anyOf"] = merged.pop("oneOf")
+    found: dict[str, Any] = {}
+    for key, value in merged.items():
+        if key in ("$defs", "definitions", "$schema") or (key == "title" and isinstance(value, str)):
+            continue
+        if key == "properties" and isinstance(value, Mapping):
+            found[key] = {name: _plain_part(one, named, depth + 1) for name, one in value.items()}
+        else:
+            found[key] = value if key in ("default", "enum", "const", "required") else _plain_part(value, named, depth + 1)
+    return found
+
+
+def _plain(error: BaseException) -> str:
+    """The innermost reason; the SDK wraps errors in groups."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,35 @@
+"""Arithmetic, exact as far as it goes: whole numbers, fractions and decimals of any length."""
+
+from __future__ import annotations
+
+from rlvr.tooling import Tool, ToolExample, tool
+from rlvr.tools._arithmetic import evaluate, shown
+
+
+class Calculator(Tool):
+    """Arithmetic by a parser of its own: nothing that the policy wrote is evaluated as code.
+
+    >>> Calculator().calculator("2^100 - 1")
+    '1267650600228229401496703205375'
+    """
+
+    examples = (
+        ToolExample("calculator", {"expression": "123456789 * 987654321"}, "121932631112635269"),
+        ToolExample("calculator", {"expression": "0.1 + 0.2"}, "0.3"),
+        ToolExample("calculator", {"expression": "1/3 + 1/6"}, "0.5"),
+        ToolExample("calculator", {"expression": "2 +"}, "ends where a number", ok=False),
+    )
+
+    @tool
+    def calculator(self, expression: str) -> str:
+        """Work out an arithmetic expression exactly.
+
+        It knows + - * / // % ^ ( ) and sqrt, abs, min, max, floor, ceil, round, gcd, lcm, factorial, comb, exp, ln, log10, pi, e.
+
+        Args:
+            expression: for example (3 + 4) * 12 / 5.
+        """
+        return shown(evaluate(expression))
+
+
+make = Calculator

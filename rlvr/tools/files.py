@@ -1,0 +1,104 @@
+"""Read, write and edit text files in the conversation's sandbox box."""
+
+from __future__ import annotations
+
+from rlvr.errors import ToolError
+from rlvr.tooling import Tool, tool
+
+MOST_BYTES = 1_000_000
+"""The largest file that is read or written."""
+
+
+class Files(Tool):
+    """Three tools on the files of the box: read some lines, write a file, replace a text in one.
+
+    >>> [spec.name for spec in Files().specs()]
+    ['read_file', 'write_file', 'edit_file']
+    """
+
+    needs_box = True
+
+    @tool
+    def read_file(self, path: str, first: int = 1, lines: int = 400) -> str:
+        """Read a text file, or a part of it; each line comes with its number.
+
+        Args:
+            path: the file.
+            first: the first line, counted from 1.
+            lines: how many lines at most.
+        """
+        if first < 1 or lines < 1:
+            raise ToolError("first and lines must be at least 1")
+        every = self._text(path).splitlines()
+        if not every:
+            return "[the file is empty]"
+        if first > len(every):
+            raise ToolError(f"{path} has {len(every)} lines; line {first} is behind its end")
+        part = every[first - 1 : first - 1 + lines]
+        rest = len(every) - (first - 1 + len(part))
+        numbered = [f"{number}\t{line}" for number, line in enumerate(part, start=first)]
+        return "\n".join([*numbered, f"[{rest} more lines]"] if rest > 0 else numbered)
+
+    @tool
+    def write_file(self, path: str, text: str) -> str:
+        """Write a text file. What it held before is gone.
+
+        Args:
+            path: the file; folders above it are made.
+            text: all that the file shall hold.
+        """
+        self._write(path, text)
+        return f"Wrote {len(text)} characters to {path}."
+
+    @tool
+    def edit_file(self, path: str, old: str, new: str) -> str:
+        """Replace a text in a file by another one. The old text must stand there exactly once.
+
+        Args:
+            path: the file.
+            old: the text as it stands there, with its spaces and line breaks.
+            new: what shall stand there instead.
+        """
+        if not old:
+            raise ToolError("old is empty; give the text to be replaced, or use write_file")
+        text = self._text(path)
+        times = text.count(old)
+        if times != 1:
+            advice = "read the file and copy the text exactly" if times == 0 else "give more of the text around it"
+            raise ToolError(f"the old text stands {times} times in {path}, it must stand there once; {advice}")
+        self._write(path, text.replace(old, new))
+        line = text[: text.index(old)].count("\n") + 1
+        return f"Replaced it in {path}, line {line}."
+
+    def _text(self, path: str) -> str:
+        try:
+            data = self.box.get(_sound(path), MOST_BYTES + 1)
+        except OSError as error:
+            raise ToolError(f"{path} cannot be read: {error.strerror or error}") from error
+        if len(data) > MOST_BYTES:
+            raise ToolError(f"{path} is larger than {MOST_BYTES} bytes")
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ToolError(f"{path} is no text in UTF-8") from error
+
+    def _write(self, path: str, text: str) -> None:
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ToolError("the text holds characters that cannot be written in UTF-8") from error
+        if len(data) > MOST_BYTES:
+            raise ToolError(f"the file would be larger than {MOST_BYTES} bytes")
+        try:
+            self.box.put(_sound(path), data)
+        except OSError as error:
+            raise ToolError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _sound(path: str) -> str:
+    if not path or "\0" in path or not path.isprintable():
+        raise ToolError("the path is empty or holds characters that no path may hold")
+    return path
+
+
+make = Files

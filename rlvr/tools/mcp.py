@@ -1,0 +1,88 @@
+"""The tools of any MCP server, started as a process or reached over HTTP; one connection a conversation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlvr.errors import ConfigError, ToolCrash
+from rlvr.tooling import Tool
+from rlvr.tools._boxed import seconds
+from rlvr.tools._connection import Connection
+from rlvr.turns import ToolSpec
+
+
+class Mcp(Tool):
+    """Whatever the server offers, asked once when the conversation begins and fixed from then on, sorted by name.
+
+    A server that is a process is started for each conversation, so its state is the conversation's own. It runs as this user,
+    outside any sandbox: start only servers that you trust. What the server calls an error, and a call that takes too long,
+    is told to the policy; a server that is gone ends the conversation without a score.
+    """
+
+    def __init__(
+        self,
+        *,
+        command: Sequence[str] = (),
+        url: str = "",
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        prefix: str = "",
+        only: Sequence[str] = (),
+        timeout: float = 30.0,
+        start_timeout: float = 60.0,
+    ) -> None:
+        """Keyword arguments are the settings.
+
+        Args:
+            command: the program and its arguments, for example [python, server.py].
+            url: the address of a server over streamable HTTP, instead of a command.
+            env: variables for the program; it gets few others.
+            cwd: the folder that it starts in.
+            prefix: goes before the name of each tool, for servers whose names clash.
+            only: the names of the tools that are used; empty means all.
+            timeout: how many seconds one call may take.
+            start_timeout: how many seconds starting may take.
+        """
+        if bool(command) == bool(url):
+            raise ValueError("give either command or url")
+        if isinstance(command, str):
+            raise ValueError(f"command is {command!r}; write a list: [{', '.join(command.split())}]")
+        if cwd and not os.path.isdir(cwd):
+            raise ValueError(f"cwd is {cwd!r}; there is no such folder")
+        self.command, self.url, self.env, self.cwd = tuple(command), url, dict(env or {}), cwd
+        self.prefix, self.only = prefix, tuple(only)
+        self.timeout, self.start_timeout = seconds(timeout), seconds(start_timeout)
+        self.connection: Connection | None = None
+        self._specs: tuple[ToolSpec, ...] = ()
+
+    def begin(self) -> None:
+        """Start the server or connect to it, and ask what it offers."""
+        self.connection = Connection(self.command or self.url, self.env, self.cwd, self.timeout)
+        offered = self.connection.start(self.start_timeout)
+        if missing := sorted(set(self.only) - {spec.name for spec in offered}):
+            raise ConfigError(f"the server has no tool {missing[0]!r}; it has {', '.join(spec.name for spec in offered) or 'none'}")
+        used = [spec for spec in offered if not self.only or spec.name in self.only]
+        self._specs = tuple(ToolSpec(self.prefix + spec.name, spec.description, spec.parameters) for spec in used)
+
+    def end(self) -> None:
+        """Disconnect; a server that is a process ends."""
+        if self.connection is not None:
+            self.connection.stop()
+            self.connection = None
+
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """What the server offers. Known once the tool is opened."""
+        if self.connection is None:
+            raise ConfigError("the tools of an MCP server are known once it is started; open the tool first")
+        return self._specs
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """One call of the server."""
+        if self.connection is None:
+            raise ToolCrash("the MCP server is not connected")
+        return self.connection.call(name.removeprefix(self.prefix), arguments)
+
+
+make = Mcp

@@ -1,0 +1,135 @@
+"""Search in passages of text by their words (BM25)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlvr.errors import ConfigError, MissingExtra, ToolError
+from rlvr.tooling import Tool, tool
+
+SUFFIXES = (".txt", ".md", ".rst")
+"""The files of a folder that are read."""
+MOST_RESULTS = 20
+LONGEST_QUERY = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of text that can be found.
+
+    >>> Passage("weather.md#1", "Rain", "It rains.").title
+    'Rain'
+    """
+
+    id: str
+    title: str
+    text: str
+
+
+class Search(Tool):
+    """BM25 over a folder of text files or a JSONL file of passages. The index is made once and serves all conversations."""
+
+    def __init__(self, *, path: str, passage_chars: int = 1_000, shown_chars: int = 600) -> None:
+        """Keyword arguments are the settings.
+
+        Args:
+            path: a folder of .txt, .md and .rst files, cut into passages at empty lines; or JSONL lines {"text", "id"?, "title"?}.
+            passage_chars: how long a passage of a file becomes; paragraphs are put together up to that.
+            shown_chars: how much of each passage is shown.
+        """
+        if min(passage_chars, shown_chars) < 20:
+            raise ValueError(f"passage_chars {passage_chars} and shown_chars {shown_chars} must be at least 20")
+        self.shown_chars = shown_chars
+        self.passages = tuple(_passages(Path(path).expanduser(), passage_chars))
+        if not self.passages:
+            raise ConfigError(f"{path!r} holds no passages; a folder needs {', '.join(SUFFIXES)} files, a JSONL file lines with a text")
+        self._bm25s = _bm25s()
+        self.index = self._bm25s.BM25()
+        texts = [f"{passage.title}\n{passage.text}" for passage in self.passages]
+        self.index.index(self._tokens(texts), show_progress=False)
+
+    @tool
+    def search(self, query: str, limit: int = 5) -> str:
+        """Search the documents by words and get the best passages, the best first.
+
+        Args:
+            query: words that the passage should hold.
+            limit: how many passages, at most 20.
+        """
+        if not 1 <= limit <= MOST_RESULTS:
+            raise ToolError(f"limit is {limit}; it must be from 1 to {MOST_RESULTS}")
+        if len(query) > LONGEST_QUERY:
+            raise ToolError(f"the query has {len(query)} characters; at most {LONGEST_QUERY} are allowed")
+        words = self._tokens([query])
+        if not words or not words[0]:
+            return "No passage holds any of these words."
+        found, scores = self.index.retrieve(words, k=min(limit, len(self.passages)), show_progress=False)
+        best = [self.passages[int(n)] for n, score in zip(found[0], scores[0], strict=True) if score > 0]
+        shown = (f"[{rank}] {p.title + ' ' if p.title else ''}({p.id})\n{self._cut(p.text)}" for rank, p in enumerate(best, start=1))
+        return "\n\n".join(shown) or "No passage holds any of these words."
+
+    def _tokens(self, texts: list[str]) -> list[list[str]]:
+        tokens: list[list[str]] = self._bm25s.tokenize(texts, return_ids=False, show_progress=False)
+        return tokens
+
+    def _cut(self, text: str) -> str:
+        return text if len(text) <= self.shown_chars else text[: self.shown_chars - 3] + "..."
+
+
+def _bm25s() -> Any:
+    try:
+        import bm25s
+    except ModuleNotFoundError as error:
+        if error.name != "bm25s":
+            raise
+        raise MissingExtra("bm25s", "search") from error
+    return bm25s
+
+
+def _passages(path: Path, size: int) -> Iterator[Passage]:
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.suffix in SUFFIXES and file.is_file():
+                name = file.relative_to(path).as_posix()
+                for number, text in enumerate(_pieces(file.read_text("utf-8", "replace"), size)):
+                    yield Passage(f"{name}#{number}", "", text)
+    elif path.is_file():
+        yield from _lines(path)
+    else:
+        raise ConfigError(f"there is no file or folder {str(path)!r}; give a folder of texts or a JSONL file of passages")
+
+
+def _lines(path: Path) -> Iterator[Passage]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number + 1} is not JSON: {error}") from error
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise ConfigError(f'{path}, line {number + 1} has no "text"; write {{"text": ..., "id"?: ..., "title"?: ...}}')
+            yield Passage(str(row.get("id", number)), str(row.get("title") or ""), row["text"])
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    """Paragraphs, put together up to a size; a longer one is cut."""
+    held = ""
+    for paragraph in filter(None, (part.strip() for part in text.split("\n\n"))):
+        if held and len(held) + len(paragraph) + 2 > size:
+            yield held
+            held = ""
+        held = f"{held}\n\n{paragraph}" if held else paragraph
+        while len(held) > size:
+            yield held[:size]
+            held = held[size:]
+    if held:
+        yield held
+
+
+make = Search

@@ -1,0 +1,187 @@
+"""Questions to a SQLite database: read only, or on a scratch copy of the conversation's own."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from rlvr.errors import ConfigError, ToolCrash, ToolError
+from rlvr.tooling import Tool, tool
+from rlvr.tools._boxed import seconds
+
+LONGEST_CELL = 200
+"""How many characters of one value are shown."""
+LARGEST_VALUE = 100_000
+"""How many bytes one value may have: with it, no single function of SQLite takes long, and the time limit can hold."""
+LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: LARGEST_VALUE,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,
+    sqlite3.SQLITE_LIMIT_COLUMN: 100,
+}
+STEPS = 40
+"""After how many steps of SQLite's machine the clock is looked at."""
+SCRATCH_PAGES = 16_384
+"""How large a scratch copy may grow: 64 MiB of 4 KiB pages."""
+READING = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
+NEVER = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
+"""What no statement may do: reach other files, or change the limits."""
+LOOKING = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
+"""The pragmas that only look."""
+
+
+class Sql(Tool):
+    """One statement a call, with limits on time, rows and sizes. Other files cannot be reached.
+
+    >>> with Sql(script="create table t(n); insert into t values (1), (2)").session() as sql:
+    ...     print(sql.sql("select sum(n) as total from t"))
+    total
+    3
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str = "",
+        script: str = "",
+        mode: Literal["read", "scratch"] = "read",
+        timeout: float = 5.0,
+        max_rows: int = 100,
+    ) -> None:
+        """Keyword arguments are the settings.
+
+        Args:
+            path: the database file. A task may bring its own, as `database` in what it gives to its tools.
+            script: SQL that makes the database, instead of a file. A task may bring its own, as `script`.
+            mode: read changes nothing; scratch gives each conversation a copy in memory, in which it may change all.
+            timeout: how many seconds one statement may take.
+            max_rows: how many rows are shown.
+        """
+        if mode not in ("read", "scratch"):
+            raise ValueError(f"mode is {mode!r}; it must be read or scratch")
+        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
+            raise ValueError(f"max_rows is {max_rows!r}; it must be a whole number from 1")
+        if path and script:
+            raise ValueError("path and script are both given; give one of them")
+        self.path, self.script, self.mode, self.max_rows = path, script, mode, max_rows
+        self.timeout = seconds(timeout)
+        self.connection: sqlite3.Connection | None = None
+
+    def begin(self) -> None:
+        """Open the database, or make the copy."""
+        data = self.context.data
+        own = "database" in data or "script" in data
+        path, script = (str(data.get("database", "")), str(data.get("script", ""))) if own else (self.path, self.script)
+        if not path and not script:
+            raise ConfigError("the tool 'sql' has no database; set path or script, or use it in an environment whose tasks bring one")
+        self.connection = self._scratch(script, path) if script or self.mode == "scratch" else self._file(path)
+        if script and self.mode == "read":
+            self.connection.execute("pragma query_only = on")
+        for limit, most in LIMITS.items():
+            self.connection.setlimit(limit, most)
+        self.connection.set_authorizer(self._allowed)
+
+    def end(self) -> None:
+        """Close it; a copy is gone."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    @tool
+    def sql(self, query: str) -> str:
+        """Run one SQL statement on the SQLite database and get its rows. The schema: select sql from sqlite_schema.
+
+        Args:
+            query: one statement.
+        """
+        if self.connection is None:
+            raise ToolCrash("the database is not open")
+        end = time.monotonic() + self.timeout
+        self.connection.set_progress_handler(lambda: time.monotonic() > end, STEPS)
+        try:
+            cursor = self.connection.execute(query)
+            names = [column[0] for column in cursor.description or ()]
+            rows = ["\t".join(map(_cell, row)) for row in islice(cursor, self.max_rows + 1)]
+            changed = cursor.rowcount
+            cursor.close()
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            raise self._error(error, end) from error
+        except (UnicodeError, ValueError) as error:
+            raise ToolError(f"the query cannot be read: {error}") from error
+        return self._table(names, rows, changed)
+
+    def _error(self, error: Exception, end: float) -> Exception:
+        if "interrupted" in str(error) and time.monotonic() > end:
+            return ToolError(f"the statement took longer than {self.timeout:g} s and was stopped")
+        if "not authorized" in str(error) or "readonly" in str(error) or "query_only" in str(error):
+            what = "it may only read" if self.mode == "read" else "it may not reach other files or change settings"
+            return ToolError(f"the statement is not allowed: {what} ({error})")
+        if str(error).startswith(("file is not a database", "disk I/O error", "database disk image")):
+            return ToolCrash(f"the database failed: {error}")
+        return ToolError(str(error))
+
+    def _allowed(self, action: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
+        if action == sqlite3.SQLITE_PRAGMA and (one or "").lower() in LOOKING:
+            return sqlite3.SQLITE_OK
+        if action in NEVER or (action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in ("load_extension", "edit", "fts3_tokenizer")):
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK if self.mode == "scratch" or action in READING else sqlite3.SQLITE_DENY
+
+    def _file(self, path: str) -> sqlite3.Connection:
+        if not Path(path).is_file():
+            raise ConfigError(f"there is no database {path!r}; give the path of a SQLite file")
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = sqlite3.connect(
+                f"{Path(path).resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
+            )
+            connection.execute("select count(*) from sqlite_schema").fetchone()
+        except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
+            raise ConfigError(f"{path!r} cannot be opened as a SQLite database: {error}") from error
+        return connection
+
+    def _scratch(self, script: str, path: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        try:
+            if script:
+                connection.executescript(script)
+            else:
+                source = self._file(path)
+                source.backup(connection)
+                source.close()
+            connection.execute(f"pragma max_page_count = {SCRATCH_PAGES}")
+        except (sqlite3.Error, ConfigError) as error:
+            connection.close()
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"the script of the tool 'sql' does not run: {error}") from error
+        return connection
+
+    def _table(self, names: list[str], rows: list[str], changed: int) -> str:
+        if not names:
+            return f"{changed} rows changed." if changed >= 0 else "Done."
+        lines = ["\t".join(names), *rows[: self.max_rows]]
+        if not rows:
+            lines.append("[no rows]")
+        elif len(rows) > self.max_rows:
+            lines.append(f"[more than {self.max_rows} rows; the rest is not shown]")
+        return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    text = "NULL" if value is None else f"[{len(value)} bytes]" if isinstance(value, bytes) else str(value)
+    text = text if len(text) <= LONGEST_CELL else text[: LONGEST_CELL - 3] + "..."
+    return text.replace("\t", " ").replace("\n", " ")
+
+
+make = Sql

@@ -1,0 +1,27 @@
+"""Hand in the answer and end the conversation."""
+
+from __future__ import annotations
+
+from rlvr.tooling import Final, Tool, ToolExample, tool
+
+
+class Submit(Tool):
+    """For tasks whose answer is declared by a call, and not by a turn without one.
+
+    >>> Submit().submit("42")
+    '42'
+    """
+
+    examples = (ToolExample("submit", {"answer": "42"}, "42"),)
+
+    @tool
+    def submit(self, answer: str) -> str:
+        """Hand in the final answer. The conversation ends with it.
+
+        Args:
+            answer: the answer, and nothing else.
+        """
+        return Final(answer)
+
+
+make = Submit

@@ -1,0 +1,134 @@
+"""What a policy does in one turn of a conversation, and what its tools answer: records that know no tokens, models or sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as the policy is told of it. Fixed for the whole conversation.
+
+    >>> ToolSpec("now", "The time of day.").wire()["function"]["name"]
+    'now'
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
+    """JSON Schema of the arguments: the subset that `rlvr.schema` checks."""
+
+    def wire(self) -> dict[str, Any]:
+        """The form that chat templates and chat servers take."""
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
+        }
+
+
+class CallStatus(StrEnum):
+    """Whether a call can be run, and if not, the first thing that is wrong with it."""
+
+    OK = "ok"
+    IN_THOUGHT = "in_thought"
+    """Written inside the reasoning. It is not run."""
+    UNCLOSED = "unclosed"
+    """The turn ended before the call did."""
+    BAD_JSON = "bad_json"
+    """The arguments are not JSON, or not the values that the dialect writes in its place."""
+    MALFORMED = "malformed"
+    """The marks of the dialect are there, in the wrong order or number."""
+    NO_NAME = "no_name"
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    """Readable, but not what the tool takes: an argument is missing, unknown or of another type."""
+
+
+ADVICE: Mapping[CallStatus, str] = {
+    CallStatus.IN_THOUGHT: "It stands inside the reasoning. Finish the reasoning first, then write the call",
+    CallStatus.UNCLOSED: "It is not complete. Write the whole call, to its closing mark",
+    CallStatus.BAD_JSON: "Its arguments cannot be read. Write them again",
+    CallStatus.MALFORMED: "It is not in the expected form. Write it again",
+    CallStatus.NO_NAME: "It does not name a tool. Write the name of the tool",
+    CallStatus.UNKNOWN_TOOL: "There is no such tool. Use one of the tools you were given",
+    CallStatus.BAD_ARGUMENTS: "Its arguments are not what the tool takes. Correct them",
+}
+"""What the policy is told for each status, before the detail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call as it was read from a turn.
+
+    >>> Call("0.0", "search", status=CallStatus.UNKNOWN_TOOL, why="'search' is unknown; allowed: calculator").told
+    "Error: this call was not run. There is no such tool. Use one of the tools you were given: 'search' is unknown; allowed: calculator."
+    """
+
+    id: str
+    """Which turn and which call in it, counted from 0: "2.1"."""
+    name: str
+    arguments: Mapping[str, Any] | None = None
+    """None when they could not be read."""
+    status: CallStatus = CallStatus.OK
+    raw: str = ""
+    """The text of the turn that was read as this call."""
+    why: str = ""
+    """What is wrong, in words."""
+
+    @property
+    def told(self) -> str:
+        """The text that the policy reads instead of a result. Empty for a call that can be run."""
+        if self.status is CallStatus.OK:
+            return ""
+        detail = f": {self.why}" if self.why else ""
+        return f"Error: this call was not run. {ADVICE[self.status]}{detail}."
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Everything that the policy wrote in one turn, taken apart.
+
+    >>> Turn("4", content="4").pending
+    ()
+    """
+
+    text: str
+    content: str = ""
+    """What is meant for the other side: neither reasoning nor calls."""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+    finish: Literal["stop", "length"] = "stop"
+
+    @property
+    def pending(self) -> tuple[Call, ...]:
+        """The calls that need a result or a message. Without any, the turn is an answer.
+
+        A call inside the reasoning counts only when the turn holds nothing else: thinking aloud about a call is no mistake.
+        """
+        outside = tuple(call for call in self.calls if call.status is not CallStatus.IN_THOUGHT)
+        return outside if outside or self.content.strip() else self.calls
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one call.
+
+    >>> Result("0.0", "4", ok=True).over
+    False
+    """
+
+    call: str
+    """The id of the call."""
+    text: str
+    """What the policy reads."""
+    ok: bool
+    seconds: float = 0.0
+    cut: bool = False
+    """Whether `text` is shorter than what the tool gave."""
+    over: bool = False
+    """Whether the conversation ends here; `text` is then the answer."""

@@ -1,0 +1,116 @@
+# ruff: noqa: E501  (defects stand in one line each)
+"""The kit of tools passes our own, and finds each defect that it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.conformance import check_plugin, check_tool, failures
+from rlvr.conformance.steps import run
+from rlvr.conformance.toolkit import check_opened, tool_checks
+from rlvr.plugins.registry import PACKAGE, entries
+from rlvr.tooling import ToolContext
+from tests.tools.fakes import FakeBox
+
+SOUND = '''\
+"""A plugin with a defect in it."""
+import itertools
+from rlvr import Tool, ToolError, ToolExample, tool
+COUNT = itertools.count(1)
+
+
+class Planted(Tool):
+    """Say a text so many times."""
+    examples = (ToolExample("say", {"text": "ab", "times": 2}, "abab 1"), ToolExample("say", {"text": "ab", "times": 999}, "too many", ok=False))
+
+    def begin(self):
+        self.count = 0
+
+    @tool
+    def say(self, text: str, times: int = 1) -> str:
+        """Say it.
+
+        Args:
+            text: what is said.
+            times: how often.
+        """
+        if times > 99:
+            raise ToolError("too many")
+        self.count += 1
+        return text * times + f" {self.count}"
+'''
+DEFECTS = [
+    ("it can be built", "class Planted(Tool):", "class Planted:", "not an rlvr.Tool"),
+    ("it says what it is for", '    """Say a text so many times."""\n', "", "no docstring"),
+    ("what the policy is told is complete", "            times: how often.\n", "", "'times' of say has no description"),
+    ("what the policy is told is complete", "text: str", "text", "has no type"),
+    ("its examples do what they say", '"abab 1"', '"baba"', "is not in"),
+    ("its examples do what they say", "ok=False", "ok=True", "gave ok=False"),
+    ("its examples do what they say", "return text * times", "return 7; text * times", "returned 7"),
+    ("no text breaks it", "self.count += 1", "self.count += 1; text.encode()", "raise ToolError"),
+    ("it can be ended twice", "    @tool", "    def end(self):\n        del self.count\n\n    @tool", "AttributeError"),
+    ("it can be closed twice", "    @tool", "    def close(self):\n        del self.missing\n\n    @tool", "AttributeError"),
+]  # fmt: skip
+
+
+def planted(folder: Path, old: str, new: str) -> str:
+    assert old in SOUND
+    path = folder / "planted.py"
+    path.write_text(SOUND.replace(old, new), "utf-8")
+    return f"{path}:Planted"
+
+
+@pytest.mark.parametrize(("wanted", "old", "new", "words"), DEFECTS, ids=[f"{n}-{d[0]}" for n, d in enumerate(DEFECTS)])
+def test_the_tool_kit_finds(wanted: str, old: str, new: str, words: str, tmp_path: Path) -> None:
+    checks = {check.name: check for check in run(tool_checks(planted(tmp_path, old, new), {}))}
+    check = checks.get(wanted) or checks["it can be closed"]
+    assert not check.ok and words in check.detail, check
+
+
+def test_state_shared_between_conversations_is_found(tmp_path: Path) -> None:
+    name = planted(
+        tmp_path, "    def begin(self):\n        self.count = 0", "    shared = []\n\n    def begin(self):\n        self.shared.clear()"
+    )
+    path = Path(name.split(":")[0])
+    path.write_text(path.read_text("utf-8").replace("self.count += 1", "self.shared.append(1); self.count = len(self.shared)"), "utf-8")
+    checks = {check.name: check for check in run(tool_checks(name, {}))}
+    assert checks["its examples do what they say"].ok and not checks["two conversations share nothing"].ok
+
+
+def test_the_sound_tool_passes(tmp_path: Path) -> None:
+    checks = check_tool(planted(tmp_path, "ab", "ab"))
+    assert failures(checks) == [] and [check.name for check in checks if check.skipped] == ["it is refused without its box"]
+
+
+SETTINGS: dict[str, dict[str, Any]] = {"sql": {"script": "create table t(n)"}}
+BOXED = ("python", "bash", "files")
+ELSEWHERE = ("mcp", "search")
+"""Held to the kit in tests of their own, below: they need other packages."""
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in entries("tool") if entry.source == "rlvr" and entry.name not in ELSEWHERE])
+def test_our_tools_keep_the_contract(name: str) -> None:
+    context = ToolContext(box=FakeBox()) if name in BOXED else ToolContext()
+    checks = check_opened(name, context, **SETTINGS.get(name, {}))
+    assert failures(checks) == []
+    assert sum(not check.skipped for check in checks) >= 9, [check for check in checks if check.skipped]
+
+
+def test_search_keeps_the_contract(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    (tmp_path / "a.txt").write_text("The river flows.", "utf-8")
+    assert failures(check_plugin("tool", "search", path=str(tmp_path))) == []
+
+
+def test_every_tool_on_the_disk_is_held_to_the_kit() -> None:
+    on_disk = {path.stem for path in (PACKAGE / "tools").glob("*.py") if not path.stem.startswith("_")}
+    assert {entry.name for entry in entries("tool") if entry.source == "rlvr"} == on_disk
+    assert set(BOXED) | set(ELSEWHERE) | {"calculator", "submit", "sql"} == on_disk
+
+
+def test_without_a_box_what_cannot_be_checked_says_so() -> None:
+    checks = check_tool("bash")
+    assert failures(checks) == [] and any("needs a sandbox box" in check.detail for check in checks if check.skipped)

@@ -1,0 +1,282 @@
+"""Dialect by dialect: what becomes of a call that is right, and of one that is wrong in each of the ways that happen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlvr.dialects.dialect import Dialect
+from rlvr.dialects.table import DIALECTS, detect, get
+from rlvr.errors import NotFound
+from rlvr.turns import ADVICE, Call, CallStatus, ToolSpec
+
+SEARCH = ToolSpec(
+    "search",
+    "Search.",
+    {
+        "type": "object",
+        "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}, "exact": {"type": "boolean"}},
+        "required": ["query"],
+        "additionalProperties": False,
+    },
+)
+TOOLS = (SEARCH, ToolSpec("now", "The time."))
+GOOD = Call("0.0", "search", {"query": "rain", "limit": 3})
+S = CallStatus
+
+
+def written(dialect: Dialect, *calls: tuple[str, dict[str, Any]]) -> str:
+    return dialect.write([Call(f"0.{n}", name, given) for n, (name, given) in enumerate(calls)], TOOLS)
+
+
+def good(dialect: Dialect) -> str:
+    return dialect.write([GOOD], TOOLS)
+
+
+def opened(dialect: Dialect) -> tuple[str, str]:
+    return dialect.thoughts[0] if dialect.thoughts else ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+
+
+def cut(dialect: Dialect) -> str:
+    """Cut off in the middle of the arguments."""
+    text = good(dialect)
+    return text[: text.index("rain") + 2]
+
+
+BROKEN: dict[str, tuple[str, str, CallStatus]] = {
+    "qwen_xml": ("</parameter>\n</function>", "</function>", S.MALFORMED),
+    "glm": ("<arg_value>", "", S.MALFORMED),
+    "deepseek_v32": ('string="false">3', 'string="false">3 3', S.BAD_JSON),
+    "gemma": ("3", "3 3", S.BAD_JSON),
+    "function_gemma": ("3", "3 3", S.BAD_JSON),
+    "pythonic": ("3", "3 3", S.BAD_JSON),
+}
+"""What is replaced in a right call to break it, where it is not JSON, and what that is called. Elsewhere: `3` by `3 3`."""
+
+
+def broken(dialect: Dialect) -> str:
+    old, new, _ = BROKEN.get(dialect.name, ("3", "3 3", S.BAD_JSON))
+    assert old in good(dialect)
+    return good(dialect).replace(old, new)
+
+
+OUTCOMES: dict[str, Callable[[Dialect], str]] = {
+    "one call": good,
+    "two calls": lambda d: written(d, ("search", {"query": "rain", "limit": 3}), ("now", {})),
+    "text before": lambda d: "I look it up.\n" + good(d),
+    "thought before": lambda d: f"{opened(d)[0]}Hm.{opened(d)[1]}{good(d)}",
+    "in a thought": lambda d: f"{opened(d)[0]}Perhaps\n{good(d)}\n{opened(d)[1]}It rains.",
+    "cut off": cut,
+    "cut off after": good,
+    "broken values": broken,
+    "unknown tool": lambda d: written(d, ("serch", {"query": "rain"})),
+    "wrong type": lambda d: written(d, ("search", {"query": "rain", "limit": "three"})),
+    "text for number": lambda d: written(d, ("search", {"query": "rain", "limit": "3"})),
+    "missing argument": lambda d: written(d, ("search", {"limit": 3})),
+    "unknown argument": lambda d: written(d, ("search", {"query": "rain", "page": 2})),
+}
+EXPECTED: dict[str, list[CallStatus]] = {
+    "one call": [S.OK],
+    "two calls": [S.OK, S.OK],
+    "text before": [S.OK],
+    "thought before": [S.OK],
+    "in a thought": [S.IN_THOUGHT],
+    "cut off": [S.UNCLOSED],
+    "cut off after": [S.OK],
+    "broken values": [S.BAD_JSON],
+    "unknown tool": [S.UNKNOWN_TOOL],
+    "wrong type": [S.BAD_ARGUMENTS],
+    "text for number": [S.BAD_ARGUMENTS],
+    "missing argument": [S.BAD_ARGUMENTS],
+    "unknown argument": [S.BAD_ARGUMENTS],
+}
+DIFFERENT: dict[tuple[str, str], tuple[list[CallStatus], str]] = {
+    ("llama", "in a thought"): ([], "without a mark, only what follows the reasoning can be a call"),
+    ("llama", "text before"): ([], "only a turn that is an object as a whole is a call; else it is an answer"),
+    ("fenced", "unknown tool"): ([], "a fence that names no tool is code in an answer"),
+    ("qwen_xml", "text for number"): ([S.OK], "values have no type: 3 is read as the schema says"),
+    ("glm", "text for number"): ([S.OK], "values have no type: 3 is read as the schema says"),
+    ("llama", "cut off after"): ([S.UNCLOSED], "a call has no closing mark, so nothing says that it is whole"),
+    ("mistral", "cut off after"): ([S.UNCLOSED], "a call has no closing mark, so nothing says that it is whole"),
+    ("mistral_list", "cut off after"): ([S.UNCLOSED], "a call has no closing mark, so nothing says that it is whole"),
+}
+"""Where a dialect differs, and why."""
+
+
+def outcome(dialect: Dialect, name: str) -> list[CallStatus]:
+    text = OUTCOMES[name](dialect)
+    if (dialect.name, name) == ("harmony", "text before"):
+        text = "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant" + good(dialect)
+    turn = dialect.read(text, TOOLS, finish="length" if name.startswith("cut off") else "stop")
+    return [call.status for call in turn.calls]
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
+def test_each_outcome_is_as_declared(dialect: Dialect, name: str) -> None:
+    wanted = DIFFERENT.get((dialect.name, name), (EXPECTED[name], ""))[0]
+    if name == "broken values" and dialect.name in BROKEN:
+        wanted = [BROKEN[dialect.name][2]]
+    assert outcome(dialect, name) == wanted
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
+def test_content_and_reasoning_are_told_from_calls(dialect: Dialect) -> None:
+    if dialect.name in ("harmony", "llama"):
+        return  # below
+    begin, end = opened(dialect)
+    turn = dialect.read(f"{begin}It may rain.{end}\nI look.\n{good(dialect)}", TOOLS)
+    assert (turn.reasoning, turn.content, [call.arguments for call in turn.calls]) == ("It may rain.", "I look.", [GOOD.arguments])
+    by_prompt = dialect.read(f"It may rain.{end}\nI look.\n{good(dialect)}", TOOLS, thinking=True)
+    assert (by_prompt.reasoning, by_prompt.content, len(by_prompt.calls)) == ("It may rain.", "I look.", 1)
+    unfinished = dialect.read(f"Perhaps {good(dialect)}", TOOLS, thinking=True)
+    assert [call.status for call in unfinished.calls] in ([S.IN_THOUGHT], []) and unfinished.content == ""
+
+
+def test_harmony_messages() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        '<|start|>assistant to=functions.search<|channel|>commentary json<|message|>{"query": "rain"}<|call|>'
+    )
+    turn = get("harmony").read(text, TOOLS)
+    assert (turn.reasoning, turn.content, turn.calls[0].arguments) == ("Hm.", "I look.", {"query": "rain"})
+    assert get("harmony").read(text.removesuffix("<|call|>"), TOOLS).calls[0].status is S.OK, "the stop token is not decoded"
+    assert get("harmony").read(text.removesuffix("<|call|>"), TOOLS, finish="length").calls[0].status is S.UNCLOSED
+    assert get("harmony").read("<|channel|>final<|message|>It rains.<|return|>", TOOLS).content == "It rains."
+    assert get("harmony").read("just words", TOOLS).content == "just words"
+
+
+def test_llama_forms() -> None:
+    llama = get("llama")
+    assert llama.read('{"answer": 4}', TOOLS).content == '{"answer": 4}', "an object without a name is an answer"
+    assert llama.read('<think>Hm.</think>{"name": "now", "parameters": {}}', TOOLS).calls[0].status is S.OK
+    python = (*TOOLS, ToolSpec("python", "Run.", {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}))
+    code = llama.read("<|python_tag|>print(1)\nprint(2)<|eom_id|>", python).calls[0]
+    assert (code.name, code.arguments, code.status) == ("python", {"code": "print(1)\nprint(2)"}, S.OK)
+    assert llama.read("<|python_tag|>print(1)", TOOLS).calls[0].status is S.UNKNOWN_TOOL
+    built_in = llama.read('<|python_tag|>search.call(query="rain", limit=2)<|eom_id|>', TOOLS).calls[0]
+    assert (built_in.arguments, built_in.status) == ({"query": "rain", "limit": 2}, S.OK)
+    both = {"name": "now", "parameters": {}, "arguments": {}}
+    assert llama.read(str(both).replace("'", '"'), TOOLS).calls[0].status is S.MALFORMED
+
+
+MISTRAL_FORMS = [
+    '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "rain"}, "id": "abcdefghi"}]',
+    '[TOOL_CALLS]search{"query": "rain"}',
+    '[TOOL_CALLS]search[ARGS]{"query": "rain"}',
+    '[TOOL_CALLS]search[CALL_ID]abcdefghi[ARGS]{"query": "rain"}',
+]
+
+
+@pytest.mark.parametrize("text", MISTRAL_FORMS)
+def test_every_form_of_mistral_is_read(text: str) -> None:
+    (call,) = get("mistral").read(text, TOOLS).calls
+    assert (call.status, call.arguments) == (S.OK, {"query": "rain"})
+
+
+STRICT = [
+    ('<tool_call>{"name": "search", "arguments": {"query": "a", "limit": NaN}}</tool_call>', S.BAD_JSON, "NaN"),
+    ('<tool_call>{"name": "search", "arguments": {"query": "a", "query": "b"}}</tool_call>', S.BAD_JSON, "twice"),
+    ('<tool_call>{"name": "search", "arguments": {"query": "a", "limit": ' + "9" * 5000 + "}}</tool_call>", S.BAD_JSON, "cannot be read"),
+    ('<tool_call>{"name": "search", "arguments": ' + "[" * 100_000 + "</tool_call>", S.BAD_JSON, "nested"),
+    ('<tool_call>{"name": "search", "arguments": {"query": "a", "limit": 3.0}}</tool_call>', S.BAD_ARGUMENTS, "whole number"),
+    ('<tool_call>{"name": "search", "arguments": {"query": "a", "limit": true}}</tool_call>', S.BAD_ARGUMENTS, "whole number"),
+    ('<tool_call>{"name": "search", "arguments": {"query": null}}</tool_call>', S.BAD_ARGUMENTS, "a text"),
+    ('<tool_call>{"name": "search", "arguments": "rain"}</tool_call>', S.BAD_ARGUMENTS, "no object"),
+    ('<tool_call>{"name": "search", "arguments": {"query": "a"}, "parameters": {}}</tool_call>', S.MALFORMED, "only one"),
+    ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', S.NO_NAME, '"name"'),
+    ("<tool_call>[1, 2]</tool_call>", S.MALFORMED, "object"),
+    ("<tool_call>search(rain)</tool_call>", S.BAD_JSON, "JSON"),
+    ('<tool_call>{"name": "now", "arguments": {}} now </tool_call>', S.MALFORMED, "after the JSON"),
+    ('<tool_call>{"name": "now", "arguments": {}}', S.UNCLOSED, ""),
+    ('<tool_call>{"name": "now", "arguments": {}}</tool_', S.UNCLOSED, ""),
+    ("<tool_call>", S.UNCLOSED, ""),
+]
+
+
+@pytest.mark.parametrize(("text", "status", "words"), STRICT, ids=range(len(STRICT)))
+def test_hermes_is_strict_and_says_why(text: str, status: CallStatus, words: str) -> None:
+    (call,) = get("hermes").read(text, TOOLS).calls
+    assert call.status is status and words in call.why, call
+    assert call.told.startswith("Error: this call was not run. ") and ADVICE[status] in call.told
+
+
+def test_one_broken_call_does_not_take_its_neighbours_along() -> None:
+    for dialect in DIALECTS.values():
+        text = good(dialect) + "\n" + broken(dialect) + "\n" + good(dialect)
+        if dialect.name in ("llama",):
+            text = text.replace("\n", ";")
+        if dialect.name == "harmony":
+            text = text.replace("\n", "<|start|>assistant")
+        statuses = [call.status for call in dialect.read(text, TOOLS).calls]
+        bad = BROKEN.get(dialect.name, ("", "", S.BAD_JSON))[2]
+        wanted = [S.OK, bad] if dialect.name == "llama" else [S.OK, bad, S.OK]  # what has no marks has no next call
+        assert statuses == wanted, dialect.name
+
+
+def test_a_call_in_a_thought_counts_only_when_nothing_else_was_said() -> None:
+    hermes = get("hermes")
+    thought = f"<think>{good(hermes)}</think>"
+    assert hermes.read(thought + "It rains.", TOOLS).pending == ()
+    assert len(hermes.read(thought, TOOLS).pending) == 1
+    turn = hermes.read(thought + good(hermes), TOOLS)
+    assert [call.status for call in turn.calls] == [S.IN_THOUGHT, S.OK] and turn.pending == turn.calls[1:]
+
+
+def test_values_without_types_are_read_as_the_schema_says() -> None:
+    given = "<parameter=query>\n3\n</parameter>\n<parameter=exact>\nTrue\n</parameter>\n"
+    text = f"<tool_call>\n<function=search>\n{given}</function>\n</tool_call>"
+    (call,) = get("qwen_xml").read(text, TOOLS).calls
+    assert call.arguments == {"query": "3", "exact": True}
+    (call,) = get("qwen_xml").read(text.replace("<tool_call>\n", ""), TOOLS).calls
+    assert call.status is S.MALFORMED and "begin with <tool_call>" in call.why
+
+
+def test_instructions_hold_a_call_that_can_be_read() -> None:
+    for dialect in DIALECTS.values():
+        text = dialect.instructions(TOOLS)
+        assert "search" in text and "now" in text
+        shown = text[text.index("own values:\n") + len("own values:\n") : text.index("\n\nThe result")]
+        (call,) = dialect.read(shown, TOOLS).calls
+        assert call.status is S.OK, (dialect.name, call)
+
+
+SIGNS = [
+    ("<tool_call>\\n{\"name\": ... \"arguments\": ", "hermes"),
+    ("<tool_call>\n<function=' ~ tool_call.name", "qwen_xml"),
+    ("'<tool_call>' + tc.name ... <arg_key>", "glm"),
+    ("<|start_header_id|> ... \"parameters\": ", "llama"),
+    ("[TOOL_CALLS] ... [ARGS]", "mistral"),
+    ("[TOOL_CALLS] [", "mistral_list"),
+    ("<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜> ```json", "deepseek_v3"),
+    ("<｜tool▁call▁begin｜> <｜tool▁sep｜>", "deepseek_v31"),
+    ("<｜DSML｜invoke", "deepseek_v32"),
+    ("<|start|>assistant<|channel|>commentary ... <|call|>", "harmony"),
+    ("'<|tool_call>call:' + function['name']", "gemma"),
+    ("<start_function_call>call:", "function_gemma"),
+    ("<|tool_call_begin|> <|tool_call_argument_begin|>", "kimi"),
+    ("<|tool_call_start|>[", "pythonic"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "name"), SIGNS)
+def test_the_template_says_which_dialect_it_speaks(template: str, name: str) -> None:
+    found = detect(template)
+    assert found is not None and found.name == name
+
+
+def test_every_dialect_but_the_plain_one_has_its_sign() -> None:
+    assert {name for _, name in SIGNS} == set(DIALECTS) - {"fenced"}
+    assert detect("{% for m in messages %}{{ m.content }}{% endfor %}") is None
+    with pytest.raises(NotFound, match="hermes"):
+        get("herms")
+
+
+if __name__ == "__main__":  # python -m tests.dialects.test_outcomes: the table of dialects and outcomes
+    sys.stdout.write("| dialect | " + " | ".join(OUTCOMES) + " |\n|---" * 1 + "|---" * len(OUTCOMES) + "|\n")
+    for one in DIALECTS.values():
+        row = [", ".join(outcome(one, name)) or "answer" for name in OUTCOMES]
+        sys.stdout.write(f"| {one.name} | " + " | ".join(row) + " |\n")

@@ -1,0 +1,32 @@
+"""A sandbox box for tests: files in memory, and programs that are told what to answer."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Literal
+
+from rlvr.contracts import Outcome, Stop
+
+
+class FakeBox:
+    """Keeps what it was asked; runs nothing."""
+
+    def __init__(
+        self, answer: Callable[[str], Outcome] = lambda source: Outcome(Stop.OK, exit_code=0, stdout=source.encode("utf-8", "replace"))
+    ) -> None:
+        self.answer, self.asked, self.files = answer, list[tuple[str, str, float]](), dict[str, bytes]()
+
+    def run(self, source: str, *, language: Literal["bash", "python"], timeout: float) -> Outcome:
+        self.asked.append((source, language, timeout))
+        return self.answer(source)
+
+    def put(self, path: str, data: bytes) -> None:
+        if path.startswith("/ro/"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        self.files[path] = data
+
+    def get(self, path: str, limit: int) -> bytes:
+        if path not in self.files:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return self.files[path][:limit]
