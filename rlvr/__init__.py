@@ -8,7 +8,6 @@ The face of the package. It is light: no torch, transformers, vllm, sympy or doc
 1.0
 """
 
-from rlvr.algorithm import Algorithm
 from rlvr.contracts import (
     Completion,
     Environment,
@@ -24,12 +23,13 @@ from rlvr.contracts import (
     Tokenizer,
     Verifier,
 )
+from rlvr.contracts.algorithm import Algorithm
+from rlvr.contracts.tool import Tool, ToolExample, tool
 from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError, ToolError
 from rlvr.mdp._gymnasium import announce as _announce
 from rlvr.plugins.registry import build as make
 from rlvr.task import Earned, Fault, Message, Task, Verdict, user
-from rlvr.tooling import Tool, ToolExample, tool
 
 __version__ = "0.1.0"
 

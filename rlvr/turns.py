@@ -21,7 +21,7 @@ class ToolSpec:
     name: str
     description: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
-    """JSON Schema of the arguments: the subset that `rlvr.schema` checks."""
+    """JSON Schema of the arguments: the subset that `rlvr.contracts.schema` checks."""
 
     def wire(self) -> dict[str, Any]:
         """The form that chat templates and chat servers take."""

@@ -23,9 +23,8 @@ FLOORS: Mapping[str, int] = {
     for floor, names in enumerate(
         (
             ("errors", "task", "turns"),
-            ("episode", "answers", "schema"),
+            ("episode", "answers"),
             ("contracts",),
-            ("algorithm", "tooling"),
             ("plugins", "config", "dialects"),
             ("mdp",),
             ("model", "runs"),
@@ -34,14 +33,14 @@ FLOORS: Mapping[str, int] = {
             ("evaluation", "conformance", "adapters"),
             ("learn", "service", "viewer"),
             ("scale",),
-            ("commands", "recipes"),
+            ("commands",),
             ("cli",),
             ("__main__",),
         )
     )
     for name in names
 }
-MOST_ENTRIES, MOST_FILES = 28, 16
+MOST_ENTRIES, MOST_FILES = 24, 16
 HEAVY = ("torch", "transformers", "vllm", "sympy", "docker", "accelerate", "datasets", "peft", "matplotlib", "stable_baselines3")
 
 

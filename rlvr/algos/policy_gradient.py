@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from rlvr.algorithm import Algorithm, LossInputs
 from rlvr.algos import aggregate, credit, kl, mismatch, preferences, surrogate, values
 from rlvr.algos.credit import Rewards, Total, alone
 from rlvr.algos.settings import Settings, active
+from rlvr.contracts.algorithm import Algorithm, LossInputs
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 

@@ -18,7 +18,7 @@ from rlvr.task import plain
 
 YAMLS = {"recipes": "recipe", "suites": "suite"}
 """What is no plugin but a file of settings: more of them, and one."""
-FOLDERS = {"recipes": PACKAGE / "recipes", "suites": PACKAGE / "evaluation" / "suites"}
+FOLDERS = {"recipes": PACKAGE / "config" / "recipes", "suites": PACKAGE / "evaluation" / "suites"}
 """Where those files stand."""
 
 

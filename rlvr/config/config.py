@@ -2,7 +2,7 @@
 
     rlvr train quickstart seed=1 train.steps=50 algorithm='{name: grpo, epsilon: 0.1}'
 
-A recipe is addressed by name (it stands in `rlvr/recipes/`) or by path. Unknown keys are refused with the nearest known
+A recipe is addressed by name (it stands in `rlvr/config/recipes/`) or by path. Unknown keys are refused with the nearest known
 one. The values of `a.b=value` overrides are read as YAML.
 """
 
@@ -19,7 +19,7 @@ from rlvr.config.overrides import number, overridden, yielding
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parent / "recipes"
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
 """Those of transformers that need no settings but the warmup and the number of steps."""
 

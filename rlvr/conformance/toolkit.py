@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance.steps import CannotCheck, Check, Steps, closed, first, run
+from rlvr.contracts.schema import WORDS
+from rlvr.contracts.tool import MAX_CHARACTERS, Tool, ToolContext, ToolExample, run_call
 from rlvr.dialects.dialect import NAME, Unwritable
 from rlvr.dialects.table import DIALECTS
 from rlvr.errors import ConfigError, ToolCrash
 from rlvr.plugins.registry import build
-from rlvr.schema import WORDS
-from rlvr.tooling import MAX_CHARACTERS, Tool, ToolContext, ToolExample, run_call
 from rlvr.turns import ADVICE, Call, CallStatus, Result, ToolSpec
 
 JUNK = ("", " ", "\0", "\ud800", "'; drop table x; --", "../" * 40 + "etc/passwd", "<tool_call>", "9" * 5_000, "(" * 5_000, "a" * 100_000)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from rlvr.contracts.schema import Misfit, arguments
 from rlvr.dialects.jsontext import Broken, whole
 from rlvr.errors import suggest
-from rlvr.schema import Misfit, arguments
 from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 
 NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}", re.ASCII)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlvr.contracts.schema import DEEPEST
 from rlvr.dialects.jsontext import Broken, skip, value
-from rlvr.schema import DEEPEST
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 KEY = re.compile(r"[A-Za-z_][\w\-]*", re.ASCII)

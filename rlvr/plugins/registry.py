@@ -25,9 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
+from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
 from rlvr.plugins import foreign
-from rlvr.tooling import Tool
 
 PACKAGE = Path(__file__).parents[1]
 FILE_MODULE = "_rlvr_plugin_"

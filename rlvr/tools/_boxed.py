@@ -6,8 +6,8 @@ import math
 from typing import Literal
 
 from rlvr.contracts import Outcome, Stop
+from rlvr.contracts.tool import Box
 from rlvr.errors import ToolCrash
-from rlvr.tooling import Box
 
 WORDS = {
     Stop.TLE: "[stopped: it ran longer than {timeout:g} s]",

@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
+from rlvr.contracts.schema import DEEPEST
 from rlvr.dialects.dialect import NAME
 from rlvr.errors import ConfigError, MissingExtra, ToolCrash, ToolError
-from rlvr.schema import DEEPEST
 from rlvr.turns import ToolSpec
 
 GRACE_S = 5.0
@@ -159,7 +159,7 @@ async def _offered(client: Any) -> list[ToolSpec]:
 
 
 def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's schema without titles and references: what a prompt needs, in the words that `rlvr.schema` checks.
+    """A server's schema without titles and references: what a prompt needs, in the words that `rlvr.contracts.schema` checks.
 
     >>> plain_schema({"title": "A", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"title": "X", "type": "integer"}}})
     {'properties': {'x': {'type': 'integer'}}}

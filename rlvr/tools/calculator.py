@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.tooling import Tool, ToolExample, tool
+from rlvr.contracts.tool import Tool, ToolExample, tool
 from rlvr.tools._arithmetic import evaluate, shown
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ToolError
-from rlvr.tooling import Tool, tool
 
 MOST_BYTES = 1_000_000
 """The largest file that is read or written."""

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, ToolCrash
-from rlvr.tooling import Tool
 from rlvr.tools._boxed import seconds
 from rlvr.tools._connection import Connection
 from rlvr.turns import ToolSpec

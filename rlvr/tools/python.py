@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.tooling import Tool, tool
+from rlvr.contracts.tool import Tool, tool
 from rlvr.tools._boxed import run, seconds
 
 

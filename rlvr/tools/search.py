@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, MissingExtra, ToolError
-from rlvr.tooling import Tool, tool
 
 SUFFIXES = (".txt", ".md", ".rst")
 """The files of a folder that are read."""

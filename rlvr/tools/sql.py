@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, ToolCrash, ToolError
-from rlvr.tooling import Tool, tool
 from rlvr.tools._boxed import seconds
 
 LONGEST_CELL = 200

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlvr.tooling import Final, Tool, ToolExample, tool
+from rlvr.contracts.tool import Final, Tool, ToolExample, tool
 
 
 class Submit(Tool):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.algorithm import LossInputs
 from rlvr.algos import credit, kl, mismatch, preferences, surrogate
 from rlvr.algos.aggregate import row_weights
 from rlvr.algos.recipes import PRESETS, factory
 from rlvr.algos.settings import Settings, active
+from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
 from rlvr.task import Verdict

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvr.algorithm import LossInputs
 from rlvr.algos.recipes import factory
+from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import Episode
 from tests.algos.test_credit import said
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvr.algorithm import LossInputs
 from rlvr.algos import kl
 from rlvr.algos.policy_gradient import PolicyGradient
 from rlvr.algos.recipes import factory
+from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import End, Episode
 
 L_MAX = 3

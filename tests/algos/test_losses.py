@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlvr.algorithm import LossInputs
 from rlvr.algos import kl, mismatch, surrogate, values
 from rlvr.algos.aggregate import AGGREGATIONS, row_weights
 from rlvr.algos.recipes import PRESETS, factory
+from rlvr.contracts.algorithm import LossInputs
 
 L_MAX = 7
 quick = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.algorithm import LossInputs
 from rlvr.algos import preferences
 from rlvr.algos.ranking import bradley_terry
 from rlvr.algos.recipes import factory
+from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.update.learner import Learner, Optimization

@@ -11,8 +11,8 @@ import pytest
 from rlvr.conformance import check_plugin, check_tool, failures
 from rlvr.conformance.steps import run
 from rlvr.conformance.toolkit import check_opened, tool_checks
+from rlvr.contracts.tool import ToolContext
 from rlvr.plugins.registry import PACKAGE, entries
-from rlvr.tooling import ToolContext
 from tests.tools.fakes import FakeBox
 
 SOUND = '''\

@@ -39,8 +39,8 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-WAYS = {"cpu": ["rlvr", "train"], "fsdp2": ["tests.fixtures.fsdp2"]} | (
-    {"deepspeed_zero2": ["tests.fixtures.zero2"]} if find_spec("deepspeed") else {}
+WAYS = {"cpu": ["rlvr", "train"], "fsdp2": ["tests.learn.fsdp2"]} | (
+    {"deepspeed_zero2": ["tests.learn.zero2"]} if find_spec("deepspeed") else {}
 )
 """The launch configuration, and what is launched with it. DeepSpeed is no part of any extra: it is tried where it is installed."""
 

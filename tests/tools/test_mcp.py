@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from rlvr.contracts.tool import run_call
 from rlvr.errors import ConfigError, MissingExtra, ToolCrash
-from rlvr.tooling import run_call
 from rlvr.tools._connection import plain_schema
 from rlvr.tools.mcp import Mcp
 from rlvr.turns import Call

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
+from rlvr.contracts.schema import Misfit, arguments, parameters_of, type_schema
+from rlvr.contracts.tool import Final, Tool, ToolContext, cut_middle, run_call, tool
 from rlvr.errors import ConfigError, PluginError, ToolCrash, ToolError
-from rlvr.schema import Misfit, arguments, parameters_of, type_schema
-from rlvr.tooling import Final, Tool, ToolContext, cut_middle, run_call, tool
 from rlvr.turns import Call, CallStatus
 from tests.tools.fakes import FakeBox
 

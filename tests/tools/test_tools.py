@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.contracts import Outcome, Stop
+from rlvr.contracts.tool import ToolContext, run_call
 from rlvr.errors import ConfigError, MissingExtra, ToolCrash, ToolError
-from rlvr.tooling import ToolContext, run_call
 from rlvr.tools._arithmetic import evaluate
 from rlvr.tools.bash import Bash
 from rlvr.tools.calculator import Calculator

@@ -21,8 +21,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import get_scheduler
 
-from rlvr.algorithm import Algorithm, LossInputs
 from rlvr.algos import mismatch
+from rlvr.contracts.algorithm import Algorithm, LossInputs
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.update import adapter, packing, sharded

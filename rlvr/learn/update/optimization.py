@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlvr.algorithm import Algorithm
+from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
 
 

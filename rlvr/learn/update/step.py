@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rlvr.algorithm import Algorithm
 from rlvr.algos.credit import Total, degenerate
+from rlvr.contracts.algorithm import Algorithm
 from rlvr.episode import Episode
 from rlvr.model.batch import Rows
 

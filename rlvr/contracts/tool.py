@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from rlvr.contracts import Outcome, Plugin
+from rlvr.contracts.schema import Misfit, arguments, parameters_of, summary_of
 from rlvr.errors import ConfigError, PluginError, RlvrError, ToolCrash, ToolError, suggest
-from rlvr.schema import Misfit, arguments, parameters_of, summary_of
 from rlvr.turns import Call, CallStatus, Result, ToolSpec
 
 MARK = "_rlvr_tool"

@@ -148,7 +148,7 @@ def fit(schema: Mapping[str, Any], value: Any, where: str = "", depth: int = 0) 
     3.0
     >>> fit({"type": "integer"}, "3", "argument 'limit'")
     Traceback (most recent call last):
-    rlvr.schema.Misfit: argument 'limit' is the text "3"; it must be a whole number
+    rlvr.contracts.schema.Misfit: argument 'limit' is the text "3"; it must be a whole number
     """
     if depth > DEEPEST:
         raise Misfit(f"{_at(where)} is nested more than {DEEPEST} levels deep")
@@ -178,7 +178,7 @@ def arguments(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
     >>> arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
     Traceback (most recent call last):
-    rlvr.schema.Misfit: argument 'x' is missing; the arguments are x (a whole number)
+    rlvr.contracts.schema.Misfit: argument 'x' is missing; the arguments are x (a whole number)
     """
     try:
         fitted: dict[str, Any] = _object(schema, given, "", 0)

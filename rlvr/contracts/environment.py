@@ -1,0 +1,57 @@
+"""The environment contract: pose tasks, reply, say what is judged."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rlvr.contracts.plugin import Plugin
+from rlvr.contracts.verifier import Verifier
+from rlvr.task import Earned, Task, Verdict
+
+
+class Environment(Plugin, ABC):
+    """Poses tasks, in text. Subclass it, say what it needs, and write `task`. `reply`, `answer` and `earned` run in other threads.
+
+    >>> class Doubling(Environment):
+    ...     needs = {"verifier": "exact"}
+    ...     def __init__(self, *, verifier: Verifier) -> None: self.verifier = verifier
+    ...     def task(self, split: str, index: int) -> Task:
+    ...         return Task(f"doubling/{split}/{index}", user(f"2 * {index} ="), reference=str(2 * index))
+    """
+
+    verifier: Verifier
+    splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    max_turns: int = 1  # how many times the policy may speak
+    max_prompt_tokens: int = 96  # room for the prompt where nobody says otherwise; what a character tokenizer needs
+    max_new_tokens: int = 32  # room for the policy's tokens, all turns together, where nobody says otherwise
+
+    @abstractmethod
+    def task(self, split: str, index: int) -> Task:
+        """The task at `index`: always the same one for the same (environment settings, split, index)."""
+
+    def size(self, split: str) -> int | None:
+        """How many tasks the split has; None for a procedural source that does not end."""
+        return None
+
+    def gold(self, task: Task) -> str | None:
+        """A text that deserves the full score (in a multi-turn task: the first turn's), or None if none is known."""
+        return None
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        """What the environment answers after the policy's turns `said`; None closes the conversation."""
+        return None
+
+    def answer(self, task: Task, said: Sequence[str]) -> str:
+        """The text to be judged at the end. The default: the policy's last turn."""
+        return said[-1] if said else ""
+
+    def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
+        """When the score was earned; the amounts add up to it. The default: as the verifier says, which may be: all at the end."""
+        return verdict.earned
+
+    def close(self) -> None:
+        """Close the verifier too; an environment that holds more closes that as well."""
+        if (verifier := getattr(self, "verifier", self)) is not self:
+            verifier.close()

@@ -1,0 +1,44 @@
+"""The verifier contract: judge one answer, and examples for the kit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from rlvr.contracts.plugin import Plugin
+from rlvr.errors import TextOnly
+from rlvr.task import Task, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a verifier says about itself: answers that deserve the full score for a reference, and answers that deserve the least.
+
+    >>> Example(reference="95", right=("95", "95.0"), wrong=("59", "95 or 96")).right[0]
+    '95'
+    """
+
+    reference: Any
+    right: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """The task's `meta`, for verifiers that read it."""
+
+
+class Verifier(TextOnly, Plugin, ABC):
+    """Judges one answer. Pure, or pure given a sandbox; callable from any thread.
+
+    `verify` gets the whole text the policy said and finds the answer in it by the declared channel. It never raises
+    for what a text contains (it does for what is no text); a task it cannot judge is a verdict with fault `task`.
+    """
+
+    version: ClassVar[str] = "1"
+    """Raised whenever a verdict may change; part of every cache key and of every run's record."""
+    examples: ClassVar[Sequence[Example]] = ()
+    """Cases that `check_verifier` holds the class to, with its default settings; at least one, with a right and a wrong answer."""
+
+    @abstractmethod
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Judge `answer` against `task.reference`."""
