@@ -42,8 +42,8 @@ def test_a_schema_is_the_signature() -> None:
 
 
 def test_signatures_that_have_no_schema_are_refused() -> None:
-    def untyped(x) -> str:
-        return ""  # type: ignore[no-untyped-def]
+    def untyped(x) -> str:  # type: ignore[no-untyped-def]
+        return ""
 
     def many(*xs: int) -> str:
         return ""
