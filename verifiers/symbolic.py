@@ -190,7 +190,7 @@ class Symbolic(Verifier):
         budget = self.pool.budget()
         if has(gold, *UNWORKED):
             budget.left *= GOLDS_SHARE
-        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget)))
+        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget), judge=judge))
 
     def _kept(self, work: Callable[..., Any], *question: Any) -> Any:
         """What the work finds, or found before: the newest findings are remembered, and no failure of the machinery is one."""

@@ -9,7 +9,7 @@ from rlvr.verifiers._math.judge.labels import quantity
 from rlvr.verifiers._math.judge.pieces import formula, otherwise
 from rlvr.verifiers._math.judge.plusminus import spread
 from rlvr.verifiers._math.judge.regions import judge_region, region
-from rlvr.verifiers._math.judge.relations import judge_relation, name_of, named, settled
+from rlvr.verifiers._math.judge.relations import judge_relation, name_of, named, settled, unsolved
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, exact_or_none, finite, judge_scalar
 from rlvr.verifiers._math.judge.shapes import column, combinations, grouped, options, shaped
 from rlvr.verifiers._math.judge.worked import unworked, worked
@@ -211,6 +211,8 @@ def _matrix(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _region_or_words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    if unsolved(gold) is None and (left := unsolved(answer)) is not None:
+        return Judged(False, f"{show(left)} is not solved yet; the gold is {say(gold)}")
     want, have = region(gold), region(answer)
     if want is not None and have is not None:
         if answer[0] == "set" and len(answer) > 1 and gold[0] in ("interval", "tuple"):
@@ -235,7 +237,7 @@ def _flat(tree: Tree, op: str) -> list[Tree]:
 
 
 def _rel(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    return judge_relation(gold, answer, bench, _judge)
+    return judge_relation(gold, answer, bench)
 
 
 def _words(gold: Tree, answer: Tree, bench: Bench) -> Judged:

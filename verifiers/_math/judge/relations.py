@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -10,11 +9,11 @@ from rlvr.verifiers._math.judge.regions import FLIP, judge_region, region
 from rlvr.verifiers._math.judge.scalars import Bench, Judged
 from rlvr.verifiers._math.read.tree import Tree, say, show, symbols, walk
 from rlvr.verifiers._math.value.exact import NotFinite, exact
+from rlvr.verifiers._math.value.normal import Normaliser
 from rlvr.verifiers._math.value.points import real
 
 _APPLIED = frozenset("fghpqFGHPQRSTAVNEabuvwd")
 _MEASURES = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "det", "arg", "Re", "Im", "gcd", "lcm", "max", "min"))
-Judge = Callable[[Tree, Tree, Bench], Judged]
 ZERO: Tree = ("num", 0, 1)
 
 
@@ -80,6 +79,33 @@ def asked(tree: Tree) -> bool:
     return tree[0] == "add" and all(quantity_of(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
 
 
+def solved(tree: Tree) -> bool:
+    """Whether a relation has nothing left to solve: `x = 5`, `x > 5`, `1 < |x| <= 2`, and the definition `f(x) = 2x`.
+
+    >>> x, two = ("sym", "x"), ("num", 2, 1)
+    >>> solved(("rel", x, "=", two)), solved(("rel", ("mul", two, x), "=", two))
+    (True, False)
+    """
+    parts = tree[1::2]
+    lettered = [part for part in parts if symbols(part)]
+    if len(lettered) == 1:
+        (part,) = lettered
+        return bool(name_of(part) or quantity_of(part))
+    left = parts[0]
+    defined = tree[2] == "=" and left[0] == "mul" and len(left) == 3 and left[1][0] == left[2][0] == "sym"
+    return defined and bool(name_of(left)) and left[1][1] not in symbols(parts[1])
+
+
+def unsolved(tree: Tree) -> Tree | None:
+    """The first relation in an answer that is not solved; None where there is none."""
+    if tree[0] == "rel":
+        name, value = named(tree)
+        return None if tree[2] == "in" or solved(tree) or (name and name not in symbols(value)) else tree
+    if tree[0] in ("list", "union", "inter", "builder"):
+        return next((found for arg in tree[1:] if (found := unsolved(arg)) is not None), None)
+    return None
+
+
 def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
     """The value that an answer asserts when the gold is one value: `x = 5` says 5, a chain must agree with itself."""
     if answer[0] != "rel":
@@ -98,7 +124,7 @@ def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
     if not values:
         return None, "it asserts nothing"
     for sign, value in zip(signs, values[1:], strict=False):
-        if sign == "=" and not _equal(values[0], value, bench):
+        if sign == "=" and not bench.judge(values[0], value, bench).right:
             return None, f"its chain does not agree: {show(values[0])} is not {show(value)}"
         if sign == "~" and not _near(values[0], value):
             return None, f"its chain does not agree: {show(values[0])} is not near {show(value)}"
@@ -114,19 +140,16 @@ def exact_value(tree: Tree) -> bool:
         return False
 
 
-def _equal(a: Tree, b: Tree, bench: Bench) -> bool:
-    from rlvr.verifiers._math.judge.kinds import judge  # the two know each other: a chain's members are judged like answers
-
-    return judge(a, b, bench).right
-
-
 def _near(a: Tree, b: Tree) -> bool:
     x, y = real(a), real(b)
     return x is not None and y is not None and bool(abs(x - y) <= abs(x) / 50)
 
 
-def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judged:
+def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """A gold that is a relation: a membership, an assignment, an equation, an inequality."""
+    judge = bench.judge
+    if solved(gold) and (left := unsolved(answer)) is not None:
+        return Judged(False, f"{show(left)} is not solved yet; the gold {show(gold)} is")
     signs = gold[2::2]
     size, gold_size = len(answer), len(gold)
     if list(signs) == ["in"] or all(sign in FLIP for sign in signs):
@@ -186,8 +209,6 @@ def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
     """The constant factor between two expressions that vanish together; None when there is none."""
-    from rlvr.verifiers._math.value.normal import Normaliser
-
     first, second = Normaliser().form(a), Normaliser().form(b)
     if not first or not second or set(first) != set(second):
         return None

@@ -49,6 +49,8 @@ class Bench:
 
     policy: Policy
     algebra: Algebra = field(default=lambda a, b: None)
+    judge: Callable[[Tree, Tree, Bench], Judged] = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
+    """How the members of a chain or of a relation are judged: like whole answers, where that is known (`kinds.judge`)."""
     steps: int = 400
 
     def same(self, a: Tree, b: Tree) -> bool:
