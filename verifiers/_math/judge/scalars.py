@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +11,7 @@ from rlvr.verifiers._math.judge.forms import wrong_form
 from rlvr.verifiers._math.judge.labels import ANY, lettered, quantity, spelled_out
 from rlvr.verifiers._math.policy import Policy
 from rlvr.verifiers._math.read.tree import TooBig, Tree, has, infinite, say, short, show, substitute, symbols, walk
-from rlvr.verifiers._math.read.units import is_angle, is_degree, is_unit, measure
+from rlvr.verifiers._math.read.units import is_angle, is_degree, is_money, is_unit, measure
 from rlvr.verifiers._math.value.exact import NotFinite, exact
 from rlvr.verifiers._math.value.normal import compare
 from rlvr.verifiers._math.value.points import context, differ, real
@@ -24,6 +24,8 @@ VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", "n", "theta"
 """Letters that something is integrated over: beside one of them an added C is a constant, elsewhere it is a letter."""
 RAISED = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu"))
 PERCENTS = frozenset(("percent", "percentage", "pct"))
+DOUBLE = 18
+"""The most significant digits that a computer prints of a number that it calculated."""
 Algebra = Callable[[Tree, Tree], bool | None]
 
 
@@ -133,6 +135,8 @@ def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         gold_value, gold_unit = lettered(gold)
     if not gold_unit and not unit:
         return number(gold, answer, bench)
+    if any(is_money(measure(label)) for label in (gold_unit, unit) if label):  # a price is not rounded
+        bench = replace(bench, policy=replace(bench.policy, tolerance=0, rounded=100))
     if symbols(answer) | symbols(gold):  # in a formula, ml^2 is m times l^2
         known = symbols(answer) | symbols(gold)
         spelled = spelled_out(gold, ANY if gold[0] != "unit" else known), spelled_out(answer, ANY if answer[0] != "unit" else known)
@@ -277,15 +281,14 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     if x is None or y is None:
         return ""
     gap = abs(x - y)
-    if of_gold is not None and of_gold[0] >= policy.places and (of_answer is None or of_answer[1] > of_gold[1]):
-        half = _place(of_gold[1]) / 2
-        near = of_answer is None or of_gold[0] > policy.places  # three digits may be all there is: 1.25 is not 1.251
-        if gap <= half and gap <= policy.tolerance / (1 if near else 25) * abs(y):
+    if of_gold is not None and of_gold[0] >= policy.places and of_answer is None:  # another decimal is another value: 1.25 is not 1.2499
+        if gap <= _place(of_gold[1]) / 2 and gap <= policy.tolerance * abs(y):
             return f"{show(answer)} rounds to {show(gold)}"
     whole = exact_or_none(gold)
-    if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):
+    computed = whole is not None or (of_answer is not None and of_answer[0] <= DOUBLE)  # more digits of a root are a claim of another value
+    if of_answer is not None and of_answer[0] >= policy.rounded and computed and not (whole is not None and whole.denominator == 1):
         unit = _place(of_answer[1])
-        noise = 15 <= of_answer[0] <= 18 and gap <= abs(x) / 10**15  # a double, printed in full
+        noise = 15 <= of_answer[0] <= DOUBLE and gap <= abs(x) / 10**15  # a double, printed in full
         if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)) or noise:
             return f"{show(answer)} is {show(gold)} to {of_answer[0]} significant digits"
     return ""

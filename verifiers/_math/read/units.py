@@ -168,6 +168,11 @@ def is_angle(meaning: Measure | None) -> bool:
     return meaning is not None and meaning[0] == (("angle", 1),)
 
 
+def is_money(meaning: Measure | None) -> bool:
+    """Whether the label is a currency: an amount of money is exact."""
+    return meaning is not None and len(meaning[0]) == 1 and meaning[0][0][0] in ("money", "euro", "gbp", "rupee", "yen")
+
+
 def is_degree(label: str) -> bool:
     """Whether the label says degrees, which differ from radians by a factor that is not rational."""
     return label.lower().strip(" .") in ("degree", "degrees", "deg", "degs")
