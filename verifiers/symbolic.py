@@ -139,7 +139,7 @@ class Symbolic(Verifier):
         """Why a gold cannot be judged; empty when it can."""
         try:
             tree = parse(gold)
-            if tree[0] == "sym" and not policy.symbol:
+            if tree[0] == "sym" and " " not in tree[1] and not policy.symbol:
                 return "it is a bare letter; set the policy symbol=true if that is meant"
             if tree[0] == "num" and tree[2] == 1 and not policy.form:
                 return ""

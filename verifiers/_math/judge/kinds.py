@@ -11,8 +11,9 @@ from rlvr.verifiers._math.judge.plusminus import spread
 from rlvr.verifiers._math.judge.regions import judge_region, region
 from rlvr.verifiers._math.judge.relations import judge_relation, name_of, named, settled, unsolved
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, exact_or_none, finite, judge_scalar
-from rlvr.verifiers._math.judge.shapes import column, combinations, grouped, options, shaped
+from rlvr.verifiers._math.judge.shapes import as_letters, column, combinations, grouped, options, shaped
 from rlvr.verifiers._math.judge.worked import unworked, worked
+from rlvr.verifiers._math.read.atoms import name
 from rlvr.verifiers._math.read.tree import TooBig, Tree, has, say, show, symbols
 from rlvr.verifiers._math.read.words import same_words
 from rlvr.verifiers._math.value.exact import exact
@@ -55,6 +56,7 @@ def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, why)
     if value[0] in ("tuple", "matrix", "set") and len(value) == 2 and value[0] == "set":
         return Judged(False, f"{say(value)} is a set; the gold {show(gold)} is one value")
+    value = as_letters(gold, value)
     if value[0] == "ratio" and len(value) == 3:
         value = ("div", value[1], value[2])
     if value[0] == "list" and _repeats(value) and all(_judge(gold, arg, bench).right for arg in value[1:]):
@@ -248,6 +250,12 @@ def _words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if answer[0] == "text":
         right = same_words(gold[1], answer[1])
         return Judged(right, f"the words {answer[1]!r} {'are' if right else 'are not'} {gold[1]!r}"[:200])
+    if answer[0] == "sym" and " " in answer[1]:
+        right = name(answer[1].partition(" ")[0], gold[1].upper()) == answer
+        return Judged(right, f"{show(answer)} {'is' if right else 'is not'} {gold[1]!r}")
+    if answer[0] in ("list", "set") and list(gold[1]) == sorted(set(gold[1])):  # the choices AC, with a comma
+        right = sorted(arg[1].lower() for arg in answer[1:] if arg[0] == "sym") == list(gold[1]) and len(gold[1]) == len(answer) - 1
+        return Judged(right, f"the letters {show(answer)} {'are' if right else 'are not'} {gold[1]!r}"[:200])
     squeezed = "".join(show(answer).replace("*", "").split()).lower()
     if symbols(answer) and squeezed == "".join(str(gold[1]).split()):
         return Judged(True, "the letters are the gold's")

@@ -176,8 +176,8 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return judge(value, answer, bench)
     if size == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
-        length = len(name.strip("|")) == 2 and name.strip("|").isupper()  # |AB| is AB, but |x| is not x
-        if name and mine and (mine == name or (length and name.strip("|") == mine.strip("|"))) and judge(value, mine_value, bench).right:
+        same = mine == name or (_points(name) != "" and _points(name) == _points(mine))
+        if name and mine and same and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
         applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
         applied = applied and (answer[1][0] != "mul" or symbols(answer[1][2]) <= symbols(value))  # f(y) = 2x + 3 is another function
@@ -190,6 +190,12 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         inner, why = settled(value, answer, bench)
         return judge(value, inner, bench) if inner is not None else Judged(False, why)
     return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+
+
+def _points(name: str) -> str:
+    """The points of a name, whatever sign stands over or around them: |AB| is AB, but |x| is not x."""
+    letters = "".join(sorted(name.strip("|").rpartition(" ")[2]))
+    return letters if letters.isalpha() and letters.isupper() and len(letters) > 1 else ""
 
 
 def _moved(tree: Tree) -> Tree:

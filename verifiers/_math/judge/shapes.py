@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlvr.verifiers._math.judge.relations import named
+from rlvr.verifiers._math.read.atoms import name as named_points
 from rlvr.verifiers._math.read.tree import Tree, has, substitute, symbols, walk
 from rlvr.verifiers._math.value.exact import exact
 
@@ -94,10 +95,21 @@ def grouped(tree: Tree) -> Tree:
 
 def options(gold: Tree, answer: Tree) -> Tree:
     """Several letters of a multiple choice without commas: `ACD` for the gold A, C, D."""
-    if not all(arg[0] == "sym" and arg[1] in OPTIONS for arg in gold[1:]) or answer[0] != "mul":
+    if not all(arg[0] == "sym" and arg[1] in OPTIONS for arg in gold[1:]) or answer[0] != "text" or not answer[1].isalpha():
         return answer
-    letters = [node for node in walk(answer) if node[0] != "mul"]
-    return ("list", *letters) if all(node[0] == "sym" and node[1] in OPTIONS for node in letters) else answer
+    letters = answer[1].upper()
+    return ("list", *(("sym", letter) for letter in letters)) if OPTIONS.issuperset(letters) else answer
+
+
+def as_letters(gold: Tree, answer: Tree) -> Tree:
+    """A word of two or three letters as the gold has them: their product, or the name of an angle."""
+    if answer[0] == "text" and gold[0] == "sym" and " " in gold[1]:
+        return named_points(gold[1].partition(" ")[0], answer[1].upper())
+    letters = {letter.lower(): letter for letter in symbols(gold)}
+    if answer[0] != "text" or not answer[1].isalpha() or not letters.keys() >= set(answer[1]):
+        return answer
+    first, *rest = (("sym", letters[letter]) for letter in answer[1])
+    return ("mul", first, *rest) if rest else first
 
 
 def renamed(tree: Tree, old: str, new: str) -> Tree:

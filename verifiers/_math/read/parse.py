@@ -16,7 +16,7 @@ from rlvr.verifiers._math.read.quantities import JOINS, NAMING
 from rlvr.verifiers._math.read.tokens import Token, plain, tokens
 from rlvr.verifiers._math.read.tree import MAX_NODES, TooBig, Tree, Unreadable, infinite, symbols, walk
 from rlvr.verifiers._math.read.units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit
-from rlvr.verifiers._math.read.words import choice, enclosed, lettered, unwrap, words
+from rlvr.verifiers._math.read.words import choice, enclosed, lettered, spelled, unwrap, words
 
 SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
 INFINITE: Tree = ("const", "oo")
@@ -220,7 +220,7 @@ def parse(text: str) -> Tree:
     letter = choice(shown)
     if letter is not None:
         return ("choice", letter)
-    said = lettered(shown) or words(shown, strict=True)
+    said = lettered(shown) or words(shown, strict=True) or spelled(text)
     if said is not None:
         return said
     try:

@@ -39,7 +39,7 @@ _SIGNS = {
     "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ",
     "⟩": r"\rangle ", "∖": r"\setminus ", "∑": r"\sum ", "∫": r"\int ", "→": r"\to ", "¢": r"\text{cents}", "…": r"\ldots ", "⁄": "/",
     "∴": r"\therefore ", "⇒": r"\Rightarrow ",
-    "∨": r"\text{or}", "∧": r"\text{and}", "∠": "", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
+    "∨": r"\text{or}", "∧": r"\text{and}", "∠": r"\angle ", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
     "₹": r"\text{rupee}", "¥": r"\text{yen}", "µ": r"\mu ",
 }  # fmt: skip
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
@@ -96,7 +96,7 @@ _SCAN = re.compile(
   | (?P<word>[a-zA-ZÀ-ɏ]+)
   | (?P<op>\*\*|<=|>=|!=|==|<|>|[-+*/^_=(){}\[\]|,;:!%&'".$?\#@])
   | (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it
-        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|angle|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
+        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
   | (?P<text>\\(?:TEXT)\*?\s*\{)
   | (?P<begin>\\begin\s*\{(?P<env>[a-zA-Z]+)\*?\}(?:\{[lcr|\s]*\})?)
   | (?P<end>\\end\s*\{(?P<eenv>[a-zA-Z]+)\*?\})

@@ -210,11 +210,21 @@ def words(text: str, *, strict: bool) -> Tree | None:
             return None
         if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or ("," in shown and runs[0].lower() not in ("yes", "no", "true", "false")):
             return None
-        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and shown[1:].islower())):
+        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and (shown[1:].islower() or shown.isupper()))):
             return None
         if all(len(run) == 1 for run in runs):
             return None
     return ("text", low)
+
+
+def spelled(text: str) -> Tree | None:
+    r"""Two or three letters that a text command makes a word: `\text{ba}`, where the bare `ba` is a product.
+
+    >>> spelled(r"$\text{ba}$")
+    ('text', 'ba')
+    """
+    match = re.fullmatch(r"\$?\\(?:text(?:bf|it|rm)?|mbox)\s*\{\s*([a-zA-Z]{2,3})\s*\}\$?", text.strip())
+    return ("text", match[1].lower()) if match and match[1].lower() not in _MATHS else None
 
 
 def same_words(gold: str, answer: str) -> bool:
