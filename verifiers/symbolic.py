@@ -21,6 +21,7 @@ from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._math.judge.kinds import judge
+from rlvr.verifiers._math.judge.restated import restated
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, finite, whole
 from rlvr.verifiers._math.judge.worked import UNWORKED
 from rlvr.verifiers._math.policy import Policy
@@ -114,6 +115,8 @@ class Symbolic(Verifier):
             if found.text is None and not 1 < len(found.several) <= MAX_SEVERAL:
                 return Verdict(0.0, f"no answer: {found.reason}")
             verdict: Verdict = self._kept(self._judged, gold, found, policy)
+            if verdict.passed and policy.evaluated and (why := self._copied(task, gold, found)):
+                verdict = Verdict(0.0, why)
         except Lost as error:
             return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
         changes = self._changes if policy is self.policy else policy.changes()
@@ -162,6 +165,12 @@ class Symbolic(Verifier):
                 return verdicts[-1]
             return Verdict(0.0, f"ambiguous: {found.reason}")
         return self._one(gold, found.text, policy)
+
+    def _copied(self, task: Task, gold: str, found: Found) -> str:
+        """Why a right answer is only a part of the question; empty when it is more."""
+        texts = [found.text] if found.text is not None else found.several
+        prompt = "\n".join(message["content"] for message in task.prompt)
+        return next((why for text in texts if text != gold and (why := restated(gold, text, prompt))), "")
 
     def _one(self, gold: str, text: str, policy: Policy) -> Verdict:
         same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _spaceless(text))

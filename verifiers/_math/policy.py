@@ -43,7 +43,7 @@ class Policy:
     """What several different declared answers are: wrong, or the last one."""
     evaluated: bool = True
     """Refuse sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, that were not
-    worked out, unless the gold has one."""
+    worked out, unless the gold has one; and an expression that stands in the prompt, unless it is the gold's own."""
     symbol: bool = False
     """Whether the gold may be a bare letter."""
     case: bool = False

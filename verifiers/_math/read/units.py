@@ -116,7 +116,7 @@ def measure(label: str) -> Measure | None:
     >>> measure("square inches")
     ((('m', 2),), Fraction(16129, 25000000))
     """
-    if re.fullmatch(r"(?:[a-z]\.\s*){2,}", label.strip().lower() + "."):  # B.C.
+    if re.fullmatch(r"[a-z](?:\.\s*[a-z])+\.?", label.strip().lower()):  # B.C.
         return None
     text = re.sub(r"\\cdot|[\\.]|\s+", " ", label.lower().replace("{", "").replace("}", ""))
     text = re.sub(r" +", " ", text).strip()
