@@ -11,11 +11,11 @@ from rlvr.verifiers._math.judge.plusminus import spread
 from rlvr.verifiers._math.judge.regions import judge_region, region
 from rlvr.verifiers._math.judge.relations import judge_relation, name_of, named, settled, unsolved
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, exact_or_none, finite, judge_scalar
-from rlvr.verifiers._math.judge.shapes import as_letters, column, combinations, grouped, options, shaped
+from rlvr.verifiers._math.judge.shapes import as_letters, column, combinations, dotted, grouped, options, remainder, shaped
 from rlvr.verifiers._math.judge.worked import unworked, worked
 from rlvr.verifiers._math.read.atoms import name
 from rlvr.verifiers._math.read.tree import TooBig, Tree, has, say, show, symbols
-from rlvr.verifiers._math.read.words import same_words
+from rlvr.verifiers._math.read.words import ORDINALS, same_words
 from rlvr.verifiers._math.value.exact import exact
 
 MAX_MEMBERS = 60
@@ -25,7 +25,7 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """Whether the answer is the gold, under the bench's policy."""
     if _bare(gold) and _bare(answer):
         return _judge(gold, answer, bench)
-    answer = worked(answer)
+    gold, answer = remainder(gold), worked(remainder(answer) if remainder(gold)[0] == "mod" else answer)
     if bench.policy.evaluated and unworked(answer) and not unworked(gold):
         return Judged(False, f"it was not worked out: {unworked(answer)} is left in it")
     wrong = finite(answer)
@@ -54,6 +54,10 @@ def _judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     value, why = settled(gold, answer, bench)
     if value is None:
         return Judged(False, why)
+    if value[0] == "set" and len(value) == 2 and answer[0] == "rel":
+        value = value[1]  # x is one of these, and there is one
+    if value[0] == "mod" and (given := exact_or_none(value[1])) is not None and 0 <= given < (exact_or_none(value[2]) or 0):
+        value = value[1]
     if value[0] in ("tuple", "matrix", "set") and len(value) == 2 and value[0] == "set":
         return Judged(False, f"{say(value)} is a set; the gold {show(gold)} is one value")
     value = as_letters(gold, value)
@@ -112,6 +116,7 @@ def _members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         ordered = ordered or len({name.partition("_")[0] for name in letters}) > 1 or min(letters)[0] in "abST"
     whole = any(arg[0] == "rel" and not named(arg)[0] for tree in (gold, value) for arg in tree[1:])  # 3x + y = 0 beside y = -3x
     golds, answers = ([named(arg)[1] for arg in tree[1:]] if indexed else _values(tree, whole) for tree in (gold, value))
+    golds, answers = dotted(golds), dotted(answers)
     if gold[0] == "set" and value[0] == "set":
         golds, answers = _unique(golds, bench), _unique(answers, bench)
     if len(golds) != len(answers):
@@ -256,6 +261,8 @@ def _words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if answer[0] in ("list", "set") and list(gold[1]) == sorted(set(gold[1])):  # the choices AC, with a comma
         right = sorted(arg[1].lower() for arg in answer[1:] if arg[0] == "sym") == list(gold[1]) and len(gold[1]) == len(answer) - 1
         return Judged(right, f"the letters {show(answer)} {'are' if right else 'are not'} {gold[1]!r}"[:200])
+    if gold[1] in ORDINALS and answer == ("num", ORDINALS.index(gold[1]) + 1, 1):
+        return Judged(True, f"{show(answer)} is the {gold[1]}")
     squeezed = "".join(show(answer).replace("*", "").split()).lower()
     if symbols(answer) and squeezed == "".join(str(gold[1]).split()):
         return Judged(True, "the letters are the gold's")

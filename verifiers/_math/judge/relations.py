@@ -148,6 +148,8 @@ def _near(a: Tree, b: Tree) -> bool:
 def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """A gold that is a relation: a membership, an assignment, an equation, an inequality."""
     judge = bench.judge
+    if answer[0] == "mod" and gold[2] == "=":
+        return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
     if solved(gold) and (left := unsolved(answer)) is not None:
         return Judged(False, f"{show(left)} is not solved yet; the gold {show(gold)} is")
     signs = gold[2::2]
@@ -171,9 +173,9 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         judged = judge(inner, answer, bench) if inner is not None else Judged(False, f"the gold's {why}")
         return judge(gold[-1], answer, bench) if not judged.right and gold[-2] == "~" and answer[0] == gold[-1][0] == "dec" else judged
     if answer[0] != "rel":
-        if not name:
-            return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
-        return judge(value, answer, bench)
+        if name or _total(gold):
+            return judge(value if name else gold[3], answer, bench)
+        return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
     if size == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
         same = mine == name or (_points(name) != "" and _points(name) == _points(mine))
@@ -202,9 +204,26 @@ def _moved(tree: Tree) -> Tree:
     return ("add", tree[1], ("neg", tree[3]))
 
 
+def _total(tree: Tree) -> bool:
+    """Whether an equation only says what a sum of unknown numbers is: `m + n = 204`; with an x in it, it may be a line."""
+    terms = tree[1][1:] if tree[1][0] == "add" else ()
+    return bool(terms) and not symbols(tree[3]) and all(term[0] == "sym" and term[1] not in ("x", "y", "z", "t") for term in terms)
+
+
+def _cleared(tree: Tree) -> Tree:
+    """A sum without its denominators that hold letters, each of its terms multiplied by them: y - 1/x as xy - 1."""
+    lows = {arg[2] for term in tree[1:] for arg in walk(term) if arg[0] == "div" and symbols(arg[2])}
+    terms = [(term[0] == "neg", term[1] if term[0] == "neg" else term) for term in tree[1:]]
+    if len(lows) != 1 or any(any(low in walk(part) for low in lows) and part[0] != "div" for _, part in terms):
+        return tree
+    (low,) = lows
+    parts: list[Tree] = [part[1] if part[0] == "div" and part[2] == low else ("mul", part, low) for _, part in terms]
+    return ("add", *(("neg", part) if negative else part for (negative, _), part in zip(terms, parts, strict=True)))
+
+
 def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """Two equations with the same letters, one a constant multiple of the other."""
-    a, b = _moved(gold), _moved(answer)
+    a, b = _cleared(_moved(gold)), _cleared(_moved(answer))
     if symbols(a) != symbols(b) or not symbols(a):
         return Judged(False, f"{show(answer)} is not {show(gold)}: the letters differ")
     factor = _multiple(a, b, bench)

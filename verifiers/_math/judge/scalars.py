@@ -11,7 +11,7 @@ from rlvr.verifiers._math.judge.forms import wrong_form
 from rlvr.verifiers._math.judge.labels import ANY, lettered, quantity, spelled_out
 from rlvr.verifiers._math.policy import Policy
 from rlvr.verifiers._math.read.tree import TooBig, Tree, has, infinite, ordered, say, short, show, substitute, symbols, walk
-from rlvr.verifiers._math.read.units import is_angle, is_degree, is_money, is_unit, measure
+from rlvr.verifiers._math.read.units import Measure, is_angle, is_base, is_degree, is_money, is_unit, measure
 from rlvr.verifiers._math.value.exact import NotFinite, exact
 from rlvr.verifiers._math.value.normal import compare
 from rlvr.verifiers._math.value.points import context, differ, real
@@ -175,13 +175,19 @@ def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> 
             value = ("div", ("mul", value, over[0]), over[1])
         return number(gold, value, bench)
     if wanted[0] and given[0] and wanted[0] != given[0]:
-        if not _same_thing(gold_unit, unit):
+        if not _same_thing(gold_unit, unit) and not _rate_of_a_thing(wanted, given):
             return Judged(False, f"the units conflict: {unit}, where the gold has {gold_unit}")
         return number(gold, value, bench)
     ratio = given[1] / wanted[1]
     scaled = value if ratio == 1 or not (wanted[0] and given[0]) else ("mul", value, ("num", ratio.numerator, ratio.denominator))
     judged = number(gold, scaled, bench)
     return judged if ratio == 1 or judged.right else Judged(False, f"{show(value)} {unit} is not {show(gold)} {gold_unit}")
+
+
+def _rate_of_a_thing(wanted: Measure, given: Measure) -> bool:
+    """Whether one of the two is the other per thing that was counted: `5.4 cents per orange` beside `5.4 cents`."""
+    apart = set(wanted[0]) ^ set(given[0])
+    return wanted[1] == given[1] and bool(apart) and all(power == -1 and not is_base(base) for base, power in apart)
 
 
 def _same_thing(one: str, other: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from rlvr.verifiers._math.judge.relations import named
+from rlvr.verifiers._math.judge.scalars import exact_or_none
 from rlvr.verifiers._math.read.atoms import name as named_points
 from rlvr.verifiers._math.read.tree import Tree, has, substitute, symbols, walk
 from rlvr.verifiers._math.value.exact import exact
@@ -12,6 +14,7 @@ from rlvr.verifiers._math.value.exact import exact
 FIELDS = (("const", "Z"), ("const", "N"))
 OPTIONS = frozenset("ABCDEFGHIJ")
 PARAMETERS = ("k", "l", "m", "n")
+DOTS = ("const", "dots")
 AXES = ("ell_vi", "ell_vj", "ell_vk")
 """The unit vectors, as `_notation` names them."""
 
@@ -33,10 +36,17 @@ def pointed(tree: Tree) -> Tree:
     return tree
 
 
+def remainder(tree: Tree) -> Tree:
+    """`3 mod 7` without a bracket, as a residue: beside a residue it can be nothing else."""
+    return ("mod", *tree[2:]) if tree[:2] == ("fun", "mod") else tree
+
+
 def residue(tree: Tree) -> Tree:
     """The residue that a family over the whole numbers is: `x = 12k + 5, k in Z` is 5 (mod 12)."""
     values, letter, _ = _family(tree)
-    value = named(values)[1]
+    name, value = named(values)
+    if not letter and name and len(symbols(value)) == 1 and symbols(value) <= {*PARAMETERS, "t"} - {name}:
+        (letter,) = symbols(value)  # beside a residue, the letter of x = 7k + 3 is a whole number
     if not letter or symbols(value) != {letter}:
         return tree
     at = [exact(substitute(value, {letter: ("num", k, 1)})) for k in (0, 1, 2, 5)]
@@ -155,6 +165,16 @@ def combinations(tree: Tree) -> Tree:
                 parts[at : at + 2] = [("binom", *parts[at + 1][1:])]
                 return parts[1] if len(parts) == 2 else tuple(parts)
     return tuple(parts)
+
+
+def dotted(members: list[Tree]) -> list[Tree]:
+    """A row of numbers with dots, with no more of them before the dots than it takes: 1, 2, 3, ..., 10 is 1, 2, ..., 10."""
+    at = members.index(DOTS) if members.count(DOTS) == 1 else 0
+    values = [exact_or_none(arg) for arg in members[:at]]
+    if at < 2 or None in values:
+        return members
+    steps = {b - a for a, b in itertools.pairwise(value for value in values if value is not None)}
+    return [*members[: 2 if at + 1 < len(members) else 3], *members[at:]] if len(steps) == 1 else members
 
 
 def vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:

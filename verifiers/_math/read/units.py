@@ -65,6 +65,7 @@ _NOT_THINGS = (
 NOT_THINGS = frozenset(_NOT_THINGS.split())
 TURNING = frozenset(
     ["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice", "neg", "lnot", "nexists"]
+    + ["converse", "contrary", "reverse", "negation", "contrapositive", "false", "wrong"]
 )
 """Words that make another value of the one they stand beside."""
 _DIGIT = "zero one two three four five six seven eight nine"
@@ -194,6 +195,11 @@ def _singular(word: str) -> str:
 def is_angle(meaning: Measure | None) -> bool:
     """Whether the label is degrees or radians."""
     return meaning is not None and meaning[0] == (("angle", 1),)
+
+
+def is_base(name: str) -> bool:
+    """Whether a name is one of the table's base units, and no thing that is counted."""
+    return any(base == name for base, _ in _UNITS.values())
 
 
 def is_money(meaning: Measure | None) -> bool:
