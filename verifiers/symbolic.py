@@ -20,7 +20,7 @@ from rlvr.answers import CHANNELS, Found, find
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.judge.kinds import judge
+from rlvr.verifiers._math.judge.kinds import judge, match
 from rlvr.verifiers._math.judge.restated import restated
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, finite, whole
 from rlvr.verifiers._math.judge.worked import UNWORKED
@@ -199,7 +199,7 @@ class Symbolic(Verifier):
         budget = self.pool.budget()
         if has(gold, *UNWORKED):
             budget.left *= GOLDS_SHARE
-        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget), judge=judge))
+        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget), judge=judge, match=match))
 
     def _kept(self, work: Callable[..., Any], *question: Any) -> Any:
         """What the work finds, or found before: the newest findings are remembered, and no failure of the machinery is one."""

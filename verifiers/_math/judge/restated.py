@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from rlvr.verifiers._math.judge.relations import name_of
 from rlvr.verifiers._math.read.parse import parse
 from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable, has, ordered, say
 from rlvr.verifiers._math.value.exact import NotFinite
@@ -16,7 +17,7 @@ from rlvr.verifiers._math.value.exact import NotFinite
 ARITHMETIC = ("add", "mul", "div", "pow", "root", "fun", "fact", "binom", "pm", "sum", "prod", "integral", "limit", "deriv")
 MAX_FORMULAS = 200
 _SPAN = re.compile(r"\$\$(.{1,600}?)\$\$|\$([^$]{1,600})\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.DOTALL)
-_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|q?quad|big|Big)(?![a-zA-Z])|\\[,;:! ]|[\s$~]")
+_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|q?quad|big|Big)(?![a-zA-Z])|\\[,;:! ]|[$~]")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·∙⋅]")
 
 
@@ -27,7 +28,10 @@ def restated(gold: str, answer: str, prompt: str) -> str:
     ('it stands in the question: 17*23', '')
     """
     tree, wanted = _read(answer), _read(gold)
-    if tree is None or wanted is None or not has(tree, *ARITHMETIC):
+    if tree is None or wanted is None:
+        return ""
+    parts = tree[1::2] if tree[0] == "rel" else (tree,)
+    if not any(has(part, *ARITHMETIC) and not name_of(part) for part in parts):  # AB = 5 is a number by its name
         return ""
     own = [tree, *tree[1::2]] if tree[0] == "rel" and has(wanted, *ARITHMETIC) else [tree]
     if wanted in own:
@@ -72,4 +76,5 @@ def _stands(answer: str, prompt: str) -> bool:
 def _bare(text: str) -> str:
     """The text without what is only layout."""
     text = _TIMES.sub("*", text.strip().strip("$").rstrip(".")).replace("\u2212", "-")
-    return _LAYOUT.sub("", re.sub(r"\\[dt]frac", r"\\frac", text)).replace("{,}", ",")
+    text = _LAYOUT.sub("", re.sub(r"\\[dt]frac", r"\\frac", " ".join(text.split())))
+    return re.sub(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])", "", text).replace("{,}", ",")

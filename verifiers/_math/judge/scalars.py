@@ -41,6 +41,9 @@ class Judged:
     reason: str
 
 
+Judge = Callable[[Tree, Tree, "Bench"], Judged]
+
+
 @dataclass(slots=True)
 class Bench:
     """What a judgement has at hand: the policy, and the algebra system for what nothing cheaper decides.
@@ -51,8 +54,10 @@ class Bench:
 
     policy: Policy
     algebra: Algebra = field(default=lambda a, b: None)
-    judge: Callable[[Tree, Tree, Bench], Judged] = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
-    """How the members of a chain or of a relation are judged: like whole answers, where that is known (`kinds.judge`)."""
+    judge: Judge = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
+    """How the sides of a chain or of a relation are judged: like whole answers, which `kinds` knows."""
+    match: Judge = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
+    """How the members of a list are judged, which are in shape already."""
     steps: int = 400
 
     def same(self, a: Tree, b: Tree) -> bool:
@@ -237,9 +242,8 @@ def _unmarked(tree: Tree) -> Tree | None:
     if tree[0] == "neg":
         inner = _unmarked(tree[1])
         return None if inner is None else ("neg", inner)
-    if tree[0] == "unit" and tree[2].lower() in PERCENTS:
-        return tree[1]
-    return None
+    marked: Tree | None = tree[1] if tree[0] == "unit" and tree[2].lower() in PERCENTS else None
+    return marked
 
 
 def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
@@ -289,9 +293,9 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     if x is None or y is None:
         return ""
     gap = abs(x - y)
-    if of_gold is not None and of_gold[0] >= policy.places and of_answer is None:  # another decimal is another value: 1.25 is not 1.2499
-        if gap <= _place(of_gold[1]) / 2 and gap <= policy.tolerance * abs(y):
-            return f"{show(answer)} rounds to {show(gold)}"
+    close = of_gold is not None and gap <= min(_place(of_gold[1]) / 2, policy.tolerance * abs(y))
+    if close and of_gold is not None and of_gold[0] >= policy.places and of_answer is None:  # not another decimal: 1.25 is not 1.2499
+        return f"{show(answer)} rounds to {show(gold)}"
     whole = exact_or_none(gold)
     computed = whole is not None or (of_answer is not None and of_answer[0] <= DOUBLE)  # more digits of a root are a claim of another value
     if of_answer is not None and of_answer[0] >= policy.rounded and computed and not (whole is not None and whole.denominator == 1):

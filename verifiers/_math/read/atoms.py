@@ -171,7 +171,7 @@ class Atoms(Calculus):
         raise Unreadable(f"the command {text[:30]} is not part of an answer")
 
     def name(self, kind: str) -> Tree | None:
-        """Letters under a sign that makes a name of them, as in `\\overline{AB}`; None where there are none."""
+        r"""Letters under a sign that makes a name of them, as in `\\overline{AB}`; None where there are none."""
         braced = self.peek().text == "{"
         token = self.peek(int(braced))
         lettered = token.kind in ("word", "text") and 1 < len(token.text) < 7 and token.text.isalpha()

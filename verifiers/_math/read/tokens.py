@@ -43,10 +43,11 @@ _SIGNS = {
     "₹": r"\text{rupee}", "¥": r"\text{yen}", "µ": r"\mu ",
 }  # fmt: skip
 _FOREIGN = {
-    "平方厘米": "cm^2", "平方米": "m^2", "平方千米": "km^2", "立方厘米": "cm^3", "立方米": "m^3", "厘米": "cm", "毫米": "mm", "分米": "dm", "千米": "km",
-    "公里": "km", "米": "m", "千克": "kg", "公斤": "kg", "克": "g", "吨": "tonnes", "毫升": "ml", "升": "liters", "小时": "hours", "分钟": "minutes",
-    "秒": "seconds", "天": "days", "周": "weeks", "个月": "months", "年": "years", "岁": "years", "美元": "dollars", "欧元": "euros", "元": "yuan",
-    "度": "degrees", "人": "people", **dict.fromkeys("个只本块支张次条颗名辆件种", "units"),
+    "平方厘米": "cm^2", "平方米": "m^2", "平方千米": "km^2", "立方厘米": "cm^3", "立方米": "m^3", "千米": "km", "公里": "km", "米": "m",
+    "分米": "dm", "厘米": "cm", "毫米": "mm", "千克": "kg", "公斤": "kg", "克": "g", "吨": "tonnes", "升": "liters", "毫升": "ml",
+    "小时": "hours", "分钟": "minutes", "秒": "seconds", "天": "days", "周": "weeks", "个月": "months", "年": "years", "岁": "years",
+    "美元": "dollars", "欧元": "euros", "元": "yuan", "度": "degrees", "人": "people",
+    **dict.fromkeys("个只本块支张次条颗名辆件种", "units"),
 }  # fmt: skip
 """Units as Chinese writes them; the words for what is counted say nothing of a unit."""
 _FOREIGN_UNIT = re.compile(r"(?<=[\d}{$ ])\s*(" + "|".join(sorted(_FOREIGN, key=len, reverse=True)) + r")(?=[\s}$.。]|$)")

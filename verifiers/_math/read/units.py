@@ -63,10 +63,9 @@ _NOT_THINGS = (
     "tens hundredths thousandths millionths at most least let suppose assume"
 )
 NOT_THINGS = frozenset(_NOT_THINGS.split())
-TURNING = frozenset(
-    ["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice", "neg", "lnot", "nexists"]
-    + ["converse", "contrary", "reverse", "negation", "contrapositive", "false", "wrong"]
-)
+_TURNING = "negative opposite reciprocal inverse double doubled twice triple tripled thrice neg lnot nexists"
+_TURNING += " converse contrary reverse negation contrapositive false wrong"
+TURNING = frozenset(_TURNING.split())
 """Words that make another value of the one they stand beside."""
 _DIGIT = "zero one two three four five six seven eight nine"
 _TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -78,7 +77,8 @@ _STEMS += " twentie thirtie fortie fiftie sixtie seventie eightie ninetie hundre
 _PARTS = re.compile(rf"(?:{'|'.join(_STEMS.split())})ths?|halfs?|halve[sd]?|thirds?|[1-9]\d*(?:st|nd|rd|th)s?")
 _AMOUNT = "score gross grand nought naught nil nada aught umpteen couple few several many some more plenty tens ones ish"
 AMOUNTS = frozenset(_AMOUNT.split())
-_SIGNED = "pi tau infinity infty oo sqrt root sin cos tan cot sec csc log ln exp lg arcsin arccos arctan sinh cosh tanh det gcd lcm max min abs floor ceil"
+_SIGNED = "pi tau infinity infty oo sqrt root sin cos tan cot sec csc log ln exp lg arcsin arccos arctan sinh cosh tanh"
+_SIGNED += " det gcd lcm max min abs floor ceil"
 SIGNS = frozenset(_SIGNED.split())
 
 

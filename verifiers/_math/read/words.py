@@ -11,10 +11,11 @@ from rlvr.verifiers._math.read.units import CARDINALS, MULTIPLES, TURNING
 _COMMAND = re.compile(
     r"\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol)\*?\s*\{"
 )
-_MATHS = frozenset(
-    "sin cos tan cot sec csc log ln exp sqrt pi oo inf infinity infty det max min gcd lcm and or arcsin arccos arctan tg ctg arctg arcctg mod".split()
-)
-_SHORT = frozenset("yes no odd even true both none all any red blue one two six ten east west dne saturday sunday monday".split())
+_FUNCTION_WORDS = "sin cos tan cot sec csc log ln exp sqrt pi oo inf infinity infty det max min gcd lcm"
+_FUNCTION_WORDS += " and or arcsin arccos arctan tg ctg arctg arcctg mod"
+_MATHS = frozenset(_FUNCTION_WORDS.split())
+_SHORT_WORDS = "yes no odd even true both none all any red blue one two six ten east west dne saturday sunday monday"
+_SHORT = frozenset(_SHORT_WORDS.split())
 _WORDY = re.compile(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]+")
 _RUN = re.compile("[a-zA-ZÀ-ɏ]{2}")
 _BREAK = re.compile(r"\s{0,4}[,;]?\s{0,4}\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
@@ -39,8 +40,8 @@ SAYINGS = tuple(
     Saying(re.compile(pattern), becomes, example)
     for pattern, becomes, example in (
         (
-            r"(?:there (?:is|are) |(?:the |this )?(?:equation|system|inequality) has )?no (?:real |possible )?(?:solution|root)s?(?: exists?)?"
-            r"|(?:the )?empty set",
+            r"(?:there (?:is|are) |(?:the |this )?(?:equation|system|inequality) has )?"
+            r"no (?:real |possible )?(?:solution|root)s?(?: exists?)?|(?:the )?empty set",
             "no solution",
             "the equation has no real solution",
         ),
@@ -52,10 +53,11 @@ SAYINGS = tuple(
         (r"all reals?(?: numbers)?", "all real numbers", "all reals"),
     )
 )
-_MONTHS = "january february march april may june july august september october november december"
-_DATE = re.compile(rf"(?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTHS.replace(' ', '|')})(?:,? (\d{{4}}))?")
-_AMERICAN_DATE = re.compile(rf"({_MONTHS.replace(' ', '|')}) (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?:,? (\d{{4}}))?")
-ORDINALS = tuple("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split())
+_MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
+_DATE = re.compile(rf"(?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTHS})(?:,? (\d{{4}}))?")
+_AMERICAN_DATE = re.compile(rf"({_MONTHS}) (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?:,? (\d{{4}}))?")
+_ORDINAL_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+ORDINALS = tuple(_ORDINAL_WORDS.split())
 _SAID: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
 _SAID |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
 _SAID |= {f"{said} integers": ("const", "N" if "positive" in said else "Z") for said in ("positive", "all positive", "all")}
@@ -193,12 +195,12 @@ def number_in_words(text: str) -> int | None:
         value = CARDINALS.get(word)
         if value is not None:
             fits = group % 100 == 0 if value >= 10 or not value else group % 10 == 0 and group % 100 not in range(10, 20)
-            if not fits or last in CARDINALS and not 20 <= CARDINALS[last] or last == "zero":
+            if not fits or (last in CARDINALS and not CARDINALS[last] >= 20) or last == "zero":
                 return None
             group += value
         elif word == "hundred" and 0 < group < 10:
             group *= 100
-        elif word in ("thousand", "million", "billion", "trillion") and 0 < group and (not total or total % (MULTIPLES[word] * 1000) == 0):
+        elif word in ("thousand", "million", "billion", "trillion") and group > 0 and (not total or total % (MULTIPLES[word] * 1000) == 0):
             total, group = total + group * MULTIPLES[word], 0
         elif word != "and" or last not in MULTIPLES:
             return None
