@@ -44,7 +44,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "3"
+    version = "4"
     examples = (
         Example(
             r"\frac{1}{2}",

@@ -205,6 +205,8 @@ SPELLINGS: tuple[Spelling, ...] = (
     _row("assignment", ":=", r":=", "=", "an equation as a definition", "x:=7", "x=7"),
     _row("measure of an angle", r"\angle", r"\bm\s*(?=\\angle)", "", "the measure of an angle is written like the angle", r"m\angle A=30",
          r"\angle A=30"),
+    _row("figure in words", "angle", r"(?:\\text\s*\{\s*)?(?<![\\a-zA-Z])(triangle|angle)\s*\}?\s*(?=[A-Z]{3}(?![a-zA-Z]))", r"\\\1 ",
+         "a figure by its word", r"\text{triangle } ABC", r"\triangle ABC"),
     _row("yes or no", "es o ue se", r"^\s*(?:\\text\s*\{)?\s*(yes|no|true|false)\s*[,;.:]\s+(.{1,80})$", _yes_or_no,
          "a reason behind yes or no", r"\text{Yes, it is}", r"\text{Yes}", re.IGNORECASE),
     _row("said twice", "(", r"^\s*(\d{1,9})\s*\(\s*([a-z][a-z -]{2,60})\s*\)\s*$", _said_twice, "a number, and the same in words",
