@@ -9,6 +9,7 @@ A gold that cannot be read, or does not accept itself, gets no verdict at all (s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -177,10 +178,7 @@ class Symbolic(Verifier):
         if same and not policy.form:
             return Verdict(1.0, "it is the gold, word for word")
         try:
-            judged = self._judge(parse(gold), parse(text), policy)
-            for want, have in readings(gold, text) if not judged.right else ():
-                if not judged.right and (second := self._judge(parse(want), parse(have), policy)).right:
-                    judged = second
+            judged = self._read_and_judged(gold, text, policy)
         except Unreadable as error:
             return Verdict(0.0, f"the answer cannot be read: {error}")
         except NotFinite as error:
@@ -192,6 +190,21 @@ class Symbolic(Verifier):
         except Exception as error:
             return Verdict(0.0, f"the answer broke the judging: {type(error).__name__}", fault=Fault.ANSWER)
         return Verdict(1.0 if judged.right else 0.0, judged.reason)
+
+    def _read_and_judged(self, gold: str, text: str, policy: Policy) -> Judged:
+        """The verdict on the first reading of gold and answer, or on another one if that one is right."""
+        unreadable, judged = None, Judged(False, "")
+        try:
+            judged = self._judge(parse(gold), parse(text), policy)
+        except Unreadable as error:
+            unreadable = error
+        for want, have in readings(gold, text) if not judged.right else ():
+            with contextlib.suppress(Unreadable):
+                if (second := self._judge(parse(want), parse(have), policy)).right:
+                    return second
+        if unreadable is not None:
+            raise unreadable
+        return judged
 
     def _judge(self, gold: Tree, answer: Tree, policy: Policy) -> Judged:
         if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not policy.form:

@@ -13,6 +13,7 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _LEADING_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]{0,60})\}\s*[:=]?")
+_TITLE = re.compile(r"([A-Z][A-Za-z ]{2,40}:)\s*(?=[-\d$(\\\[{])")
 _STATES = re.compile(r"(?:[a-z]{1,14}[ -]){1,8}(?:is|are|equals?|equal to)\b", re.IGNORECASE)
 _TURNS = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|or|than|least|most|between|about|almost|nearly|if|maybe|perhaps|possibly|wrong|false|except|only"
@@ -51,6 +52,9 @@ def without_lead(text: str) -> str:
         said = command[0][command.start(1) - command.start() :].replace("}", "").strip()
         if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or states(said.rstrip(":= ")) or entitles(said):
             return text[command.end() :].strip() or text
+    titled = _TITLE.match(text)
+    if titled is not None and entitles(titled[1]):
+        return text[titled.end() :].strip() or text
     match = _LEAD.match(text)
     return (text[match.end() :].strip() or text) if match else text
 
@@ -65,7 +69,10 @@ _CLOSING = re.compile(
     r"(?:(?:is|as|for) (?:the|our|my) [a-z ]{0,20}(?:answer|solution|result|value|solution set)s?)?(?:,? as (?:required|desired|needed))?",
     re.IGNORECASE,
 )
-_GUESSED = re.compile(r"\b(?:guess|hope|bound|initial|first|intermediate|step|check|example|assume|suppose|let|where)\w*\b", re.IGNORECASE)
+_GUESSED = re.compile(
+    r"\b(?:guess|hope|hint|estimat|alternativ|other|lower|upper|bound|initial|first|intermediate|step|check|example|assume|suppose|let|where)\w*\b",
+    re.IGNORECASE,
+)
 
 
 def stated(text: str) -> str | None:
@@ -95,16 +102,20 @@ _COMMA = re.compile(r"(-?\d{1,20}),(\d{1,20})")
 
 _COMMON = re.compile(r"\\lg(?![a-zA-Z])|\\log\s*_\s*\{?\s*10(?!\d)\s*\}?")
 _SCIENTIFIC = re.compile(r"(\d)e([-+]\d)(?![\d.])")
+_LETTERED = re.compile(r"(?:\$?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(([A-J])\)\s*\}?\$?[.:]?\s{1,4}([^()]{1,80})")
 _BARE = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
 def readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
     r"""Gold and answer as they may be read besides: a comma as the decimal point, a bare logarithm to the other one's base of ten,
-    the letter e of the gold where `2e-3` may be 0.002.
+    the letter e of the gold where `2e-3` may be 0.002,
+    what stands behind the letter of a choice.
 
     >>> list(readings("2.75", "2,75")), list(readings(r"\lg 2", r"\log 2"))
     ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
     """
+    if (lettered := _LETTERED.fullmatch(text.strip())) and not _TURNS.search(text):
+        yield gold, lettered[2]
     if (decimal := pointed(text)) is not None:
         yield gold, decimal
     if (decimal := pointed(gold, 2)) is not None:
