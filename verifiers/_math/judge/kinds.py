@@ -56,7 +56,7 @@ def match(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         value = value[1]  # x is one of these, and there is one
     if value[0] == "mod" and (given := exact_or_none(value[1])) is not None and 0 <= given < (exact_or_none(value[-1]) or 0):
         value = value[1]
-    if value[0] in ("tuple", "matrix", "set") and len(value) == 2 and value[0] == "set":
+    if value[0] == "set" and len(value) == 2:
         return Judged(False, f"{say(value)} is a set; the gold {show(gold)} is one value")
     value = as_letters(gold, value)
     if value[0] == "ratio" and len(value) == 3:
