@@ -41,7 +41,7 @@ class Symbolic(Verifier):
     r"""Compares answers with the gold as mathematics.
 
     >>> from rlvr.task import user
-    >>> Symbolic().verify(Task("t", user("?"), reference=r"\\frac12"), r"so it is \\boxed{0.5}.").score
+    >>> Symbolic().verify(Task("t", user("?"), reference=r"\frac12"), r"so it is \boxed{0.5}.").score
     1.0
     """
 
