@@ -53,6 +53,9 @@ _WHOLE = re.compile(
 )
 
 
+_SIZES = r"\tiny \script \foot \small \normal \large \Large \LARGE \huge \Huge \bfs \itshape"
+
+
 def _cycle(match: re.Match[str]) -> str:
     return rf"{match[1]}\overline{{{re.sub(r'[^0-9]', '', match[2])}}}"
 
@@ -102,7 +105,7 @@ def _row(name: str, signs: str, pattern: str, becomes: Change, why: str, before:
 SPELLINGS: tuple[Spelling, ...] = (
     _row("whole", "text", r"[\s,]{0,9}\\text\s*\{[\s,]{0,9}((?:where|with|for|any|integers?)[\s}].{0,60})$", _whole,
          "words say that a letter runs over the whole numbers", r"2k\text{ for any integer }k", r"2k, k \in \mathbb{Z}"),
-    _row("transposed", "^", r"\^\s*\{?\s*(?:\\top|\\(?:math(?:sf|rm|bf|tt)|text)\s*\{?\s*T\s*\}?|\\intercal)\s*\}?", "^T",
+    _row("transposed", r"\top \inter T", r"\^\s*\{?\s*(?:\\top|\\(?:math(?:sf|rm|bf|tt)|text)\s*\{?\s*T\s*\}?|\\intercal)\s*\}?", "^T",
          "three ways to write the transpose", r"A^\top", "A^T"),
     _row("brace", r"\left", r"\\left\s*\\(?:\{|lbrace)\s*\\begin\s*\{(array|aligned|gathered|split|cases)\}(?:\s*\{[lcr|\s]{1,9}\})?"
          r"(.{1,600}?)\\end\s*\{\1\}\s*\\right\s*(?:\.|$)", _system, "a brace that only opens is a case distinction or a system",
@@ -116,13 +119,14 @@ SPELLINGS: tuple[Spelling, ...] = (
          "the positive whole numbers", r"\mathbb{Z}^+", r"\N "),
     _row("colour", "color", r"\\(?:text)?color(?:box)?\s*\{[a-zA-Z0-9!,. ]{1,30}\}", "", "a colour says nothing", r"\color{red}{5}",
          "{5}"),
-    _row("size", "\\",
-         r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![a-zA-Z])", "",
-         "a size says nothing", r"\large 5", " 5"),
+    _row("size", _SIZES, r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![a-zA-Z])",
+         "", "a size says nothing", r"\large 5", " 5"),
     _row("space", "space", r"\\(?:hspace|vspace)\*?\s*\{[^{}]{0,60}\}", " ", "space in points or inches", r"5\hspace{2pt}cm", "5 cm"),
-    _row("frame", "\\", r"\\(?:underline|underbrace|ensuremath|strut|checkmark|blacksquare|square|Box)(?![a-zA-Z])", "",
+    _row("frame", r"\under \ensure \strut \check \black \square \Box",
+         r"\\(?:underline|underbrace|ensuremath|strut|checkmark|blacksquare|square|Box)(?![a-zA-Z])", "",
          "a frame or a mark around the answer", r"\underline{5}\checkmark", "{5}"),
-    _row("boxed", "\\", r"\\(?:boxed|fbox|(?:bm|pmb|boldsymbol|math(?:bf|it|rm))(?=\s*\{[^{}]{0,200}\\[a-zA-Z]))\s*(?=\{)", "",
+    _row("boxed", r"\boxed \fbox \bm \pmb \bold \math",
+         r"\\(?:boxed|fbox|(?:bm|pmb|boldsymbol|math(?:bf|it|rm))(?=\s*\{[^{}]{0,200}\\[a-zA-Z]))\s*(?=\{)", "",
          "a box in the box, or a font over a formula", r"\mathbf{\frac12}", r"{\frac12}"),
     _row("bold", r"\bm \pmb", r"\\(?:bm|pmb)\s*(?=\{)", r"\\mathbf", "one command for a bold letter", r"\bm{v}", r"\mathbf{v}"),
     _row("row gap", "\\\\", r"\\\\\s*\[\s*-?[\d.]{1,6}\s*(?:pt|em|ex|mm|cm|in)\s*\]", r"\\\\ ", "space between rows", "a\\\\[2pt]b",
@@ -181,8 +185,8 @@ SPELLINGS: tuple[Spelling, ...] = (
          "a function says no more with its domain, all reals", r"f(x)=2x, x\in\mathbb{R}", "f(x)=2x"),
     _row("all that", "ll", r"^\\text\s*\{\s*[Aa]ll(?:\s+real)?(?:\s+numbers)?\s*\}\s*(?=[a-zA-Z]\s*(?:\\(?:[gl]e|ne)|[<>]))", "",
          "all x with a condition", r"\text{all }x>2", "x>2"),
-    _row("therefore", "\\", r"^\s*\\(?:therefore|because|implies|(?:Long)?[rR]ightarrow)(?![a-zA-Z])\s*", "",
-         "an arrow before the answer", r"\Rightarrow x=5", "x=5"),
+    _row("therefore", r"\there \because \implies ightarrow", r"^\s*\\(?:therefore|because|implies|(?:Long)?[rR]ightarrow)(?![a-zA-Z])\s*",
+         "", "an arrow before the answer", r"\Rightarrow x=5", "x=5"),
     _row("currency", "US EUR GBP INR JPY", r"(?:\\text\s*\{\s*)?\b(USD|EUR|GBP|INR|JPY|US(?=\\?\$))\s*\}?\s*\\?\$?\s*(?=\d)",
          lambda m: _MONEY[m[1]], "a currency by its code", "USD 5", r"\$5"),
     _row("large money", "$", r"(\$\s*\d[\d.,]{0,15})\s*([kKMB])(?=\s*[.$]?\s*$)", lambda m: rf"{m[1]} {_LARGE[m[2]]}",
@@ -200,7 +204,8 @@ SPELLINGS: tuple[Spelling, ...] = (
          "the same behind words", r"2k\text{ where }k\in Z", r"2k, k\in Z"),
     _row("thousands", r"~ \; \:", r"(?<![\d.,])[1-9]\d{0,2}(?:\s?(?:\\[;:]|~)\s?\d{3}){1,5}(?![\d.,]\d|\d)", _squeezed,
          "thousands set apart by a space", r"10\;080", "10080"),
-    _row("small o", "^", r"(?<=[\d}])\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z])|\{?\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\}?)", r"^\\circ",
+    _row("small o", r"^o ^{o} ^\t ^{\t ^\m ^{\m",
+         r"(?<=[\d}])\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z])|\{?\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\}?)", r"^\\circ",
          "a small o for a degree sign", "145^{o}", r"145^\circ"),
     _row("assignment", ":=", r":=", "=", "an equation as a definition", "x:=7", "x=7"),
     _row("measure of an angle", r"\angle", r"\bm\s*(?=\\angle)", "", "the measure of an angle is written like the angle", r"m\angle A=30",
@@ -212,6 +217,12 @@ SPELLINGS: tuple[Spelling, ...] = (
     _row("said twice", "(", r"^\s*(\d{1,9})\s*\(\s*([a-z][a-z -]{2,60})\s*\)\s*$", _said_twice, "a number, and the same in words",
          "12 (twelve)", "12", re.IGNORECASE),
 )  # fmt: skip
+
+
+_BY_SIGN: dict[str, list[int]] = {}
+for _place, _spelling in enumerate(SPELLINGS):
+    for _sign in _spelling.signs:
+        _BY_SIGN.setdefault(_sign, []).append(_place)
 
 
 def outward(text: str) -> str:
@@ -241,9 +252,14 @@ def standard(text: str) -> str:
     """
     if "  " in text or "\n" in text or "\t" in text:
         text = " ".join(text.split())  # long runs of spaces are what makes a regular expression slow
-    for row in SPELLINGS:
-        for sign in row.signs:
-            if sign in text:
-                text = row.pattern.sub(row.becomes, text)
+    at = 0
+    while at < len(SPELLINGS):
+        tried = sorted({row for sign in _BY_SIGN if sign in text for row in _BY_SIGN[sign] if row >= at})
+        for row in tried:
+            changed = SPELLINGS[row].pattern.sub(SPELLINGS[row].becomes, text)
+            if changed != text:  # which may bring a sign of a later row
+                text, at = changed, row + 1
                 break
+        else:
+            break
     return outward(text) if ("[" in text or "]" in text) and r"\sqrt" not in text else text

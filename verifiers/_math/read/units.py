@@ -75,11 +75,15 @@ CARDINALS |= {word: 10 * number for number, word in enumerate(_TENS.split(), 2)}
 _STEMS = "four fif six seven eigh nin ten eleven twelf thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _STEMS += " twentie thirtie fortie fiftie sixtie seventie eightie ninetie hundred thousand million billion trillion n k"
 _PARTS = re.compile(rf"(?:{'|'.join(_STEMS.split())})ths?|halfs?|halve[sd]?|thirds?|[1-9]\d*(?:st|nd|rd|th)s?")
-_AMOUNT = "score gross grand nought naught nil nada aught umpteen couple few several many some more plenty tens ones ish"
+_AMOUNT = "score gross grand nought naught nil nada aught umpteen couple few several many some more plenty tens ones"
+_AMOUNT += " ish fold milliard myriad radical"
 AMOUNTS = frozenset(_AMOUNT.split())
 _SIGNED = "pi tau infinity infty oo sqrt root sin cos tan cot sec csc log ln exp lg arcsin arccos arctan sinh cosh tanh"
 _SIGNED += " det gcd lcm max min abs floor ceil"
 SIGNS = frozenset(_SIGNED.split())
+
+
+_TURNED = TURNING | {"half", "plus", "minus", "times"}
 
 
 def is_number_word(word: str) -> bool:
@@ -88,6 +92,8 @@ def is_number_word(word: str) -> bool:
     >>> [is_number_word(word) for word in ("fifths", "eight", "zillion", "score", "sqrt", "apples", "months")]
     [True, True, True, True, True, False, False]
     """
+    if _TURNED & set(word.lower().split("-")):  # half-hours
+        return True
     word = word.lower().rstrip("s") if word.lower() not in AMOUNTS | SIGNS else word.lower()
     counted = word in CARDINALS or word in AMOUNTS or word in SIGNS or _PARTS.fullmatch(word) is not None
     return counted or re.fullmatch(r"(?:[a-z]*-)?(?:[a-z]*illion|[a-z]+ty-[a-z]+)|googol(?:plex)?", word) is not None
