@@ -9,6 +9,7 @@ A gold that cannot be read, or does not accept itself, gets no verdict at all (s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -20,7 +21,8 @@ from rlvr.answers import CHANNELS, Found, find
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.judge.kinds import judge
+from rlvr.verifiers._math.judge.kinds import judge, match
+from rlvr.verifiers._math.judge.restated import restated
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, finite, whole
 from rlvr.verifiers._math.judge.worked import UNWORKED
 from rlvr.verifiers._math.policy import Policy
@@ -39,11 +41,11 @@ class Symbolic(Verifier):
     r"""Compares answers with the gold as mathematics.
 
     >>> from rlvr.task import user
-    >>> Symbolic().verify(Task("t", user("?"), reference=r"\\frac12"), r"so it is \\boxed{0.5}.").score
+    >>> Symbolic().verify(Task("t", user("?"), reference=r"\frac12"), r"so it is \boxed{0.5}.").score
     1.0
     """
 
-    version = "3"
+    version = "4"
     examples = (
         Example(
             r"\frac{1}{2}",
@@ -114,6 +116,8 @@ class Symbolic(Verifier):
             if found.text is None and not 1 < len(found.several) <= MAX_SEVERAL:
                 return Verdict(0.0, f"no answer: {found.reason}")
             verdict: Verdict = self._kept(self._judged, gold, found, policy)
+            if verdict.passed and policy.evaluated and (why := self._copied(task, gold, found)):
+                verdict = Verdict(0.0, why)
         except Lost as error:
             return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
         changes = self._changes if policy is self.policy else policy.changes()
@@ -139,7 +143,7 @@ class Symbolic(Verifier):
         """Why a gold cannot be judged; empty when it can."""
         try:
             tree = parse(gold)
-            if tree[0] == "sym" and not policy.symbol:
+            if tree[0] == "sym" and " " not in tree[1] and not policy.symbol:
                 return "it is a bare letter; set the policy symbol=true if that is meant"
             if tree[0] == "num" and tree[2] == 1 and not policy.form:
                 return ""
@@ -163,15 +167,18 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"ambiguous: {found.reason}")
         return self._one(gold, found.text, policy)
 
+    def _copied(self, task: Task, gold: str, found: Found) -> str:
+        """Why a right answer is only a part of the question; empty when it is more."""
+        texts = [found.text] if found.text is not None else found.several
+        prompt = "\n".join(message["content"] for message in task.prompt)
+        return next((why for text in texts if text != gold and (why := restated(gold, text, prompt))), "")
+
     def _one(self, gold: str, text: str, policy: Policy) -> Verdict:
         same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _spaceless(text))
         if same and not policy.form:
             return Verdict(1.0, "it is the gold, word for word")
         try:
-            judged = self._judge(parse(gold), parse(text), policy)
-            for want, have in readings(gold, text) if not judged.right else ():
-                if not judged.right and (second := self._judge(parse(want), parse(have), policy)).right:
-                    judged = second
+            judged = self._read_and_judged(gold, text, policy)
         except Unreadable as error:
             return Verdict(0.0, f"the answer cannot be read: {error}")
         except NotFinite as error:
@@ -184,13 +191,28 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"the answer broke the judging: {type(error).__name__}", fault=Fault.ANSWER)
         return Verdict(1.0 if judged.right else 0.0, judged.reason)
 
+    def _read_and_judged(self, gold: str, text: str, policy: Policy) -> Judged:
+        """The verdict on the first reading of gold and answer, or on another one if that one is right."""
+        unreadable, judged = None, Judged(False, "")
+        try:
+            judged = self._judge(parse(gold), parse(text), policy)
+        except Unreadable as error:
+            unreadable = error
+        for want, have in readings(gold, text) if not judged.right else ():
+            with contextlib.suppress(Unreadable):
+                if (second := self._judge(parse(want), parse(have), policy)).right:
+                    return second
+        if unreadable is not None:
+            raise unreadable
+        return judged
+
     def _judge(self, gold: Tree, answer: Tree, policy: Policy) -> Judged:
         if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not policy.form:
             return whole(gold, answer)
         budget = self.pool.budget()
         if has(gold, *UNWORKED):
             budget.left *= GOLDS_SHARE
-        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget)))
+        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget), judge=judge, match=match))
 
     def _kept(self, work: Callable[..., Any], *question: Any) -> Any:
         """What the work finds, or found before: the newest findings are remembered, and no failure of the machinery is one."""

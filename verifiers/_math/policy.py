@@ -43,17 +43,19 @@ class Policy:
     """What several different declared answers are: wrong, or the last one."""
     evaluated: bool = True
     """Refuse sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, that were not
-    worked out, unless the gold has one."""
+    worked out, unless the gold has one; and an expression that stands in the prompt, unless it is the gold's own."""
     symbol: bool = False
     """Whether the gold may be a bare letter."""
     case: bool = False
     """Whether capitals count in words."""
     tolerance: float = 5e-3
-    """How far, relatively, an answer may lie from a gold decimal that it rounds to; a longer decimal from a short one, 1/25 of that."""
+    """How far, relatively, an exact value may lie from a gold decimal that it rounds to: pi for the gold 3.14. Another decimal is
+    another value, and money is never rounded."""
     places: int = 3
     """Significant digits from which on a gold decimal counts as rounded; one with fewer is exact."""
     rounded: int = 6
-    """Significant digits from which on a decimal answer may stand for an exact gold that it is the rounding of."""
+    """Significant digits from which on a decimal answer may stand for an exact gold that it is the rounding of; for a gold that is no
+    fraction, up to the 18 digits that a computer prints."""
 
     def __post_init__(self) -> None:
         for name, allowed in ALLOWED.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -10,11 +9,11 @@ from rlvr.verifiers._math.judge.regions import FLIP, judge_region, region
 from rlvr.verifiers._math.judge.scalars import Bench, Judged
 from rlvr.verifiers._math.read.tree import Tree, say, show, symbols, walk
 from rlvr.verifiers._math.value.exact import NotFinite, exact
+from rlvr.verifiers._math.value.normal import Normaliser
 from rlvr.verifiers._math.value.points import real
 
 _APPLIED = frozenset("fghpqFGHPQRSTAVNEabuvwd")
 _MEASURES = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "det", "arg", "Re", "Im", "gcd", "lcm", "max", "min"))
-Judge = Callable[[Tree, Tree, Bench], Judged]
 ZERO: Tree = ("num", 0, 1)
 
 
@@ -26,9 +25,9 @@ def name_of(tree: Tree) -> str:
         return "".join(sorted(symbols(tree)))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[2][0] in ("sym", "tuple"):
         timed = tree[2] == ("sym", "t") and len(tree[1][1]) == 1  # x(t) = ...
-        return tree[1][1] if timed or tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
+        return str(tree[1][1]) if timed or tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
     if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
-        return tree[1][1][1] + "^-1"
+        return f"{tree[1][1][1]}^-1"
     if tree[0] == "pow" and tree[1][0] == "sym" and tree[1][1].isupper() and tree[2] in (("neg", ("num", 1, 1)), ("sym", "T")):
         return f"{tree[1][1]}^{show(tree[2])}"
     if tree[0] == "fun" and tree[1] == "abs":
@@ -80,6 +79,33 @@ def asked(tree: Tree) -> bool:
     return tree[0] == "add" and all(quantity_of(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
 
 
+def solved(tree: Tree) -> bool:
+    """Whether a relation has nothing left to solve: `x = 5`, `x > 5`, `1 < |x| <= 2`, and the definition `f(x) = 2x`.
+
+    >>> x, two = ("sym", "x"), ("num", 2, 1)
+    >>> solved(("rel", x, "=", two)), solved(("rel", ("mul", two, x), "=", two))
+    (True, False)
+    """
+    parts = tree[1::2]
+    lettered = [part for part in parts if symbols(part)]
+    if len(lettered) == 1:
+        (part,) = lettered
+        return bool(name_of(part) or quantity_of(part))
+    left = parts[0]
+    defined = tree[2] == "=" and left[0] == "mul" and len(left) == 3 and left[1][0] == left[2][0] == "sym"
+    return defined and bool(name_of(left)) and left[1][1] not in symbols(parts[1])
+
+
+def unsolved(tree: Tree) -> Tree | None:
+    """The first relation in an answer that is not solved; None where there is none."""
+    if tree[0] == "rel":
+        name, value = named(tree)
+        return None if tree[2] == "in" or solved(tree) or (name and name not in symbols(value)) else tree
+    if tree[0] in ("list", "union", "inter", "builder"):
+        return next((found for arg in tree[1:] if (found := unsolved(arg)) is not None), None)
+    return None
+
+
 def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
     """The value that an answer asserts when the gold is one value: `x = 5` says 5, a chain must agree with itself."""
     if answer[0] != "rel":
@@ -98,7 +124,7 @@ def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
     if not values:
         return None, "it asserts nothing"
     for sign, value in zip(signs, values[1:], strict=False):
-        if sign == "=" and not _equal(values[0], value, bench):
+        if sign == "=" and not bench.judge(values[0], value, bench).right:
             return None, f"its chain does not agree: {show(values[0])} is not {show(value)}"
         if sign == "~" and not _near(values[0], value):
             return None, f"its chain does not agree: {show(values[0])} is not near {show(value)}"
@@ -114,19 +140,18 @@ def exact_value(tree: Tree) -> bool:
         return False
 
 
-def _equal(a: Tree, b: Tree, bench: Bench) -> bool:
-    from rlvr.verifiers._math.judge.kinds import judge  # the two know each other: a chain's members are judged like answers
-
-    return judge(a, b, bench).right
-
-
 def _near(a: Tree, b: Tree) -> bool:
     x, y = real(a), real(b)
     return x is not None and y is not None and bool(abs(x - y) <= abs(x) / 50)
 
 
-def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judged:
+def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """A gold that is a relation: a membership, an assignment, an equation, an inequality."""
+    judge = bench.judge
+    if answer[0] == "mod" and gold[2] == "=":
+        return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+    if solved(gold) and (left := unsolved(answer)) is not None:
+        return Judged(False, f"{show(left)} is not solved yet; the gold {show(gold)} is")
     signs = gold[2::2]
     size, gold_size = len(answer), len(gold)
     if list(signs) == ["in"] or all(sign in FLIP for sign in signs):
@@ -148,13 +173,13 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
         judged = judge(inner, answer, bench) if inner is not None else Judged(False, f"the gold's {why}")
         return judge(gold[-1], answer, bench) if not judged.right and gold[-2] == "~" and answer[0] == gold[-1][0] == "dec" else judged
     if answer[0] != "rel":
-        if not name:
-            return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
-        return judge(value, answer, bench)
+        if name or _total(gold):
+            return judge(value if name else gold[3], answer, bench)
+        return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
     if size == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
-        length = len(name.strip("|")) == 2 and name.strip("|").isupper()  # |AB| is AB, but |x| is not x
-        if name and mine and (mine == name or (length and name.strip("|") == mine.strip("|"))) and judge(value, mine_value, bench).right:
+        same = mine == name or (_points(name) != "" and _points(name) == _points(mine))
+        if name and mine and same and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
         applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
         applied = applied and (answer[1][0] != "mul" or symbols(answer[1][2]) <= symbols(value))  # f(y) = 2x + 3 is another function
@@ -169,13 +194,36 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
     return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
 
 
+def _points(name: str) -> str:
+    """The points of a name, whatever sign stands over or around them: |AB| is AB, but |x| is not x."""
+    letters = "".join(sorted(name.strip("|").rpartition(" ")[2]))
+    return letters if letters.isalpha() and letters.isupper() and len(letters) > 1 else ""
+
+
 def _moved(tree: Tree) -> Tree:
     return ("add", tree[1], ("neg", tree[3]))
 
 
+def _total(tree: Tree) -> bool:
+    """Whether an equation only says what a sum of unknown numbers is: `m + n = 204`; with an x in it, it may be a line."""
+    terms = tree[1][1:] if tree[1][0] == "add" else ()
+    return bool(terms) and not symbols(tree[3]) and all(term[0] == "sym" and term[1] not in ("x", "y", "z", "t") for term in terms)
+
+
+def _cleared(tree: Tree) -> Tree:
+    """A sum without its denominators that hold letters, each of its terms multiplied by them: y - 1/x as xy - 1."""
+    lows = {arg[2] for term in tree[1:] for arg in walk(term) if arg[0] == "div" and symbols(arg[2])}
+    terms = [(term[0] == "neg", term[1] if term[0] == "neg" else term) for term in tree[1:]]
+    if len(lows) != 1 or any(any(low in walk(part) for low in lows) and part[0] != "div" for _, part in terms):
+        return tree
+    (low,) = lows
+    parts: list[Tree] = [part[1] if part[0] == "div" and part[2] == low else ("mul", part, low) for _, part in terms]
+    return ("add", *(("neg", part) if negative else part for (negative, _), part in zip(terms, parts, strict=True)))
+
+
 def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """Two equations with the same letters, one a constant multiple of the other."""
-    a, b = _moved(gold), _moved(answer)
+    a, b = _cleared(_moved(gold)), _cleared(_moved(answer))
     if symbols(a) != symbols(b) or not symbols(a):
         return Judged(False, f"{show(answer)} is not {show(gold)}: the letters differ")
     factor = _multiple(a, b, bench)
@@ -186,8 +234,6 @@ def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
     """The constant factor between two expressions that vanish together; None when there is none."""
-    from rlvr.verifiers._math.value.normal import Normaliser
-
     first, second = Normaliser().form(a), Normaliser().form(b)
     if not first or not second or set(first) != set(second):
         return None

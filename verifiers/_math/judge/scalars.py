@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers._math.judge.forms import wrong_form
 from rlvr.verifiers._math.judge.labels import ANY, lettered, quantity, spelled_out
 from rlvr.verifiers._math.policy import Policy
-from rlvr.verifiers._math.read.tree import TooBig, Tree, has, infinite, say, short, show, substitute, symbols, walk
-from rlvr.verifiers._math.read.units import is_angle, is_degree, is_unit, measure
+from rlvr.verifiers._math.read.tree import TooBig, Tree, has, infinite, ordered, say, short, show, substitute, symbols, walk
+from rlvr.verifiers._math.read.units import Measure, is_angle, is_base, is_degree, is_money, is_unit, measure
 from rlvr.verifiers._math.value.exact import NotFinite, exact
 from rlvr.verifiers._math.value.normal import compare
 from rlvr.verifiers._math.value.points import context, differ, real
@@ -24,6 +24,8 @@ VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", "n", "theta"
 """Letters that something is integrated over: beside one of them an added C is a constant, elsewhere it is a letter."""
 RAISED = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu"))
 PERCENTS = frozenset(("percent", "percentage", "pct"))
+DOUBLE = 18
+"""The most significant digits that a computer prints of a number that it calculated."""
 Algebra = Callable[[Tree, Tree], bool | None]
 
 
@@ -39,6 +41,9 @@ class Judged:
     reason: str
 
 
+Judge = Callable[[Tree, Tree, "Bench"], Judged]
+
+
 @dataclass(slots=True)
 class Bench:
     """What a judgement has at hand: the policy, and the algebra system for what nothing cheaper decides.
@@ -49,6 +54,10 @@ class Bench:
 
     policy: Policy
     algebra: Algebra = field(default=lambda a, b: None)
+    judge: Judge = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
+    """How the sides of a chain or of a relation are judged: like whole answers, which `kinds` knows."""
+    match: Judge = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
+    """How the members of a list are judged, which are in shape already."""
     steps: int = 400
 
     def same(self, a: Tree, b: Tree) -> bool:
@@ -65,6 +74,8 @@ class Bench:
         try:
             formed = compare(a, b, SHORT)
         except TooBig:
+            if ordered(a) == ordered(b):
+                return True
             if _apart(a, b):
                 return False
             formed = compare(a, b)
@@ -131,6 +142,8 @@ def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         gold_value, gold_unit = lettered(gold)
     if not gold_unit and not unit:
         return number(gold, answer, bench)
+    if any(is_money(measure(label)) for label in (gold_unit, unit) if label):  # a price is not rounded
+        bench = replace(bench, policy=replace(bench.policy, tolerance=0, rounded=100))
     if symbols(answer) | symbols(gold):  # in a formula, ml^2 is m times l^2
         known = symbols(answer) | symbols(gold)
         spelled = spelled_out(gold, ANY if gold[0] != "unit" else known), spelled_out(answer, ANY if answer[0] != "unit" else known)
@@ -167,13 +180,19 @@ def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> 
             value = ("div", ("mul", value, over[0]), over[1])
         return number(gold, value, bench)
     if wanted[0] and given[0] and wanted[0] != given[0]:
-        if not _same_thing(gold_unit, unit):
+        if not _same_thing(gold_unit, unit) and not _rate_of_a_thing(wanted, given):
             return Judged(False, f"the units conflict: {unit}, where the gold has {gold_unit}")
         return number(gold, value, bench)
     ratio = given[1] / wanted[1]
     scaled = value if ratio == 1 or not (wanted[0] and given[0]) else ("mul", value, ("num", ratio.numerator, ratio.denominator))
     judged = number(gold, scaled, bench)
     return judged if ratio == 1 or judged.right else Judged(False, f"{show(value)} {unit} is not {show(gold)} {gold_unit}")
+
+
+def _rate_of_a_thing(wanted: Measure, given: Measure) -> bool:
+    """Whether one of the two is the other per thing that was counted: `5.4 cents per orange` beside `5.4 cents`."""
+    apart = set(wanted[0]) ^ set(given[0])
+    return wanted[1] == given[1] and bool(apart) and all(power == -1 and not is_base(base) for base, power in apart)
 
 
 def _same_thing(one: str, other: str) -> bool:
@@ -223,9 +242,8 @@ def _unmarked(tree: Tree) -> Tree | None:
     if tree[0] == "neg":
         inner = _unmarked(tree[1])
         return None if inner is None else ("neg", inner)
-    if tree[0] == "unit" and tree[2].lower() in PERCENTS:
-        return tree[1]
-    return None
+    marked: Tree | None = tree[1] if tree[0] == "unit" and tree[2].lower() in PERCENTS else None
+    return marked
 
 
 def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
@@ -275,15 +293,14 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     if x is None or y is None:
         return ""
     gap = abs(x - y)
-    if of_gold is not None and of_gold[0] >= policy.places and (of_answer is None or of_answer[1] > of_gold[1]):
-        half = _place(of_gold[1]) / 2
-        near = of_answer is None or of_gold[0] > policy.places  # three digits may be all there is: 1.25 is not 1.251
-        if gap <= half and gap <= policy.tolerance / (1 if near else 25) * abs(y):
-            return f"{show(answer)} rounds to {show(gold)}"
+    close = of_gold is not None and gap <= min(_place(of_gold[1]) / 2, policy.tolerance * abs(y))
+    if close and of_gold is not None and of_gold[0] >= policy.places and of_answer is None:  # not another decimal: 1.25 is not 1.2499
+        return f"{show(answer)} rounds to {show(gold)}"
     whole = exact_or_none(gold)
-    if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):
+    computed = whole is not None or (of_answer is not None and of_answer[0] <= DOUBLE)  # more digits of a root are a claim of another value
+    if of_answer is not None and of_answer[0] >= policy.rounded and computed and not (whole is not None and whole.denominator == 1):
         unit = _place(of_answer[1])
-        noise = 15 <= of_answer[0] <= 18 and gap <= abs(x) / 10**15  # a double, printed in full
+        noise = 15 <= of_answer[0] <= DOUBLE and gap <= abs(x) / 10**15  # a double, printed in full
         if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)) or noise:
             return f"{show(answer)} is {show(gold)} to {of_answer[0]} significant digits"
     return ""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from rlvr.verifiers._math.judge.relations import named
+from rlvr.verifiers._math.judge.scalars import exact_or_none
+from rlvr.verifiers._math.read.atoms import name as named_points
 from rlvr.verifiers._math.read.tree import Tree, has, substitute, symbols, walk
 from rlvr.verifiers._math.value.exact import exact
 
 FIELDS = (("const", "Z"), ("const", "N"))
 OPTIONS = frozenset("ABCDEFGHIJ")
 PARAMETERS = ("k", "l", "m", "n")
+DOTS = ("const", "dots")
 AXES = ("ell_vi", "ell_vj", "ell_vk")
 """The unit vectors, as `_notation` names them."""
 
@@ -32,10 +36,17 @@ def pointed(tree: Tree) -> Tree:
     return tree
 
 
+def remainder(tree: Tree) -> Tree:
+    """`3 mod 7` without a bracket, as a residue: beside a residue it can be nothing else."""
+    return ("mod", *tree[2:]) if tree[:2] == ("fun", "mod") else tree
+
+
 def residue(tree: Tree) -> Tree:
     """The residue that a family over the whole numbers is: `x = 12k + 5, k in Z` is 5 (mod 12)."""
     values, letter, _ = _family(tree)
-    value = named(values)[1]
+    name, value = named(values)
+    if not letter and name and len(symbols(value)) == 1 and symbols(value) <= {*PARAMETERS, "t"} - {name}:
+        (letter,) = symbols(value)  # beside a residue, the letter of x = 7k + 3 is a whole number
     if not letter or symbols(value) != {letter}:
         return tree
     at = [exact(substitute(value, {letter: ("num", k, 1)})) for k in (0, 1, 2, 5)]
@@ -94,10 +105,21 @@ def grouped(tree: Tree) -> Tree:
 
 def options(gold: Tree, answer: Tree) -> Tree:
     """Several letters of a multiple choice without commas: `ACD` for the gold A, C, D."""
-    if not all(arg[0] == "sym" and arg[1] in OPTIONS for arg in gold[1:]) or answer[0] != "mul":
+    if not all(arg[0] == "sym" and arg[1] in OPTIONS for arg in gold[1:]) or answer[0] != "text" or not answer[1].isalpha():
         return answer
-    letters = [node for node in walk(answer) if node[0] != "mul"]
-    return ("list", *letters) if all(node[0] == "sym" and node[1] in OPTIONS for node in letters) else answer
+    letters = answer[1].upper()
+    return ("list", *(("sym", letter) for letter in letters)) if OPTIONS.issuperset(letters) else answer
+
+
+def as_letters(gold: Tree, answer: Tree) -> Tree:
+    """A word of two or three letters as the gold has them: their product, or the name of an angle."""
+    if answer[0] == "text" and gold[0] == "sym" and " " in gold[1]:
+        return named_points(gold[1].partition(" ")[0], answer[1].upper())
+    letters = {letter.lower(): letter for letter in symbols(gold)}
+    if answer[0] != "text" or not answer[1].isalpha() or not letters.keys() >= set(answer[1]):
+        return answer
+    first, *rest = (("sym", letters[letter]) for letter in answer[1])
+    return ("mul", first, *rest) if rest else first
 
 
 def renamed(tree: Tree, old: str, new: str) -> Tree:
@@ -143,6 +165,16 @@ def combinations(tree: Tree) -> Tree:
                 parts[at : at + 2] = [("binom", *parts[at + 1][1:])]
                 return parts[1] if len(parts) == 2 else tuple(parts)
     return tuple(parts)
+
+
+def dotted(members: list[Tree]) -> list[Tree]:
+    """A row of numbers with dots, with no more of them before the dots than it takes: 1, 2, 3, ..., 10 is 1, 2, ..., 10."""
+    at = members.index(DOTS) if members.count(DOTS) == 1 else 0
+    values = [exact_or_none(arg) for arg in members[:at]]
+    if at < 2 or None in values:
+        return members
+    steps = {b - a for a, b in itertools.pairwise(value for value in values if value is not None)}
+    return [*members[: 2 if at + 1 < len(members) else 3], *members[at:]] if len(steps) == 1 else members
 
 
 def vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:

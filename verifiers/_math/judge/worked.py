@@ -6,7 +6,7 @@ from rlvr.verifiers._math.read.tree import Tree, symbols, walk
 
 UNWORKED = {"sum": "a sum", "prod": "a product", "integral": "an integral", "limit": "a limit", "deriv": "a derivative"}
 PICKED = {"gcd": "a greatest common divisor", "lcm": "a least common multiple", "max": "a maximum", "min": "a minimum"}
-PICKED |= {"det": "a determinant"}
+PICKED |= {"det": "a determinant", "mod": "a remainder"}
 
 
 def unworked(tree: Tree) -> str:

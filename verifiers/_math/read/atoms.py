@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlvr.verifiers._math.read.calculus import BIG, Calculus
-from rlvr.verifiers._math.read.grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, WORDS, splits
+from rlvr.verifiers._math.read.grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, SETS_APART, WORDS, splits
 from rlvr.verifiers._math.read.tokens import Token
 from rlvr.verifiers._math.read.tree import MAX_NODES, TooBig, Tree, Unreadable, has
 
@@ -111,6 +111,8 @@ class Atoms(Calculus):
         if index is None and self.accept("_"):
             index = self.argument()
         if name in ("gcd", "lcm", "max", "min"):
+            if self.peek().text == "=" and index is None:
+                return ("sym", name)  # the maximum by its name
             inside = self.atom()
             inner = inside[1:] if inside[0] in ("tuple", "set", "list") else (inside,)
             return ("fun", name, *inner)
@@ -160,11 +162,23 @@ class Atoms(Calculus):
             return self.big(text)
         if text in (r"\mathbb", r"\Bbb") and self.peek().text in FIELDS:
             return ("const", self.take().text)
+        if text in SETS_APART and (tree := self.name(SETS_APART[text])) is not None:
+            return tree
         if text in (r"\bar", r"\overline"):
             return _conjugate(self.argument())
-        if text in (r"\vec", r"\hat", r"\mathbf", r"\overrightarrow"):
+        if text in (r"\hat", r"\mathbf", *SETS_APART):
             return self.argument()
         raise Unreadable(f"the command {text[:30]} is not part of an answer")
+
+    def name(self, kind: str) -> Tree | None:
+        r"""Letters under a sign that makes a name of them, as in `\\overline{AB}`; None where there are none."""
+        braced = self.peek().text == "{"
+        token = self.peek(int(braced))
+        lettered = token.kind in ("word", "text") and 1 < len(token.text) < 7 and token.text.isalpha()
+        if not lettered or not (token.text.isupper() or kind == "segment") or (braced and self.peek(2).text != "}"):
+            return None
+        self.at += 3 if braced else 1
+        return name(kind, token.text)
 
     def absolute(self, sign: str) -> Tree:
         """Between two bars."""
@@ -209,6 +223,16 @@ def numeral(text: str) -> Tree:
     if len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
         raise TooBig(f"the exponent {exponent[:12]} is over {MAX_EXPONENT}")
     return ("dec", int(whole + places), len(places) - int(exponent))
+
+
+def name(kind: str, letters: str) -> Tree:
+    """A name of points, in the order that says the same: the angle CBA is the angle ABC, the segment BA is AB, a vector is itself.
+
+    >>> name("angle", "CBA"), name("segment", "BA"), name("vector", "BA")
+    (('sym', 'angle ABC'), ('sym', 'segment AB'), ('sym', 'vector BA'))
+    """
+    either_way = (kind == "angle" and len(letters) == 3) or (kind in ("segment", "line", "arc") and letters.isupper() and len(letters) == 2)
+    return ("sym", f"{kind} {min(letters, letters[::-1]) if either_way else letters}")
 
 
 def single(tree: Tree) -> Tree:

@@ -55,6 +55,16 @@ OPENERS = {
     r"\lceil": r"\rceil",
     r"\lbrace": r"\rbrace",
 }
+SETS_APART = {
+    r"\overrightarrow": "vector",
+    r"\vec": "vector",
+    r"\overline": "segment",
+    r"\overleftrightarrow": "line",
+    r"\widehat": "arc",
+    r"\overparen": "arc",
+    r"\angle": "angle",
+}
+"""Signs that make a name of the letters behind them, and what it is the name of."""
 BARS = frozenset(("|", r"\vert", r"\lvert", r"\rvert"))
 
 
@@ -168,7 +178,7 @@ class Reader:
                 r"\int",
                 r"\lim",
                 r"\lvert",
-                r"\overline",
+                *SETS_APART,
             )
         return token.kind == "op" and (token.text in ("(", "[", "{") or (token.text == "|" and not self.bars))
 

@@ -11,12 +11,13 @@ from functools import lru_cache
 from rlvr.verifiers._math.read.atoms import numeral, single
 from rlvr.verifiers._math.read.blocks import RELATIONS, Blocks
 from rlvr.verifiers._math.read.grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
-from rlvr.verifiers._math.read.notation import standard, stated, without_lead
+from rlvr.verifiers._math.read.notation import stated, without_lead
 from rlvr.verifiers._math.read.quantities import JOINS, NAMING
+from rlvr.verifiers._math.read.spellings import standard
 from rlvr.verifiers._math.read.tokens import Token, plain, tokens
 from rlvr.verifiers._math.read.tree import MAX_NODES, TooBig, Tree, Unreadable, infinite, symbols, walk
 from rlvr.verifiers._math.read.units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit
-from rlvr.verifiers._math.read.words import choice, enclosed, lettered, unwrap, words
+from rlvr.verifiers._math.read.words import choice, enclosed, lettered, spelled, unwrap, words
 
 SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
 INFINITE: Tree = ("const", "oo")
@@ -118,10 +119,13 @@ class Parser(Blocks):
         if bracket:
             self.at += 1
         if self.peek().text in ("mod", r"\mod", r"\bmod", r"\pmod"):
-            self.at += 1
-            tree = ("mod", tree[-1] if tree[0] == "rel" else tree, self.argument(whole=True))
+            bare = self.take().text != r"\pmod" and not bracket
+            value, side = (tree[-1], tree[1]) if tree[0] == "rel" else (tree, tree)
+            modulus = self.argument(whole=True)
+            found: Tree = ("fun", "mod", value, modulus) if bare and value is tree else ("mod", value, modulus)
             if bracket:
                 self.expect(")")
+            tree = ("rel", side, "=", found) if side is not value and side[0] != "sym" and symbols(side) else found  # 2x = 6 (mod 7)
         return tree
 
     def value(self) -> Tree:
@@ -220,7 +224,7 @@ def parse(text: str) -> Tree:
     letter = choice(shown)
     if letter is not None:
         return ("choice", letter)
-    said = lettered(shown) or words(shown, strict=True)
+    said = lettered(shown) or words(shown, strict=True) or spelled(text)
     if said is not None:
         return said
     try:

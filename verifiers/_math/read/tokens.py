@@ -39,9 +39,18 @@ _SIGNS = {
     "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ",
     "⟩": r"\rangle ", "∖": r"\setminus ", "∑": r"\sum ", "∫": r"\int ", "→": r"\to ", "¢": r"\text{cents}", "…": r"\ldots ", "⁄": "/",
     "∴": r"\therefore ", "⇒": r"\Rightarrow ",
-    "∨": r"\text{or}", "∧": r"\text{and}", "∠": "", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
+    "∨": r"\text{or}", "∧": r"\text{and}", "∠": r"\angle ", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
     "₹": r"\text{rupee}", "¥": r"\text{yen}", "µ": r"\mu ",
 }  # fmt: skip
+_FOREIGN = {
+    "平方厘米": "cm^2", "平方米": "m^2", "平方千米": "km^2", "立方厘米": "cm^3", "立方米": "m^3", "千米": "km", "公里": "km", "米": "m",
+    "分米": "dm", "厘米": "cm", "毫米": "mm", "千克": "kg", "公斤": "kg", "克": "g", "吨": "tonnes", "升": "liters", "毫升": "ml",
+    "小时": "hours", "分钟": "minutes", "秒": "seconds", "天": "days", "周": "weeks", "个月": "months", "年": "years", "岁": "years",
+    "美元": "dollars", "欧元": "euros", "元": "yuan", "度": "degrees", "人": "people",
+    **dict.fromkeys("个只本块支张次条颗名辆件种", "units"),
+}  # fmt: skip
+"""Units as Chinese writes them; the words for what is counted say nothing of a unit."""
+_FOREIGN_UNIT = re.compile(r"(?<=[\d}{$ ])\s*(" + "|".join(sorted(_FOREIGN, key=len, reverse=True)) + r")(?=[\s}$.。]|$)")
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
 _SIGNS |= {sign: rf"\{name} " for sign, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}
 _GREEK = "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
@@ -64,6 +73,7 @@ def plain(text: str) -> str:
         if _CONTROL.search(text):
             raise Unreadable("it holds a control character")
         return text
+    text = _FOREIGN_UNIT.sub(lambda m: f" {_FOREIGN[m[1]]}", text.strip("\u200b\u2060\ufeff "))
     text = _RAISED_RUN.sub(lambda m: "^{" + m[0].translate(_RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda m: "_{" + m[0].translate(_LOWERED) + "}", text)
     text = _VULGAR.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
@@ -96,7 +106,7 @@ _SCAN = re.compile(
   | (?P<word>[a-zA-ZÀ-ɏ]+)
   | (?P<op>\*\*|<=|>=|!=|==|<|>|[-+*/^_=(){}\[\]|,;:!%&'".$?\#@])
   | (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it
-        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|angle|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
+        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
   | (?P<text>\\(?:TEXT)\*?\s*\{)
   | (?P<begin>\\begin\s*\{(?P<env>[a-zA-Z]+)\*?\}(?:\{[lcr|\s]*\})?)
   | (?P<end>\\end\s*\{(?P<eenv>[a-zA-Z]+)\*?\})

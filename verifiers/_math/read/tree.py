@@ -90,6 +90,28 @@ def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
     return tuple(substitute(arg, point) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
 
 
+def ordered(tree: Tree) -> Tree:
+    """The tree with the terms of its sums and the factors of its products in one order, and signs in front.
+
+    >>> one, x = ("num", 1, 1), ("sym", "x")
+    >>> ordered(("add", x, one)) == ordered(("add", one, x))
+    True
+    """
+    if tree[0] in LEAVES:
+        return tree
+    args = [ordered(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree[1:]]
+    negative = False
+    if tree[0] in ("mul", "div"):
+        negative = sum(arg[0] == "neg" for arg in args) % 2 == 1
+        args = [arg[1] if arg[0] == "neg" else arg for arg in args]
+    if tree[0] == "neg" and args[0][0] == "neg":
+        inner: Tree = args[0][1]
+        return inner
+    if tree[0] in ("add", "mul"):
+        args = sorted((part for arg in args for part in (arg[1:] if arg[0] == tree[0] else (arg,))), key=repr)
+    return ("neg", (tree[0], *args)) if negative else (tree[0], *args)
+
+
 def has(tree: Tree, *ops: str) -> bool:
     """Whether a node of one of these kinds stands anywhere in the tree."""
     return any(node[0] in ops for node in walk(tree))

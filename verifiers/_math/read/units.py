@@ -14,6 +14,7 @@ from functools import lru_cache
 Measure = tuple[tuple[tuple[str, int], ...], Fraction]
 
 MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MULTIPLES |= {"lakh": 10**5, "crore": 10**7, "quadrillion": 10**15}
 
 _TABLE = """
 m 1: m meter metre | cm 1/100: cm centimeter centimetre | mm 1/1000: mm millimeter millimetre | km 1000: km kilometer kilometre
@@ -62,10 +63,42 @@ _NOT_THINGS = (
     "tens hundredths thousandths millionths at most least let suppose assume"
 )
 NOT_THINGS = frozenset(_NOT_THINGS.split())
-TURNING = frozenset(
-    ["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice", "neg", "lnot", "nexists"]
-)
+_TURNING = "negative opposite reciprocal inverse double doubled twice triple tripled thrice neg lnot nexists"
+_TURNING += " converse contrary reverse negation contrapositive false wrong"
+TURNING = frozenset(_TURNING.split())
 """Words that make another value of the one they stand beside."""
+_DIGIT = "zero one two three four five six seven eight nine"
+_TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+CARDINALS = {word: number for number, word in enumerate(f"{_DIGIT} {_TEENS}".split())}
+CARDINALS |= {word: 10 * number for number, word in enumerate(_TENS.split(), 2)}
+_STEMS = "four fif six seven eigh nin ten eleven twelf thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_STEMS += " twentie thirtie fortie fiftie sixtie seventie eightie ninetie hundred thousand million billion trillion n k"
+_PARTS = re.compile(rf"(?:{'|'.join(_STEMS.split())})ths?|halfs?|halve[sd]?|thirds?|[1-9]\d*(?:st|nd|rd|th)s?")
+_AMOUNT = "score gross grand nought naught nil nada aught umpteen couple few several many some more plenty tens ones"
+_AMOUNT += " ish fold milliard myriad radical"
+AMOUNTS = frozenset(_AMOUNT.split())
+_SIGNED = "pi tau infinity infty oo sqrt root sin cos tan cot sec csc log ln exp lg arcsin arccos arctan sinh cosh tanh"
+_SIGNED += " det gcd lcm max min abs floor ceil"
+SIGNS = frozenset(_SIGNED.split())
+
+
+_TURNED = TURNING | {"half", "plus", "minus", "times"}
+
+
+def is_number_word(word: str) -> bool:
+    """Whether a word is a number, a part of one, an amount, or a function: never the name of what is counted.
+
+    >>> [is_number_word(word) for word in ("fifths", "eight", "zillion", "score", "sqrt", "apples", "months")]
+    [True, True, True, True, True, False, False]
+    """
+    if _TURNED & set(word.lower().split("-")):  # half-hours
+        return True
+    word = word.lower().rstrip("s") if word.lower() not in AMOUNTS | SIGNS else word.lower()
+    counted = word in CARDINALS or word in AMOUNTS or word in SIGNS or _PARTS.fullmatch(word) is not None
+    return counted or re.fullmatch(r"(?:[a-z]*-)?(?:[a-z]*illion|[a-z]+ty-[a-z]+)|googol(?:plex)?", word) is not None
+
+
 _VERDICT = re.compile(r".+[^e]ed|negative|opposite|reciprocal|inverse|(?:possib|probab|exact|near|rough|hard|bare|suppos\w*|on|real)ly")
 """What a counted thing's last word is not: `42 rejected`, `42 possibly`."""
 _LONG = frozenset(word for word in _UNITS if len(word) >= 2) | frozenset(MULTIPLES) - {"in", "percent"}
@@ -90,6 +123,8 @@ def measure(label: str) -> Measure | None:
     >>> measure("square inches")
     ((('m', 2),), Fraction(16129, 25000000))
     """
+    if re.fullmatch(r"[a-z](?:\.\s*[a-z])+\.?", label.strip().lower()):  # B.C.
+        return None
     text = re.sub(r"\\cdot|[\\.]|\s+", " ", label.lower().replace("{", "").replace("}", ""))
     text = re.sub(r" +", " ", text).strip()
     text = re.sub(r"^deg(?:ree)?s? (?=celsius|fahrenheit|kelvin)", "", text)
@@ -146,7 +181,7 @@ def _part(text: str) -> Measure | None:
             exponent = int(power or 1)
             powers[unit[0]] = powers.get(unit[0], 0) + exponent
             factor *= unit[1] ** exponent
-        elif re.fullmatch(r"[a-zà-ɏ'-]+", name):
+        elif re.fullmatch(r"[a-zà-ɏ](?:[a-zà-ɏ'-]*[a-zà-ɏ'])?", name) and not is_number_word(name):
             things.append(_singular(name) + (f"^{power}" if power else ""))
         else:
             return None
@@ -166,6 +201,16 @@ def _singular(word: str) -> str:
 def is_angle(meaning: Measure | None) -> bool:
     """Whether the label is degrees or radians."""
     return meaning is not None and meaning[0] == (("angle", 1),)
+
+
+def is_base(name: str) -> bool:
+    """Whether a name is one of the table's base units, and no thing that is counted."""
+    return any(base == name for base, _ in _UNITS.values())
+
+
+def is_money(meaning: Measure | None) -> bool:
+    """Whether the label is a currency: an amount of money is exact."""
+    return meaning is not None and len(meaning[0]) == 1 and meaning[0][0][0] in ("money", "euro", "gbp", "rupee", "yen")
 
 
 def is_degree(label: str) -> bool:

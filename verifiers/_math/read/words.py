@@ -3,102 +3,64 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from rlvr.verifiers._math.read.tree import Tree
+from rlvr.verifiers._math.read.units import CARDINALS, MULTIPLES, TURNING
 
 _COMMAND = re.compile(
     r"\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol)\*?\s*\{"
 )
-_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_MATHS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "log",
-        "ln",
-        "exp",
-        "sqrt",
-        "pi",
-        "oo",
-        "inf",
-        "infinity",
-        "infty",
-        "det",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "and",
-        "or",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "tg",
-        "ctg",
-        "arctg",
-        "arcctg",
-        "mod",
-    ]
-)
-_SHORT = frozenset(
-    [
-        "yes",
-        "no",
-        "odd",
-        "even",
-        "true",
-        "both",
-        "none",
-        "all",
-        "any",
-        "red",
-        "blue",
-        "one",
-        "two",
-        "six",
-        "ten",
-        "east",
-        "west",
-        "dne",
-        "saturday",
-        "sunday",
-        "monday",
-    ]
-)
+_FUNCTION_WORDS = "sin cos tan cot sec csc log ln exp sqrt pi oo inf infinity infty det max min gcd lcm"
+_FUNCTION_WORDS += " and or arcsin arccos arctan tg ctg arctg arcctg mod"
+_MATHS = frozenset(_FUNCTION_WORDS.split())
+_SHORT_WORDS = "yes no odd even true both none all any red blue one two six ten east west dne saturday sunday monday"
+_SHORT = frozenset(_SHORT_WORDS.split())
 _WORDY = re.compile(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]+")
 _RUN = re.compile("[a-zA-ZÀ-ɏ]{2}")
 _BREAK = re.compile(r"\s{0,4}[,;]?\s{0,4}\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
 _ESCAPED = re.compile(r"\\\\[a-zA-Z]{2}")
 _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
-_SAME = {
-    "no solutions": "no solution",
-    "no real solutions": "no solution",
-    "no real solution": "no solution",
-    "there is no solution": "no solution",
-    "empty set": "no solution",
-    "the empty set": "no solution",
-    "no real root": "no solution",
-    "no real roots": "no solution",
-    "infinitely many": "infinitely many solutions",
-    "dne": "does not exist",
-    "the limit does not exist": "does not exist",
-    "undefined": "does not exist",
-    "not defined": "does not exist",
-    "true": "true",
-    "divergent": "diverges",
-    "convergent": "converges",
-    "neither even nor odd": "neither",
-    "all reals": "all real numbers",
-    "all real": "all real numbers",
-}
+
+
+class Saying(NamedTuple):
+    """Several wordings of one answer: how they are written, what they become, and one of them, which a test runs.
+
+    >>> Saying(re.compile("dne|undefined"), "does not exist", "dne").pattern.fullmatch("dne") is not None
+    True
+    """
+
+    pattern: re.Pattern[str]
+    becomes: str
+    example: str
+
+
+_OF_WHAT = "(?:(?:the |this )?(?:series|integral|sequence) )?"
+SAYINGS = tuple(
+    Saying(re.compile(pattern), becomes, example)
+    for pattern, becomes, example in (
+        (
+            r"(?:there (?:is|are) |(?:the |this )?(?:equation|system|inequality) has )?"
+            r"no (?:real |possible )?(?:solution|root)s?(?: exists?)?|(?:the )?empty set",
+            "no solution",
+            "the equation has no real solution",
+        ),
+        (r"(?:there are )?infinitely many(?: solutions)?", "infinitely many solutions", "infinitely many"),
+        (r"dne|(?:the |this )?(?:limit )?does not exist|undefined|not defined", "does not exist", "the limit does not exist"),
+        (_OF_WHAT + r"(?:diverges|is divergent|divergent)", "diverges", "the series diverges"),
+        (_OF_WHAT + r"(?:converges|is convergent|convergent)", "converges", "the integral converges"),
+        (r"neither(?: even nor odd)?", "neither", "neither even nor odd"),
+        (r"all reals?(?: numbers)?", "all real numbers", "all reals"),
+    )
+)
+_MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
+_DATE = re.compile(rf"(?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTHS})(?:,? (\d{{4}}))?")
+_AMERICAN_DATE = re.compile(rf"({_MONTHS}) (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?:,? (\d{{4}}))?")
+_ORDINAL_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+ORDINALS = tuple(_ORDINAL_WORDS.split())
 _SAID: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
 _SAID |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
 _SAID |= {f"{said} integers": ("const", "N" if "positive" in said else "Z") for said in ("positive", "all positive", "all")}
-_SAME |= {f"the {said} {verb}s": f"{verb}s" for said in ("series", "integral", "sequence") for verb in ("diverge", "converge")}
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
 )
@@ -201,20 +163,77 @@ def words(text: str, *, strict: bool) -> Tree | None:
     low = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", shown.lower())
     if low in _SAID:
         return _SAID[low]
-    if low in _NUMBERS:
-        return ("num", _NUMBERS.index(low), 1)
-    if low in _SAME.values() or low in _SAME:
-        return ("text", _SAME.get(low, low))
+    number = number_in_words(low)
+    if number is not None:
+        return ("num", number, 1)
+    said = next((saying.becomes for saying in SAYINGS if saying.pattern.fullmatch(low)), "") or dated(low)
+    if said:
+        return ("text", said)
     if strict:
         if any(c.isdigit() for c in shown) or any(run.lower() in _MATHS for run in runs):
             return None
         if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or ("," in shown and runs[0].lower() not in ("yes", "no", "true", "false")):
             return None
-        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and shown[1:].islower())):
+        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and (shown[1:].islower() or shown.isupper()))):
             return None
         if all(len(run) == 1 for run in runs):
             return None
     return ("text", low)
+
+
+def number_in_words(text: str) -> int | None:
+    """A whole number in words; None for anything else.
+
+    >>> number_in_words("twenty-one"), number_in_words("three hundred and five"), number_in_words("five two")
+    (21, 305, None)
+    """
+    total, group, last = 0, 0, ""
+    words = re.split(r"[ -]+", text)
+    if not words or words[0] not in CARDINALS or len(words) > 12:
+        return None
+    for word in words:
+        value = CARDINALS.get(word)
+        if value is not None:
+            fits = group % 100 == 0 if value >= 10 or not value else group % 10 == 0 and group % 100 not in range(10, 20)
+            if not fits or (last in CARDINALS and not CARDINALS[last] >= 20) or last == "zero":
+                return None
+            group += value
+        elif word == "hundred" and 0 < group < 10:
+            group *= 100
+        elif word in ("thousand", "million", "billion", "trillion") and group > 0 and (not total or total % (MULTIPLES[word] * 1000) == 0):
+            total, group = total + group * MULTIPLES[word], 0
+        elif word != "and" or last not in MULTIPLES:
+            return None
+        last = word
+    return None if last == "and" else total + group
+
+
+def dated(text: str) -> str:
+    """A day of the year in one wording; empty for anything else.
+
+    >>> dated("14 march"), dated("march 14th, 2020"), dated("march past")
+    ('march 14', 'march 14 2020', '')
+    """
+    if match := _DATE.fullmatch(text):
+        month, day, year = match[2], match[1], match[3]
+    elif match := _AMERICAN_DATE.fullmatch(text):
+        month, day, year = match[1], match[2], match[3]
+    else:
+        return ""
+    return " ".join([month, str(int(day)), *([year] if year else [])])
+
+
+def spelled(text: str) -> Tree | None:
+    r"""Two or three letters that a text command makes a word: `\text{ba}`, where the bare `ba` is a product.
+
+    >>> spelled(r"$\text{ba}$")
+    ('text', 'ba')
+    """
+    match = re.fullmatch(r"\$?\\(?:text(?:bf|it|rm)?|mbox)\s*\{\s*([a-zA-Z]{2,3})\s*\}\$?", text.strip())
+    return ("text", match[1].lower()) if match and match[1].lower() not in _MATHS else None
+
+
+_STATED = re.compile(r"(?:it|(?:the|this|that) [a-z]{2,20}(?: [a-z]{2,20})?) (?:is|are) (?=[a-z])")
 
 
 def same_words(gold: str, answer: str) -> bool:
@@ -230,7 +249,10 @@ def same_words(gold: str, answer: str) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    bare = re.sub(r"[()-]", " ", re.sub(r"^all (?!but|except|of)", "", text))
+    bare = re.sub(r"[()-]", " ", re.sub(r"^all (?!but|except|of)", "", text)).replace("right angled", "right")
+    stated = _STATED.match(bare)
+    if stated and not TURNING & set(stated[0].split()):  # the function is even
+        bare = bare[stated.end() :]
     named = (" ".join(w for w in part.split() if w not in ("the", "a", "an")) for part in re.split(r",| and ", f" {bare} "))
     return [part for part in named if part]
 

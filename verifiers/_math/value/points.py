@@ -64,6 +64,8 @@ class Evaluator:
         self.point = point
         self.largest = 0
         """The largest binary exponent met: what cancellation has to be measured against."""
+        self.lost = False
+        """Whether a part was too small beside another one to leave a trace in this many digits: e^(-1000) beside sin x."""
 
     def value(self, tree: Tree) -> Any:
         """The value as an mpmath number."""
@@ -100,7 +102,10 @@ class Evaluator:
             at = self.point.get(tree[1])
             return mp.mpf(at.numerator) / at.denominator if at is not None else self._stop(tree)
         if op == "add":
-            return mp.fsum(self._value(arg) for arg in tree[1:])
+            terms = [self._value(arg) for arg in tree[1:]]
+            sizes = [mp.mag(term) for term in terms if term]
+            self.lost |= bool(sizes) and max(sizes) - min(sizes) > 2.5 * self.digits
+            return mp.fsum(terms)
         if op == "mul":
             return mp.fprod(self._value(arg) for arg in tree[1:])
         if op == "neg":
@@ -126,6 +131,7 @@ class Evaluator:
             if self.mp.re(exponent) > 0:
                 return self.mp.mpf(0)
             raise NotFinite("it raises zero to a power that is not positive")
+        self._notice(exponent, -1)
         if abs(exponent) * (abs(self.mp.mag(base)) + 1) > 3_000_000:
             raise TooBig("a power in it is too large")
         power = exact(tree[2])
@@ -140,6 +146,11 @@ class Evaluator:
             sign = -1 if power.numerator % 2 else 1
             return sign * self.mp.power(-base, exponent)
         return self.mp.power(base, exponent)
+
+    def _notice(self, argument: Any, side: int) -> None:
+        """An argument far from one leaves no trace in some functions: cos of 10^-40 is 1, arctan of 10^40 is pi/2."""
+        size = self.mp.mag(argument) if argument else 0
+        self.lost |= size < -1.6 * self.digits or (side == 0 and size > 1.6 * self.digits)
 
     def _root(self, base: Any, degree: Any) -> Any:
         if degree == 0 or abs(degree) > 100:
@@ -162,6 +173,8 @@ class Evaluator:
         if name in ("max", "min", "gcd", "lcm"):
             return self._stop(tree)
         (x,) = args
+        self._notice(x, 0)
+        self.lost |= name in _LEVELLING and abs(x) > self.digits
         if name == "abs":
             return abs(x)
         rule = _FUNCTIONS.get(name)
@@ -190,6 +203,8 @@ class Evaluator:
         raise Undecided(f"there is no rule for {tree[1] if tree[0] in ('fun', 'const', 'sym') else tree[0]}")
 
 
+_LEVELLING = frozenset(("tanh", "coth", "erf"))
+"""Functions that come near to a constant as fast as e^x grows."""
 _FUNCTIONS = {
     name: name
     for name in [
@@ -232,26 +247,31 @@ def differ(a: Tree, b: Tree) -> bool | None:
     names = symbols(a) | symbols(b)
     digits = digits_needed(a, b)
     salt = zlib.crc32(repr((a, b)).encode())
-    tried = 0
     on_reals = bool(names) and not any(node == ("const", "i") for tree in (a, b) for node in walk(tree))
-    for turn in range(POINTS if names else 1):
-        point = sample(names, turn, salt)
-        left, right = Evaluator(digits, point), Evaluator(digits, point)
-        try:
-            x = left.value(a)
-            y = right.value(b)
-        except Undecided:
-            return None
-        except NotFinite:
-            if not names:
-                raise
-            continue
-        if on_reals and left.mp.im(x) and left.mp.im(y):
-            continue  # outside the real domain of both
-        tried += 1
-        if not close(x, y, max(left.largest, right.largest), digits):
-            return True
-    return False if tried else None
+    points = [sample(names, turn, salt) for turn in range(POINTS if names else 1)]
+    agreed = False
+    for precision in (digits, MAX_DIGITS):
+        vague = []
+        for point in points:
+            left, right = Evaluator(precision, point), Evaluator(precision, point)
+            try:
+                x, y = left.value(a), right.value(b)
+            except Undecided:
+                return None
+            except NotFinite:
+                if not names:
+                    raise
+                continue
+            if on_reals and left.mp.im(x) and left.mp.im(y):
+                continue  # outside the real domain of both
+            if not close(x, y, max(left.largest, right.largest), precision):
+                return True
+            vague += [point] if left.lost or right.lost else []
+            agreed |= not (left.lost or right.lost)
+        if agreed or not vague:
+            break
+        points = vague[:1]  # only where everything else is lost beside one large part: once more, with all the digits there are
+    return False if agreed else None
 
 
 def close(x: Any, y: Any, largest: int, digits: int) -> bool:
