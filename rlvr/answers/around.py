@@ -64,24 +64,12 @@ DENIED_AFTER = (
 
 _BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}\\s*[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIED_AFTER)})", re.IGNORECASE)
-_HINTS: tuple[str, ...] = (
-    "not",
-    "n't",
-    "nor",
-    "never",
-    "neither",
-    "anything",
-    "rul",
-    "wrong",
-    "incorrect",
-    "mistake",
-    "false",
-    "invalid",
-    "erro",
+_HINTS = (
+    *("not", "n't", "nor", "never", "neither", "anything", "rul", "wrong", "incorrect", "mistake", "false", "invalid", "erro"),
+    *("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected"),
+    *("might", "may", "could", "would", "will", "often", "wrote", "said", "got", "answered", "claimed", "guessed", "gave"),
 )
-_HINTS += ("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected")
-_HINTS += ("think", "sa", "guess", "answer", "claim", "believe", "expect", "wrote", "got", "gave")
-"""One of these stands in whatever `_BEFORE` finds; looking for them is cheaper."""
+"""Each text that `_BEFORE` matches contains one of these. Searching for them is cheaper."""
 
 
 def denied(before: str, after: str) -> bool:
@@ -90,9 +78,12 @@ def denied(before: str, after: str) -> bool:
     >>> denied("It would be wrong to answer ", ". I answer 8."), denied("So the answer is ", ".")
     (True, False)
     """
-    before = before.lower()
-    if any(hint in before for hint in _HINTS) and _BEFORE.search(before):
-        return True
+    low = before.lower()
+    for hint in _HINTS:
+        if hint in low:
+            if _BEFORE.search(low):
+                return True
+            break
     return _AFTER.match(after) is not None
 
 

@@ -59,7 +59,7 @@ def boxed(text: str) -> Found:
     asserted = [box for box in boxes if not denied(text[max(0, box[0] - BEFORE) : box[0]], text[box[1] : box[1] + AFTER])]
     if not asserted:
         return Found(None, "the words around the box deny it")
-    found = _together(text, _last_run(text, asserted))
+    found = one([unbox(asserted[0][2])], "the box") if len(asserted) == 1 else _together(text, _last_run(text, asserted))
     return found if found.text is None else _contradicted(found, text[asserted[-1][1] :])
 
 
@@ -128,16 +128,17 @@ def _joined(text: str, boxes: list[Box]) -> Found:
 
 def _contradicted(found: Found, after: str) -> Found:
     r"""The same, unless the text after the box offers another number: `\boxed{7} or 8`, `\boxed{7}. The answer is 8.`"""
-    mine = _number(found.text or "")
     offered = _OR_MORE.match(after[:80])
+    later = [match["value"] for match in itertools.islice(_SAID_LATER.finditer(after), 50)]
+    if offered is None and not later:
+        return found
+    mine = _number(found.text or "")
     if offered is not None and _number(offered[1]) != mine:
         return Found(None, "another value is offered beside the box", (found.text or "", offered[1].strip()))
-    if mine is None:
-        return found
-    for match in itertools.islice(_SAID_LATER.finditer(after), 50):
-        theirs = _number(match["value"].rstrip("*_ ."))
+    for value in later if mine is not None else ():
+        theirs = _number(value.rstrip("*_ ."))
         if theirs is not None and theirs != mine:
-            return Found(None, "another answer is declared after the box", (found.text or "", match["value"].strip()))
+            return Found(None, "another answer is declared after the box", (found.text or "", value.strip()))
     return found
 
 
