@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import get_scheduler
 
 from rlvr.algos import mismatch
 from rlvr.contracts.algorithm import Algorithm, LossInputs
@@ -27,7 +26,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.update import adapter, packing, sharded
 from rlvr.learn.update.optimization import Optimization
-from rlvr.learn.update.policy import Policy, without_dropout
+from rlvr.learn.update.policy import Policy, check_steady, checkpointed
 from rlvr.learn.update.reference import Reference
 from rlvr.learn.update.step import Descents, Step, Tally, finite
 from rlvr.model.batch import Batch, Rows
@@ -62,18 +61,12 @@ class Learner:
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
         self.max_completion_length = max_completion_length
         optimization.check(algorithm, adapted=adapter.is_on(model), max_completion_length=max_completion_length)
-        without_dropout(model)
+        check_steady(model.eval())
         if optimization.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpointed(model)
         self.reference = Reference.of(model, temperature=temperature, frozen=reference) if algorithm.needs_reference else None
         policy = Policy(model, temperature=temperature, value_head=algorithm.needs_value)
-        parameters = [p for p in policy.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(
-            parameters, lr=optimization.learning_rate, betas=optimization.betas, weight_decay=optimization.weight_decay
-        )
-        self.scheduler = get_scheduler(
-            optimization.lr_scheduler, optimizer, num_warmup_steps=optimization.warmup_steps, num_training_steps=max(1, total_steps)
-        )
+        optimizer, self.scheduler = optimization.made_for([p for p in policy.parameters() if p.requires_grad], total_steps)
         self.unpackable = packing.fits(model, policy) or (self.reference.unpackable() if self.reference else "")
         """Why rows are padded; empty where they may be packed."""
         self.policy, self.optimizer = accelerator.prepare(policy, optimizer)
@@ -93,7 +86,6 @@ class Learner:
         o, algorithm = self.optimization, self.algorithm
         if algorithm.needs_greedy and groups and not any(e.meta.get("greedy") for group in groups for e in group):
             raise ConfigError("this algorithm's baseline is a greedy answer, and no group has one (an episode with meta['greedy'] true)")
-        self.policy.train()
         step = Step(groups, algorithm)
         alone = o.minibatches_per_step == 1 and algorithm.num_iterations == 1
         self._prepare(step, on_policy=alone and not algorithm.bypass)
@@ -114,7 +106,6 @@ class Learner:
                 self.reference.refresh(self.whole(), mix)
         if descents.moved:  # a step that moved nothing does not move the schedule either
             self.scheduler.step()
-        self.policy.eval()
         self.log_ratios = step.log_ratios()
         return metrics
 
@@ -260,7 +251,6 @@ class Learner:
 
     def supervise(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> dict[str, float]:
         """One optimizer step of cross-entropy over the acted tokens: warm start, fine-tuning. It advances the schedule too."""
-        self.policy.train()
         material = Rows([tokens for tokens, _ in rows], [acted for _, acted in rows])
         [tokens] = self.total([float(material.entries)])
         if not tokens:
@@ -274,7 +264,6 @@ class Learner:
         loss, norm = self._descend(material, range(len(material.tokens)), loss_of)
         if finite((loss, norm)):
             self.scheduler.step()
-        self.policy.eval()
         return {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens/trained": tokens}
 
     # ---- figures and state ----------------------------------------------------------------------------------------
