@@ -55,11 +55,12 @@ class Learner:
         reference: Any = None,
         seed: int = 0,
         max_completion_length: int = 0,
+        sampled_alike: bool = True,
     ) -> None:
         if not temperature > 0:
             raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
-        self.max_completion_length = max_completion_length
+        self.max_completion_length, self.sampled_alike = max_completion_length, sampled_alike
         optimization.check(algorithm, adapted=adapter.is_on(model), max_completion_length=max_completion_length)
         check_steady(model.eval())
         if optimization.gradient_checkpointing:
@@ -86,7 +87,7 @@ class Learner:
         o, algorithm = self.optimization, self.algorithm
         if algorithm.needs_greedy and groups and not any(e.meta.get("greedy") for group in groups for e in group):
             raise ConfigError("this algorithm's baseline is a greedy answer, and no group has one (an episode with meta['greedy'] true)")
-        step = Step(groups, algorithm)
+        step = Step(groups, algorithm, sampled_alike=self.sampled_alike)
         alone = o.minibatches_per_step == 1 and algorithm.num_iterations == 1
         self._prepare(step, on_policy=alone and not algorithm.bypass)
         tally, descents = Tally(), Descents()

@@ -227,4 +227,6 @@ def checkpointed(model: nn.Module) -> None:
 
 def _twice(self: Any, *args: Any, **kwargs: Any) -> Any:
     once = partial(type(self).forward, self)
-    return checkpoint(once, *args, use_reentrant=False, preserve_rng_state=False, **kwargs) if torch.is_grad_enabled() else once(*args, **kwargs)
+    if not torch.is_grad_enabled():
+        return once(*args, **kwargs)
+    return checkpoint(once, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

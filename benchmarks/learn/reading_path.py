@@ -1,8 +1,8 @@
 """What a reader has to read to follow one GRPO step from `train()` to the gradient of a prompt: counted, not estimated.
 
-    python benchmarks/reading_path.py                    this tree
-    python benchmarks/reading_path.py --root DIR         another one, for a comparison
-    python benchmarks/reading_path.py --files            file by file; --functions: function by function
+    python benchmarks/learn/reading_path.py                    this tree
+    python benchmarks/learn/reading_path.py --root DIR         another one, for a comparison
+    python benchmarks/learn/reading_path.py --files            file by file; --functions: function by function
 
 One step of GRPO (HF sampler, copy_reverse, a tiny model, no warm start) runs under a tracer from the call of `train()` to the
 first `optimizer.step()`. Counted are all functions of the tree that ran, in whatever file and thread: `to read` is every line of
@@ -140,7 +140,7 @@ def measured(tracer: Tracer) -> dict[str, dict[str, dict[str, int]]]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[2])
     parser.add_argument("--files", action="store_true")
     parser.add_argument("--functions", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -149,9 +149,11 @@ def main() -> None:
     sys.path.insert(0, str(root))
     found = measured(traced(root))
     totals: dict[str, dict[str, int]] = {}
-    for part, rows in {**found, "both": {f"{p} {k}": row for p, rows in found.items() for k, row in rows.items()}}.items():
+    both = {f"{part} {name}": row for part, some in found.items() for name, row in some.items()}
+    for part, rows in {**found, "both": both}.items():
         files = {name.rpartition(" ")[2].partition(":")[0] for name in rows}
-        totals[part] = {"files": len(files), "functions": len(rows)} | {k: sum(row[k] for row in rows.values()) for k in ("read", "executed")}
+        totals[part] = {"files": len(files), "functions": len(rows)}
+        totals[part] |= {key: sum(row[key] for row in rows.values()) for key in ("read", "executed")}
     if asked.json:
         print(json.dumps({"root": str(root), **totals}))
         return
