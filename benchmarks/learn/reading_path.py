@@ -60,7 +60,7 @@ class Tracer:
         path = self.files.get(code.co_filename)
         if path is None:
             path = self.files[code.co_filename] = str(Path(code.co_filename).resolve())
-        if not path.startswith(self.root) or "/.venv/" in path or "<" in path or code.co_name == "<module>":
+        if not path.startswith(self.root) or "/.venv/" in path or path == __file__ or "<" in path or code.co_name == "<module>":
             return None
         if code.co_name == "one_step":
             self.inside = True

@@ -176,9 +176,9 @@ class Tally:
         self.tokens = 0.0
         self.computed = 0.0
 
-    def add(self, figures: Mapping[str, Tensor], *, tokens: int) -> None:
+    def add(self, figures: Mapping[str, Tensor], *, tokens: int, computed: int = 0) -> None:
         """Add one micro-batch of so many tokens; a filler has none and only makes the names known. One number stands for each token."""
-        self.tokens += tokens
+        self.tokens, self.computed = self.tokens + tokens, self.computed + computed
         for name, values in figures.items():
             self.sums[name] += float(values.sum()) * (1 if values.ndim else tokens) if tokens else 0.0
 
