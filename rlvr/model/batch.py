@@ -129,6 +129,7 @@ class Rows:
         target = np.concatenate([self.tokens[i][self.places[i]] for i in rows])
         row = np.repeat(np.arange(len(rows)), self.trained[list(rows)])
         take = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
-        arrays = (ids, np.concatenate(source), target, row, take)
-        input_ids, *entries = (torch.from_numpy(a).to(device) for a in arrays)
-        return Batch(input_ids, tuple(int(n) for n in self.inputs[list(rows)]), *entries, layout=layout)
+        ids_t, source_t, target_t, row_t, take_t = (
+            torch.from_numpy(a).to(device) for a in (ids, np.concatenate(source), target, row, take)
+        )
+        return Batch(ids_t, tuple(int(n) for n in self.inputs[list(rows)]), source_t, target_t, row_t, take_t, layout)

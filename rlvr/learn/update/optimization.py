@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -49,7 +50,7 @@ class Optimization:
         name, ramp = self.lr_scheduler, self.warmup_steps
         if name == "constant" and ramp:
             name = "constant_with_warmup"
-        usual: LambdaLR = get_scheduler(name, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
+        usual: Any = get_scheduler(name, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
         if not ramp:
             return optimizer, usual
         [share] = usual.lr_lambdas
