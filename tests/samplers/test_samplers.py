@@ -99,6 +99,15 @@ def test_a_family_with_a_state_of_its_own_samples_as_its_forward_pass_says(famil
         assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
 
 
+@pytest.mark.parametrize("family", STATE)
+def test_a_state_is_noticed_however_little_it_is_worth(family: str) -> None:
+    model = model_of(family)
+    for name, p in model.named_parameters():
+        if p.dim() > 1 and "embed" not in name:
+            p.data.mul_(1e-4)
+    assert hf(model).kind is Recomputed
+
+
 def test_prompts_computed_a_few_at_a_time_are_the_same(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(12)
     whole = hf(model).sample(asked, Sampling(stop_ids=STOPS))

@@ -45,12 +45,10 @@ class Optimization:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
     def made_for(self, parameters: Iterable[torch.nn.Parameter], total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
-        """AdamW and the schedule of its learning rate. The schedules are transformers', whose ramp begins with a step at a rate of 0."""
+        """AdamW and the schedule of its learning rate. The schedules are transformers'; the ramp is ours: theirs begins at 0."""
         optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
-        name, ramp = self.lr_scheduler, self.warmup_steps
-        if name == "constant" and ramp:
-            name = "constant_with_warmup"
-        usual: Any = get_scheduler(name, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
+        ramp = self.warmup_steps
+        usual: Any = get_scheduler(self.lr_scheduler, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
         if not ramp:
             return optimizer, usual
         [share] = usual.lr_lambdas

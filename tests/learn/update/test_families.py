@@ -130,6 +130,15 @@ def test_what_mixes_beside_attention_in_every_layer_is_found() -> None:
     assert "a convolution or a recurrent state" in attention.mixes_elsewhere(model)
 
 
+def test_a_layer_that_does_not_attend_is_found_even_where_it_adds_nothing_yet() -> None:
+    model = model_of("lfm2")
+    for name, p in model.named_parameters():
+        if "conv.out_proj" in name:
+            p.data.zero_()
+    model.set_attn_implementation(attention.NAME)
+    assert attention.mixes_elsewhere(model).startswith("2 of its 4 layers (such as 0)")
+
+
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in UNUSUAL])
 def test_in_a_packed_line_no_row_depends_on_another(family: str) -> None:
     model = model_of(family)
