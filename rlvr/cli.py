@@ -125,7 +125,7 @@ def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (`rlvr list recipes`) or a YAML file.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="a.b=v", help="Settings that differ, such as train.steps=50.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; it must not exist yet. Default: runs/ENV-TIME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out; where there is none yet, begin it.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Before that, repeat one recorded step and compare.")] = False,
     json: Json = False,
 ) -> None:

@@ -49,7 +49,7 @@ class PolicyGradient(Algorithm):
         self.needs_greedy = s.baseline == "greedy"
         self.penalises_reward = s.beta > 0 and s.kl_in == "reward"
         self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
-        self.bypass = s.old_from_sampler
+        self.bypass, self.supervised = s.old_from_sampler, s.baseline == "best"
         if not self.bypass and s.baseline not in ("pair", "kto", "best"):  # those learn from anybody's answers
             self.when_stale = {"importance_sampling_correction": "token_truncate"}
         self.critic_alone = self.needs_value and s.value_pretraining_steps > 0

@@ -152,13 +152,13 @@ PRESETS: Mapping[str, Preset] = {
     "sft": Preset(
         "SFT: supervised learning on solutions, the environment's own or the best ones of an earlier run",
         "2203.02155",
-        "L = -(1/N) sum l over the solutions' tokens",
+        "L = -(1/N) sum l over the solutions' tokens, l at temperature 1",
         Settings(baseline="best", old_from_sampler=True, **IMITATION),
     ),
     "best_of_n": Preset(
         "Best-of-N: of each group's answers the best is kept, if it is any good, and learned as if it were a solution",
         "2304.06767",
-        "L = -(1/N) sum l over the kept answers' tokens",
+        "L = -(1/N) sum l over the kept answers' tokens, l at temperature 1",
         Settings(baseline="best", old_from_sampler=True, **IMITATION),
     ),
     "dpo": Preset(

@@ -34,7 +34,7 @@ S = TypeVar("S", bound=Section)
 
 
 class LoraConfig(Section):
-    """A low-rank adapter that learns in place of the model's own weights, through peft.
+    """A low-rank adapter that learns in place of the model's own weights, through peft. It has no dropout: no model here has any.
 
     >>> LoraConfig(rank=8, target_modules=["q_proj", "v_proj"]).scale
     16
@@ -101,7 +101,7 @@ class RolloutConfig(Section):
     num_generations: int = Field(default=8, ge=1)
     max_completion_length: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=2)
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)  # and what is trained; data.* runs and best_of_n train the model at temperature 1
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     curriculum: CurriculumConfig | None = None
@@ -128,7 +128,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     lr_scheduler: str = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)  # of rising learning rate, under every schedule; the first step is at 1 / warmup_steps
     minibatches_per_step: int = Field(default=1, ge=1)
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
     """How many tokens go through the model at once: a matter of speed and memory alone. This many stay in the cache of a CPU."""

@@ -80,6 +80,9 @@ class Algorithm(Plugin, ABC):
     bypass: bool = False
     """Whether `old` is the sampler's own log-probabilities, with no pass of the trainer's."""
 
+    supervised: bool = False
+    """Whether the loss is the likelihood of chosen answers: then it is the model's own, at temperature 1, at whatever they were sampled."""
+
     when_stale: Mapping[str, Any] = MappingProxyType({})
     """Settings to take where answers come from older weights (rollout.max_staleness), unless the user wrote others."""
 

@@ -97,6 +97,10 @@ class Sampler(Plugin, ABC):
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
         """Told once, before the first request, what the prompts are made of. Most samplers do not care."""
 
+    def suits(self, model: Any) -> str:
+        """Asked before a run begins: ConfigError if the trainer's model cannot be sampled from, else why it will be slow, or ''."""
+        return ""
+
     def load(self, model: Any, version: int) -> None:
         """Take over the trainer's weights. Samplers without weights (the scripted one) leave this alone."""
 

@@ -66,6 +66,8 @@ class Crew:
     questions: Questions
     accelerator: Accelerator
     sampling: Sampling
+    slow: str
+    """Why sampling from this model is slow; empty where it is not."""
     stored: Stored | None = None
     """What is learned from in place of fresh answers, if anything."""
     learner: Learner | None = None
@@ -129,9 +131,10 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
             )
     model.to(accelerator.device)
     sampler.bind(environment, tokenizer)
+    slow = sampler.suits(model)
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=config.rollout.verify_workers, deadline_s=config.rollout.verify_deadline_s))
     sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
-    crew = Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling)
+    crew = Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling, slow)
     if config.data is not None and config.data.run is not None:
         recorded = stored_groups(config, mdp)
         crew.stored = Stored(algorithm.learnable(recorded), seed=config.seed, digest=digest(recorded))
@@ -149,13 +152,15 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
         home = folder / "reference"
         reference = _kept(crew, home) if resumed else copy.deepcopy(_keep(crew, home))
         reference.eval().requires_grad_(False)
+    supervised = crew.algorithm.supervised or crew.config.data is not None  # what is given was sampled at no temperature of this run
     crew.learner = Learner(
         crew.model,
         crew.algorithm,
         optimization(crew.config),
         accelerator=crew.accelerator,
         total_steps=crew.config.train.steps,
-        temperature=crew.config.rollout.temperature,
+        temperature=1.0 if supervised else crew.config.rollout.temperature,
+        sampled_alike=not supervised or crew.config.rollout.temperature == 1.0,
         reference=reference,
         seed=crew.config.seed,
         max_completion_length=crew.mdp.max_new_tokens,
@@ -226,8 +231,21 @@ def check_window(mdp: TokenMDP, model: Any, longest: int) -> None:
     settings = model.config.get_text_config()
     known = getattr(settings, "max_position_embeddings", None)
     reached = min(mdp.max_length, longest + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
+    kind, original = rope_of(settings)
+    if kind == "longrope" and original and reached > original:
+        raise ConfigError(
+            f"prompt and answer may come to {reached} tokens, and beyond {original} this model encodes positions by another factor, which "
+            f"the longest row of a batch decides: a row's gradient would depend on its neighbours; set rollout.max_length={original}"
+        )
     if known and reached > known and "'factor'" not in str(getattr(settings, "rope_parameters", None)):
         raise ConfigError(
             f"prompt and answer may come to {reached} tokens, and this model knows {known} positions; set rollout.max_length={known}, "
             "or lower rollout.max_completion_length"
         )
+
+
+def rope_of(settings: Any) -> tuple[str, int]:
+    """How a model stretches its positions, and how many it knew before; transformers 4 has another name for it."""
+    rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(settings, "original_max_position_embeddings", None)
+    return str(rope.get("rope_type", "")), int(original or 0)

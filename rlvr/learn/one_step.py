@@ -27,12 +27,18 @@ from rlvr.runs.runlog import Learned, RunLog
 
 def one_step(crew: Crew, run: RunLog, step: int, ahead: Ahead | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """One step of the loop: its numbers, and its times."""
-    learner = crew.joined
-    clock = time.perf_counter()
+    clock = [time.perf_counter()]
     harvest = answers(crew, step, ahead)
-    sampled = time.perf_counter()
-    metrics = learner.update(share(crew.accelerator, harvest.groups))
-    updated = time.perf_counter()
+    clock.append(time.perf_counter())
+    metrics = crew.joined.update(share(crew.accelerator, harvest.groups))
+    clock.append(time.perf_counter())
+    return concluded(crew, run, step, harvest, metrics, clock, ahead)
+
+
+def concluded(
+    crew: Crew, run: RunLog, step: int, harvest: Harvest, metrics: dict[str, float], clock: list[float], ahead: Ahead | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """After the update: the sampler takes the new weights, and the step's lines are logged."""
     every, last = crew.config.eval.every, step + 1 == crew.config.train.steps
     judged = bool(every) and (step + 1) % every == 0
     if ahead is not None and (judged or last):
@@ -44,20 +50,20 @@ def one_step(crew: Crew, run: RunLog, step: int, ahead: Ahead | None = None) -> 
         row |= staleness(harvest.everything, step, most)
     if judged:
         row["eval/accuracy"] = accuracy(crew)
-    ended = time.perf_counter()
+    began, sampled, updated, ended = (*clock, time.perf_counter())
     times = {
         "step": step + 1,
-        "step_time": ended - clock,
-        "time/wait_for_batch": sampled - clock,
+        "step_time": ended - began,
+        "time/wait_for_batch": sampled - began,
         "time/sample": harvest.timing.sampling,
         "time/verify_waited": harvest.timing.waiting,
         "time/verify": harvest.timing.verifying,
         "verify_hidden": harvest.timing.hidden,
         "time/update": updated - sampled,
-        "tokens_per_second": tokens_of(harvest.everything) / (ended - clock),
+        "tokens_per_second": tokens_of(harvest.everything) / (ended - began),
     }
     if crew.config.log.episodes:
-        learned = together(crew.accelerator, lambda: made_of_episodes(learner))
+        learned = together(crew.accelerator, lambda: made_of_episodes(crew.joined))
         nothing = [[((), None) for _ in group] for group in harvest.everything[len(harvest.groups) :]]
         run.episodes(step + 1, harvest.everything, [*learned, *nothing])
     run.metrics(row, times)  # last: a step with a line of metrics has all its episodes, wherever a run is killed

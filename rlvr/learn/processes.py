@@ -64,8 +64,10 @@ def share(accelerator: Accelerator, everything: Sequence[T]) -> list[T]:
 
 def together(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[T]:
     """Each process does its share; all get the whole, in its order. If one fails, all fail with what it said."""
-    if accelerator.num_processes == 1:
-        return list(work())
+    return list(work()) if accelerator.num_processes == 1 else _gathered(work)
+
+
+def _gathered(work: Callable[[], Sequence[T]]) -> list[T]:
     done: Sequence[T] = ()
     fault = ""
     try:
@@ -75,7 +77,7 @@ def together(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[
     shares = gather_object([(done, fault)])
     for rank, (_, said) in enumerate(shares):
         if said:
-            raise RlvrError(f"process {rank} of {accelerator.num_processes} failed: {said}")
+            raise RlvrError(f"process {rank} of {len(shares)} failed: {said}")
     return [shares[k % len(shares)][0][k // len(shares)] for k in range(sum(len(part) for part, _ in shares))]
 
 

@@ -1,7 +1,7 @@
 """The loop: sample groups, judge them, learn from them. Read it top to bottom.
 
     train(config)
-        begin            a new run folder, or the newest whole checkpoint of an old one
+        begin            a new run folder (with --resume too, where there is none), or the newest whole checkpoint of an old one
         warmstart        supervised steps on gold solutions, where the recipe has them
         for each step    tasks -> episodes -> update -> the sampler takes the new weights -> logs -> checkpoint
                          (with rollout.max_staleness the episodes of later steps are sampled meanwhile: rlvr/learn/ahead.py)
@@ -92,10 +92,12 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(deadline_told(accelerator))
         folder = by_main(accelerator, lambda: folder)  # the clocks of two processes may differ by a second
-        if verify:
+        fresh = by_main(accelerator, lambda: not resume or unbegun(folder))
+        if fresh and resume:  # a job that always says --resume, and was killed before it wrote anything
+            screen.print(f"{folder} holds no run yet: a new one begins", highlight=False, markup=False, soft_wrap=True)
+        if verify and not fresh:
             screen.print(repeat_one_step(config, accelerator, folder), highlight=False)
         place = by_main(accelerator, lambda: checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None)
-        fresh = by_main(accelerator, lambda: not resume or unbegun(folder))
         if not fresh:
             RunLog.reopen(folder, config)  # another configuration is refused before anything is built
         crew = assemble(config, accelerator, stack, weights=place)
@@ -108,6 +110,8 @@ def train(
         screen.print(banner(crew, folder))
         done = resumed(crew, run, place) if place else begun(crew, run, screen)
         notes = Notes(config)
+        if crew.slow:
+            screen.print(f"sampling is slow: {crew.slow}", highlight=False, markup=False)
         if crew.joined.unpackable:
             screen.print(f"rows are padded instead of packed: {crew.joined.unpackable}", highlight=False, markup=False)
         with Work(screen, "training", config.train.steps, done.step) as work:

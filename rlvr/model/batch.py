@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Numbers = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -113,17 +115,21 @@ class Rows:
         """How many tokens the model computes for these rows as one micro-batch."""
         return len(rows) * max(1, int(self.inputs[list(rows)].max()))
 
-    def padded(self, rows: list[int], device: torch.device | str = "cpu") -> Batch:
+    def padded(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Batch:
         """These rows as one micro-batch, padded on the right to the longest."""
-        lengths = self.inputs[rows]
+        lengths = self.inputs[list(rows)]
         width = int(lengths.max())
         ids = np.zeros((len(rows), width), dtype=np.int64)
         for r, i in enumerate(rows):
             ids[r, : lengths[r]] = self.tokens[i][: lengths[r]]
-        source = np.concatenate([r * width + self.places[i] - 1 for r, i in enumerate(rows)])
+        return self.laid(rows, ids, [r * width + self.places[i] - 1 for r, i in enumerate(rows)], device)
+
+    def laid(self, rows: Sequence[int], ids: Numbers, source: Sequence[Numbers], device: torch.device | str, layout: Any = None) -> Batch:
+        """These rows as one micro-batch, given the tokens as they are laid out and where in them each row's entries are predicted."""
         target = np.concatenate([self.tokens[i][self.places[i]] for i in rows])
-        row = np.repeat(np.arange(len(rows)), self.trained[rows])
+        row = np.repeat(np.arange(len(rows)), self.trained[list(rows)])
         take = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
-        tensors = (torch.from_numpy(a).to(device) for a in (ids, source, target, row, take))
-        ids_t, source_t, target_t, row_t, take_t = tensors
-        return Batch(ids_t, tuple(int(n) for n in lengths), source_t, target_t, row_t, take_t)
+        ids_t, source_t, target_t, row_t, take_t = (
+            torch.from_numpy(a).to(device) for a in (ids, np.concatenate(source), target, row, take)
+        )
+        return Batch(ids_t, tuple(int(n) for n in self.inputs[list(rows)]), source_t, target_t, row_t, take_t, layout)

@@ -198,8 +198,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def unbegun(folder: Path) -> bool:
-    """Whether a folder holds nothing yet, or only what a run leaves that was killed while it made its folder."""
-    return folder.is_dir() and all(path.name in ("versions.json", ".config.part") for path in folder.iterdir())
+    """Whether a folder is missing, empty, or holds only what a run leaves that was killed while it made its folder."""
+    return not folder.exists() or (folder.is_dir() and all(path.name in ("versions.json", ".config.part") for path in folder.iterdir()))
 
 
 def config_of(folder: Path) -> RunConfig:

@@ -23,7 +23,9 @@ def choose(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Te
     """A token for each row by inverting the cumulative distribution, and its log-probability."""
     if sampling.temperature == 0:
         return logits_BV.argmax(dim=-1), torch.zeros_like(uniform_B)
-    logits_BV = filtered(logits_BV / sampling.temperature, sampling)
+    logits_BV = logits_BV / sampling.temperature
+    if sampling.top_k or sampling.top_p < 1:
+        logits_BV = filtered(logits_BV, sampling)
     logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     odds_BV = logits_BV.exp()
     cumulative_BV = odds_BV.cumsum(dim=-1)
@@ -35,7 +37,7 @@ def choose(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Te
 
 
 def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Everything outside top_k and top_p at minus infinity; nothing is sorted where neither is set."""
+    """Everything outside top_k and top_p at minus infinity."""
     if sampling.top_k and sampling.top_k < logits_BV.shape[-1]:
         floor_B1 = logits_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < floor_B1, -torch.inf)

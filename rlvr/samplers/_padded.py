@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 class Padded:
@@ -49,6 +50,13 @@ class Padded:
                 logits_to_keep=1,
             )  # fmt: skip
             self.cache.batch_select_indices(owner_B)
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether every layer keeps keys and values here: into any other state the padding would run."""
+        return bool(self.cache.layers) and all(
+            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length() for layer in self.cache.layers
+        )
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
         """One more token for each row; the logits of the next."""

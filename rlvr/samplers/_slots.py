@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlvr.model.attention import adopt, handed
+from rlvr.model.attention import handed
 
 GROWTH = 1.5
 PREFILL_TOKENS = 4096
@@ -117,24 +117,3 @@ class Slots:
             for layer, memory in enumerate(memories):
                 memories[layer] = memory.new_zeros(*memory.shape[:2], self.width, memory.shape[3])
                 memories[layer][:live, :, :old] = memory[:live]
-
-
-def fits(model: Any) -> str:
-    """Try a step on two rows against the whole rows at once: '' if slots may be used, else the reason why not."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    prompts = [[(7 * j + 3) % vocabulary for j in range(length)] for length in (6, 3)]
-    more = [5 % vocabulary, 2 % vocabulary]
-    device = model.device
-
-    def truth() -> Tensor:
-        rows = [torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, more, strict=True)]
-        return torch.stack([model(input_ids=row, use_cache=False).logits[0, -2:].float() for row in rows])
-
-    def trial() -> Tensor:
-        slots = Slots(model)
-        slots.fill(prompts, [0, 1], start=0, rows=2)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        last = torch.tensor([prompt[-1] for prompt in prompts], device=device)
-        return torch.stack([slots.step(last, lengths - 1), slots.step(torch.tensor(more, device=device), lengths)], 1)
-
-    return adopt(model, truth, trial)

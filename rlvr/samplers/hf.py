@@ -3,7 +3,7 @@
 What differs from `model.generate`:
   - each distinct prompt is computed once, however many answers it gets;
   - an answer that has ended leaves the batch, and one that waits takes its place;
-  - keys and values stand in memory that is there beforehand, and no row is padded (`_slots`);
+  - keys and values stand in memory that is there beforehand, and no row is padded (`_slots`; where that does not fit, see `_fitting`);
   - every answer has random numbers of its own, so it does not depend on what is sampled beside it;
   - the log-probability handed back is under the very distribution that was sampled from.
 
@@ -25,8 +25,9 @@ from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.model.weights import model_from
 from rlvr.samplers._choice import choose, uniform
-from rlvr.samplers._padded import Padded
-from rlvr.samplers._slots import Slots, fits
+from rlvr.samplers._fitting import Memory, fits, without_slots
+from rlvr.samplers._recomputed import Recomputed
+from rlvr.samplers._slots import Slots
 
 
 class HFSampler(Sampler):
@@ -56,14 +57,22 @@ class HFSampler(Sampler):
         self.batch_size, self.tokenizer = batch_size, model
         self.model: Any = None
         self.padded = ""
-        """Why rows are padded; empty where they stand in slots."""
+        """Why rows do not stand in slots; empty where they do."""
+        self.kind: type[Memory] = Slots
         if model is not None:
             self.load(model_from(ModelConfig(path=model)), 0)
 
     def load(self, model: Any, version: int) -> None:
         """The trainer's model is sampled from as it stands; nothing is copied."""
         if model is not self.model:
-            self.model, self.padded = model, fits(model)
+            self.padded = fits(model)
+            self.kind = without_slots(model) if self.padded else Slots
+            self.model = model
+
+    def suits(self, model: Any) -> str:
+        """Refuse a model whose own probabilities cannot be sampled from."""
+        self.load(model, 0)
+        return f"each token computes its whole row again, since {self.padded}" if self.kind is Recomputed else ""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """As many at a time as `batch_size` allows, those with a common prompt side by side."""
@@ -75,7 +84,7 @@ class HFSampler(Sampler):
         training = self.model.training
         self.model.eval()
         try:
-            desk = _Desk(Padded(self.model) if self.padded else Slots(self.model), requests, sampling, self.batch_size)
+            desk = _Desk(self.kind(self.model), requests, sampling, self.batch_size)
             while order or desk.live:
                 if order and desk.inviting:
                     invited, order = order[: desk.free], order[desk.free :]
@@ -88,7 +97,7 @@ class HFSampler(Sampler):
 class _Desk:
     """Answers under way, one row each, in the first `live` rows. B = rows, T = the longest cap on an answer."""
 
-    def __init__(self, memory: Padded | Slots, requests: Sequence[Request], sampling: Sampling, batch_size: int) -> None:
+    def __init__(self, memory: Memory, requests: Sequence[Request], sampling: Sampling, batch_size: int) -> None:
         self.memory, self.requests, self.sampling = memory, requests, sampling
         self.rows, self.live = min(batch_size, len(requests)), 0
         self.index = [0] * self.rows

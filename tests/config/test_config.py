@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import get_scheduler
 
 from rlvr.config.config import SCHEDULES, RunConfig, load, recipes
 from rlvr.errors import ConfigError, NotFound
+from rlvr.learn.update.optimization import Optimization
 from rlvr.runs.runlog import differing
 
 
@@ -91,12 +91,18 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_that_is_offered_takes_steps(name: str) -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.AdamW([weight], lr=1e-2)
-    schedule = get_scheduler(name, optimizer, num_warmup_steps=2, num_training_steps=6)  # as the learner calls it
-    rates = []
-    for _ in range(5):
-        optimizer.step()
-        schedule.step()
-        rates.append(schedule.get_last_lr()[0])
-    assert all(0 < rate <= 1e-2 for rate in rates) and max(rates) > 5e-3
+    for warmup in (0, 2, 4):
+        made = Optimization(learning_rate=1e-2, lr_scheduler=name, warmup_steps=warmup)
+        optimizer, schedule = made.made_for([torch.nn.Parameter(torch.zeros(1))], 8)
+        rates = []
+        for _ in range(7):
+            rates.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        ramp = [1e-2 * (k + 1) / warmup for k in range(warmup)]
+        assert rates[:warmup] == pytest.approx(ramp), "from the first step on it moves, and it rises to the full rate"
+        assert all(0 < rate <= 1e-2 for rate in rates)
+        if warmup:
+            assert rates[warmup] == pytest.approx(1e-2)  # no second step is lost, and the decay begins after the ramp
+        if name.startswith("constant"):
+            assert rates[warmup:] == pytest.approx([1e-2] * (7 - warmup))

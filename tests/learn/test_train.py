@@ -277,7 +277,47 @@ def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, T
     with pytest.raises(ConfigError, match=r"train.steps: 4 -> 9.*to train it further with model.path=.*checkpoints/last$"):
         run(finished[0], resume=True, train={"steps": 9, "learning_rate": 1e-3}, log={"save_every": 2})
     with pytest.raises(NotFound, match="no run folder"):
-        run(tmp_path / "nowhere", resume=True)
+        (tmp_path / "file").write_text("mine")
+        run(tmp_path / "file", resume=True)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("there", [False, True])
+def test_resume_begins_where_nothing_is(finished: tuple[Path, TrainReport], tmp_path: Path, there: bool, verify: bool) -> None:
+    """So that a job which always says --resume starts, and goes on wherever it was killed."""
+    folder, said = tmp_path / "deep" / "a", io.StringIO()
+    if there:
+        folder.mkdir(parents=True)
+    config = tiny_run(train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+    train(config, out=folder, resume=True, verify=verify, console=Console(file=said, width=400))
+    assert "holds no run yet: a new one begins" in said.getvalue() and same(weights(finished[0]), weights(folder))
+
+
+def test_a_model_with_a_state_of_its_own_is_trained_and_said_to_be_slow(tmp_path: Path) -> None:
+    shape = {"model_type": "lfm2", **{key: MODEL[key] for key in MODEL if key != "model_type"}, "num_hidden_layers": 2}
+    said = io.StringIO()
+    config = tiny_run(model={"config": shape | {"layer_types": ["conv", "full_attention"]}})
+    train(config, out=tmp_path / "a", console=Console(file=said, width=400))
+    assert "sampling is slow: each token computes its whole row again" in said.getvalue()
+    assert "rows are padded instead of packed: 1 of its 2 layers (such as 0)" in said.getvalue()
+    assert all(row["mismatch_kl"] < 1e-9 for row in rows_of(tmp_path / "a" / "metrics.jsonl"))
+
+
+def test_a_model_that_cannot_be_sampled_from_is_refused_before_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.samplers._fitting.alike", lambda *_: False)
+    monkeypatch.setattr("rlvr.samplers.hf.fits", lambda _: "as the test wants it")
+    monkeypatch.setattr("rlvr.learn.train.warmstart", lambda *_: pytest.fail("work began"))
+    with pytest.raises(ConfigError, match=r"cannot sample from a model of the family llama \(its log-probabilities differ by"):
+        run(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_positions_that_the_longest_row_of_a_batch_decides_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    shape = MODEL | {"model_type": "phi3", "original_max_position_embeddings": 16, "rope_parameters": rope}
+    with pytest.raises(ConfigError, match=r"beyond 16 this model encodes positions by another factor.*rollout.max_length=16"):
+        run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 40, "max_completion_length": 30})
+    run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 16, "prompts_per_step": 4, "num_generations": 4})
 
 
 def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport]) -> None:

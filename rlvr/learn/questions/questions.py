@@ -38,12 +38,16 @@ class Questions:
                 )
 
     def take(self, count: int) -> Asked:
-        """The next tasks. A curriculum looks at several for each one it asks; what it passes over comes again in the next pass."""
+        """The next tasks."""
+        if self.curriculum is not None:
+            return self._chosen(count, self.curriculum)
+        self.position += count
+        return self.schedule.tasks(self.position - count, count)
+
+    def _chosen(self, count: int, curriculum: Curriculum) -> Asked:
+        """A curriculum looks at several tasks for each one it asks; what it passes over comes again in the next pass."""
         first, size = self.position, self.schedule.size
-        if self.curriculum is None:
-            self.position += count
-            return self.schedule.tasks(first, count)
-        window = max(count, min(count * self.curriculum.candidates, size or count * self.curriculum.candidates))
+        window = max(count, min(count * curriculum.candidates, size or count * curriculum.candidates))
         tasks = self.schedule.tasks(first, window)
         if count <= (size or count):
             different = dict(tasks)  # two passes may meet in the window; no task is asked twice in a step
@@ -52,9 +56,8 @@ class Questions:
                 window += 1
             tasks = list(different.items())
         self.position += window
-        places = self.curriculum.choose(
-            [self.curriculum.key(task) for _, task in tasks], count, seed=seed_of(self.schedule.seed, "curriculum", first)
-        )
+        seed = seed_of(self.schedule.seed, "curriculum", first)
+        places = curriculum.choose([curriculum.key(task) for _, task in tasks], count, seed=seed)
         return [tasks[place] for place in places]
 
     def judged(self, asked: Asked, groups: Sequence[Sequence[Episode]]) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
@@ -23,6 +29,7 @@ class Optimization:
     """0 leaves the gradient as it is."""
     lr_scheduler: str = "constant"
     warmup_steps: int = 0
+    """Over so many steps the learning rate rises to its full height, under every schedule; the first step already moves."""
     minibatches_per_step: int = 1
     """Into how many optimizer steps each pass over the episodes is cut."""
     max_tokens_per_microbatch: int = 4096
@@ -36,6 +43,16 @@ class Optimization:
         for name in ("minibatches_per_step", "max_tokens_per_microbatch"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def made_for(self, parameters: Iterable[torch.nn.Parameter], total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
+        """AdamW and the schedule of its learning rate. The schedules are transformers'; the ramp is ours: theirs begins at 0."""
+        optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
+        ramp = self.warmup_steps
+        usual: Any = get_scheduler(self.lr_scheduler, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
+        if not ramp:
+            return optimizer, usual
+        [share] = usual.lr_lambdas
+        return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
     def check(self, algorithm: Algorithm, *, adapted: bool, max_completion_length: int) -> None:
         """Refuse what cannot be learned this way; `adapted`: an adapter learns, and the model without it is the reference."""

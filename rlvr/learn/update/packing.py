@@ -82,66 +82,62 @@ class Piece(NamedTuple):
     prompt: int = 0
 
 
-def plan(rows: Rows, chosen: Sequence[int], budget: int) -> list[list[int]]:
-    """Which rows go together: whole families of one prompt, largest first, within a budget of computed tokens."""
-    families: dict[tuple[int, ...], list[int]] = {}
+def families(rows: Rows, chosen: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
+    """The chosen rows by their prompts, which their answers may share."""
+    found: dict[tuple[int, ...], list[int]] = {}
     for i in chosen:
         if rows.trained[i]:
-            families.setdefault(tuple(rows.tokens[i][: rows.places[i][0]].tolist()), []).append(i)
+            found.setdefault(tuple(rows.tokens[i][: rows.places[i][0]].tolist()), []).append(i)
+    return found
+
+
+def shared_of(prompt: Sequence[int], members: Sequence[int]) -> int:
+    """How many tokens of a prompt are computed once for all its rows."""
+    return len(prompt) if len(members) > 1 and len(prompt) >= SHORTEST_SHARED_PROMPT else 0
+
+
+def plan(rows: Rows, chosen: Sequence[int], budget: int) -> list[list[int]]:
+    """Which rows go together: whole families of one prompt, largest first, within a budget of computed tokens."""
     bins: list[list[int]] = []
     room = 0
-    for prompt, members in sorted(families.items(), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
-        fresh = True
+    for prompt, members in sorted(families(rows, chosen).items(), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
+        shared = 0  # the first of a family brings its prompt
         for i in sorted(members, key=lambda i: (-int(rows.inputs[i]), i)):
-            alone = int(rows.inputs[i])
-            cost = alone if fresh or len(prompt) < SHORTEST_SHARED_PROMPT else alone - len(prompt)
+            cost = int(rows.inputs[i]) - shared
             if not bins or (cost > room and bins[-1]):
                 bins.append([])
-                room, cost = budget, alone
+                room, cost = budget, int(rows.inputs[i])
             bins[-1].append(i)
-            room -= cost
-            fresh = False
+            room, shared = room - cost, shared_of(prompt, members)
     return bins
+
+
+def cost(rows: Rows, part: Sequence[int]) -> int:
+    """How many tokens the model computes for these rows in one line."""
+    once = sum(shared_of(prompt, members) * (len(members) - 1) for prompt, members in families(rows, part).items())
+    return int(rows.inputs[list(part)].sum()) - once
 
 
 def pack(rows: Rows, chosen: Sequence[int], device: torch.device | str = "cpu") -> Batch:
     """The chosen rows as one line of tokens."""
-    families: dict[tuple[int, ...], list[int]] = {}
-    for i in chosen:
-        families.setdefault(tuple(rows.tokens[i][: rows.places[i][0]].tolist()), []).append(i)
     line: list[np.ndarray[Any, Any]] = []
     positions: list[np.ndarray[Any, Any]] = []
     pieces: list[Piece] = []
     source: dict[int, np.ndarray[Any, Any]] = {}
     end = 0
-
-    def lay(tokens: np.ndarray[Any, Any], first: int) -> int:
-        nonlocal end
-        line.append(tokens)
-        positions.append(np.arange(first, first + len(tokens)))
-        end += len(tokens)
-        return end - len(tokens)
-
-    for prompt, members in families.items():
-        shared = len(prompt) if len(members) > 1 and len(prompt) >= SHORTEST_SHARED_PROMPT else 0
-        begin = lay(rows.tokens[members[0]][:shared], 0)
-        if shared:
-            pieces.append(Piece(begin, shared))
-        for i in members:
-            own = rows.tokens[i][shared : rows.inputs[i]]
-            start = lay(own, shared)
-            if len(own):
-                pieces.append(Piece(start, len(own), begin, shared))
+    for prompt, members in families(rows, chosen).items():
+        shared, begin = shared_of(prompt, members), end
+        # the prompt first, if it is shared; then of each row what is its own
+        for i, first, last in [(members[0], 0, shared), *((i, shared, int(rows.inputs[i])) for i in members)]:
+            if last > first:
+                line.append(rows.tokens[i][first:last])
+                positions.append(np.arange(first, last))
+                pieces.append(Piece(end, last - first, begin, first))
             before = rows.places[i] - 1
-            source[i] = np.where(before < shared, begin + before, start + before - shared)
-    order = list(chosen)
+            source[i] = np.where(before < shared, begin + before, end + before - shared)
+            end += last - first
     layout = layout_of(pieces, end, np.concatenate(positions), device)
-    target = np.concatenate([rows.tokens[i][rows.places[i]] for i in order])
-    row = np.repeat(np.arange(len(order)), rows.trained[order])
-    take = np.concatenate([np.arange(rows.starts[i], rows.starts[i + 1]) for i in order])
-    where = np.concatenate([source[i] for i in order])
-    ids, where_t, target_t, row_t, take_t = (torch.from_numpy(a).to(device) for a in (np.concatenate(line)[None], where, target, row, take))
-    return Batch(ids, tuple(int(rows.inputs[i]) for i in order), where_t, target_t, row_t, take_t, layout)
+    return rows.laid(chosen, np.concatenate(line)[None], [source[i] for i in chosen], device, layout)
 
 
 def layout_of(pieces: list[Piece], tokens: int, positions: np.ndarray[Any, Any], device: torch.device | str) -> Layout:
@@ -175,20 +171,6 @@ def _bucket(members: list[Piece], width: int, device: torch.device | str) -> Buc
     # as numbers: truth values would be turned into numbers again in every layer, and kept there for the backward pass
     mask = np.where(np.concatenate([sees_prompt, sees_own], 2)[:, None], np.float32(0), np.float32(-np.inf))
     return Bucket(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (query, keys, mask)))
-
-
-def saving(rows: Rows, chosen: Sequence[int], budget: int) -> float:
-    """How many tokens packing computes, as a share of what padded rows would."""
-    padded = sum(rows.width(part) for part in rows.plan(chosen, budget))
-    packed = 0
-    for part in plan(rows, chosen, budget):
-        prompts = {}
-        for i in part:
-            prompt = int(rows.places[i][0])
-            key = tuple(rows.tokens[i][:prompt].tolist())
-            packed += int(rows.inputs[i]) - (prompt if key in prompts and prompt >= SHORTEST_SHARED_PROMPT else 0)
-            prompts[key] = True
-    return packed / padded if padded else 1.0
 
 
 def fits(model: Any, score: Any) -> str:

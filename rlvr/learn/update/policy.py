@@ -2,17 +2,23 @@
 
 No [tokens, vocabulary] tensor stays alive: the output head is applied to the acted positions only, a chunk at a time, and
 computed again in the backward pass. The temperature divides the logits, so log-probabilities are those of the
-distribution that was sampled from.
+distribution that was sampled from. The model is always in evaluation mode: in training mode a family's dropout and router
+noise would make the ratio between two passes one of two random masks.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlvr.model.attention import handed
+from rlvr.errors import ConfigError
+from rlvr.model.attention import alike, handed
 from rlvr.model.batch import Batch
 
 CHUNK_ELEMENTS = 1 << 22
@@ -130,7 +136,7 @@ class Policy(nn.Module):
 
     def __init__(self, model: Any, *, temperature: float = 1.0, value_head: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model = model.eval()
         self._no_split_modules = getattr(model, "_no_split_modules", None)  # where FSDP may cut
         self.temperature = temperature
         size = model.config.get_text_config().hidden_size
@@ -141,6 +147,12 @@ class Policy(nn.Module):
             self.value.to(device=next(model.parameters()).device, dtype=next(model.parameters()).dtype)
         self.plain_head = plain_head(model)
         """Whether logits are exactly hidden @ head.T + bias. If not (a soft cap, a scale, an adapter on the head), the model makes them."""
+
+    def train(self, mode: bool = True) -> Self:
+        """The model stays in evaluation mode, whatever a wrapper asks for."""
+        super().train(mode)
+        self.model.eval()
+        return self
 
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
         """Score the acted tokens of a micro-batch."""
@@ -170,28 +182,51 @@ def trunk(model: Any) -> Any:
     return inner.base_model
 
 
+@torch.no_grad()
 def plain_head(model: Any) -> bool:
     """Try it on a few tokens: is the head a bare linear layer, with nothing before or after it?"""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or getattr(model.config.get_text_config(), "final_logit_softcapping", None):
         return False  # a soft cap does nothing to the small logits of a fresh model: trying would not find it
-    device = next(model.parameters()).device
-    ids = torch.arange(1, 5, device=device)[None] % head.weight.shape[0]
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            hidden = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
-            logits = model(input_ids=ids, use_cache=False).logits
-            return bool(torch.allclose(head(hidden), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()) + 1e-6))
-    finally:
-        model.train(training)
+    ids = _few_tokens(model)
+    hidden = getattr(trunk(model)(input_ids=ids, use_cache=False), "last_hidden_state", None)
+    if hidden is None:
+        return False
+    logits = model(input_ids=ids, use_cache=False).logits
+    return bool(torch.allclose(head(hidden), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()) + 1e-6))
 
 
-def without_dropout(model: nn.Module) -> None:
-    """Switch dropout off for good: a ratio between two passes must not be one of two random masks."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+@torch.no_grad()
+def check_steady(model: Any) -> None:
+    """Refuse a model that gives other log-probabilities each time: a ratio between two passes must not be one of two random masks."""
+    first, again = (model(input_ids=_few_tokens(model), use_cache=False).logits.float() for _ in range(2))
+    if not alike(again, first, model.dtype):
+        raise ConfigError(
+            f"a model of the family {model.config.model_type} gives other probabilities each time that it scores the same tokens (by "
+            f"{float((again - first).abs().max()):.2g}), though it is in evaluation mode: dropout or router noise stays on in it, and its "
+            "gradients would be noise; set that to 0 in its config.json or in model.config"
+        )
+
+
+def _few_tokens(model: Any) -> Tensor:
+    embedding = model.get_input_embeddings().weight
+    return torch.arange(1, 9, device=embedding.device)[None] % embedding.shape[0]
+
+
+def checkpointed(model: nn.Module) -> None:
+    """Have each decoder layer computed again in the backward pass, where its inputs alone are kept.
+
+    transformers' own way needs the model in training mode, which turns dropout and router noise on.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(f"train.gradient_checkpointing is true, and a {type(model).__name__} has no layers for it; set it to false")
+    for layer in layers:
+        layer.forward = MethodType(_twice, layer)  # a bound method: in a copy of the model it belongs to the copy
+
+
+def _twice(self: Any, *args: Any, **kwargs: Any) -> Any:
+    once = partial(type(self).forward, self)
+    if not torch.is_grad_enabled():
+        return once(*args, **kwargs)
+    return checkpoint(once, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

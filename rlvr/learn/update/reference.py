@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlvr.learn.update import packing
-from rlvr.learn.update.policy import Policy, without_dropout
+from rlvr.learn.update.policy import Policy
 from rlvr.model.batch import Batch
 
 
@@ -29,8 +29,6 @@ class Reference:
             return cls(Policy(model, temperature=temperature), adapter=model)
         copied = frozen if frozen is not None else copy.deepcopy(model)
         copied.requires_grad_(False)
-        copied.eval()
-        without_dropout(copied)
         return cls(Policy(copied, temperature=temperature))
 
     def unpackable(self) -> str:

@@ -27,8 +27,9 @@ class Step:
     >>> Step(groups, algorithm).rows.entries        # doctest: +SKIP
     """
 
-    def __init__(self, groups: Groups, algorithm: Algorithm) -> None:
-        self.groups = groups
+    def __init__(self, groups: Groups, algorithm: Algorithm, *, sampled_alike: bool = True) -> None:
+        self.groups, self.sampled_alike = groups, sampled_alike
+        """`sampled_alike`: the sampler's log-probabilities are of the temperature that is trained at, and can be compared."""
         self.place = [(g, i) for g, group in enumerate(groups) for i, e in enumerate(group) if e.scored and e.length]
         self.episodes = [groups[g][i] for g, i in self.place]
         self.prompts = [f"{g}" for g, _ in self.place]
@@ -96,7 +97,7 @@ class Step:
     def _trainer(self) -> Tensor:
         """The trainer's log-probabilities before any optimizer step; NaN where it made no pass for training, or no policy sampled."""
         trainer = self.columns["first" if "first" in self.columns else "old"]
-        looked_at = [moves and e.policy_version >= 0 for e, moves in zip(self.episodes, self.moves, strict=True)]
+        looked_at = [self.sampled_alike and moves and e.policy_version >= 0 for e, moves in zip(self.episodes, self.moves, strict=True)]
         return torch.where(self.rows.repeat([float(both) for both in looked_at]) > 0, trainer, math.nan)
 
     def group_figures(self) -> dict[str, float]:
@@ -175,9 +176,9 @@ class Tally:
         self.tokens = 0.0
         self.computed = 0.0
 
-    def add(self, figures: Mapping[str, Tensor], *, tokens: int) -> None:
+    def add(self, figures: Mapping[str, Tensor], *, tokens: int, computed: int = 0) -> None:
         """Add one micro-batch of so many tokens; a filler has none and only makes the names known. One number stands for each token."""
-        self.tokens += tokens
+        self.tokens, self.computed = self.tokens + tokens, self.computed + computed
         for name, values in figures.items():
             self.sums[name] += float(values.sum()) * (1 if values.ndim else tokens) if tokens else 0.0
 

@@ -210,10 +210,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_kept() -> None:
     assert kept and max(kept) < 64 * 500 / 4
 
 
-def test_dropout_is_off_for_good() -> None:
-    from rlvr.learn.update.policy import without_dropout
-
-    model = model_of("llama", attention_dropout=0.5).train()
-    without_dropout(model)
+def test_dropout_is_off_whatever_mode_is_asked_for() -> None:
+    policy = Policy(model_of("llama", attention_dropout=0.5).train()).train()
     ids = torch.arange(8)[None]
-    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+    assert policy.training and torch.equal(policy.model(input_ids=ids).logits, policy.model(input_ids=ids).logits)
