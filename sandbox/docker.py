@@ -38,6 +38,7 @@ class DockerSandbox(Sandbox):
         disk_mb: int = 64,
         pids: int = 256,
         runtime: str | None = None,
+        namespaces: bool = True,
         queue_s: float = 900.0,
     ) -> None:
         """Say how much of the machine it may have.
@@ -49,6 +50,8 @@ class DockerSandbox(Sandbox):
             disk_mb: room for the files that a program writes; they lie in memory.
             pids: processes of one container.
             runtime: the engine's runtime, such as runsc for gVisor; None: the engine's own.
+            namespaces: whether each program gets a process space of its own, where the engine grants it; the container's
+                zygote, which never reads a byte of a program, then holds CAP_SYS_ADMIN. False: programs are told apart by user id alone.
             queue_s: how long a program waits for its turn at the most.
         """
         for name, value, least in (
@@ -60,7 +63,7 @@ class DockerSandbox(Sandbox):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
         self.image, self.memory_mb = image, memory_mb
-        self._settings = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime}
+        self._settings = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime, "nests": namespaces}
         size = containers or processors()
         self._ready = threading.Lock()
         self._prepared = 0

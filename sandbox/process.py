@@ -57,7 +57,9 @@ class Local(Channel):
             place = os.path.join(self._folder, "work")
             os.mkdir(place, 0o700)
             try:
-                self.boot({"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "disk_mb": disk_mb})
+                self.boot(
+                    {"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "nests": namespaces, "disk_mb": disk_mb}
+                )
                 return
             except Torn as error:
                 self.close()

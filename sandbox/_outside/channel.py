@@ -20,7 +20,10 @@ from rlvr.errors import SandboxError
 from rlvr.sandbox._inside.frames import pack, unpack
 
 HERE = Path(__file__).parents[1] / "_inside"
-FILES = ("frames", "meter", "namespaces", "places", "probe", "seccomp", "streams", "zygote", "supervisor")
+FILES = (
+    *("frames", "meter", "namespaces", "places", "probe", "rights", "seccomp", "zygotes", "streams", "nest", "ends", "toolchains"),
+    *("stage", "zygote", "supervisor"),
+)
 BOOT = """
 import json, os, sys, types
 def exactly(count):

@@ -28,7 +28,7 @@ CLOSING_S = 20  # for the engine to take a container away
 STREAM = struct.Struct(">BxxxI")
 
 
-def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> dict[str, Any]:
+def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = True) -> dict[str, Any]:
     """How a container is made: what the engine enforces from outside, whatever happens within."""
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
     return {
@@ -39,7 +39,7 @@ def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> d
         "memswap_limit": f"{memory_mb + OVERHEAD_MB}m",  # the same: no swap
         "pids_limit": pids,
         "cap_drop": ["ALL"],
-        "cap_add": ["SETUID", "SETGID", "KILL"],
+        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if nests else [])],
         "security_opt": ["no-new-privileges"],  # the engine's own seccomp profile stays on; ours comes on top
         "ipc_mode": "none",
         "auto_remove": True,
@@ -76,7 +76,7 @@ class Container(Channel):
         self.id: str = created["Id"]
         try:
             self._attach()
-            self.boot({"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True})
+            self.boot({"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True, "nests": settings["nests"]})
         except (Torn, SandboxError) as error:
             said = bytes(self._errors[-500:]).decode(errors="replace").strip()
             self.close()
