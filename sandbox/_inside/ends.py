@@ -14,56 +14,57 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 
 from rlvr.sandbox._inside import meter
+from rlvr.sandbox._inside.nest import Nursery
 
 COUNTS = ("pids/pids.current", "pids.current")
-OURS = 2  # the supervisor and the zygote
 NEST, USERS, TABLE = "a process space of its own", "its user id and the count of processes", "the process table"
 
 
 class Ends:
     """Kills what a program started, and tells whether anything of it is left.
 
-    >>> Ends(nested=False, group=False, zygote=0).way
+    >>> Ends(None, group=False, spared=set(), users=False).way
     'the process table'
     """
 
-    def __init__(self, *, nested: bool, group: bool, zygote: int, users: bool = False) -> None:
-        self._count, self._zygote = -1, zygote
+    def __init__(self, nursery: Nursery | None, *, group: bool, spared: set[int], users: bool) -> None:
+        self._count, self._spared, self._nursery = -1, spared, nursery
         for name in COUNTS if group else ():
             with contextlib.suppress(OSError):
                 self._count = os.open(f"{meter.GROUP}/{name}", os.O_RDONLY | os.O_CLOEXEC)
                 break
-        self.way = NEST if nested else USERS if users else TABLE
+        self.way = NEST if nursery else USERS if users else TABLE
 
-    def kill(self, inits: list[int], uids: list[int]) -> None:
+    def kill(self, uids: list[int]) -> None:
         """Kill everything: the inits of the nests, everybody under these user ids, or whoever is seen."""
-        if self.way == NEST:
-            for pid in inits:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return
-        for uid in uids:
+        for pid in self._nursery.living if self._nursery else self.left() if not uids else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for uid in uids if not self._nursery else ():
             kill_user(uid)
-        if not uids:
-            for pid in meter.descendants(os.getpid(), {self._zygote}):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
 
-    def count(self) -> int:
-        """How many processes there are beside ours, as the kernel counts them; -1 where it does not."""
-        return -1 if self._count < 0 else int(os.pread(self._count, 32, 0)) - OURS
+    def wait(self, seconds: float) -> None:
+        """Wait for news of the end, but not longer."""
+        if not self._nursery or not self._nursery.living:
+            time.sleep(min(seconds, 0.0002))
+        elif self._nursery.hear(seconds):
+            return
 
     def nobody(self) -> bool:
-        """Whether nothing is left. Asked when every init and every first process has been reaped."""
-        if self._count >= 0:
-            return self.count() <= 0
-        return self.way == NEST or not self.left()
+        """Whether nothing is left. Asked when the first process has been reaped."""
+        if self._nursery and self._nursery.living:
+            return False
+        if self._count >= 0:  # beside the supervisor, which `spared` does not name
+            idle = self._nursery.empty() if self._nursery else 0
+            return int(os.pread(self._count, 32, 0)) <= 1 + len(self._spared) + idle
+        return bool(self._nursery) or not self.left()
 
     def left(self) -> list[int]:
-        """Who still lives, from the process table: complete once nobody can fork any more."""
-        return meter.descendants(os.getpid(), {self._zygote})
+        """Who still lives: the inits, or the process table, which is complete once nobody can fork any more."""
+        return sorted(self._nursery.living) if self._nursery else meter.descendants(os.getpid(), self._spared)
 
 
 def kill_user(uid: int) -> None:

@@ -47,15 +47,6 @@ def dead(fields: list[str]) -> bool:
     return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
 
 
-def children(pid: int) -> list[int]:
-    """The children of a process, oldest first; empty where the kernel does not tell."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", "rb", 0) as file:
-            return [int(word) for word in file.read().split()]
-    except (OSError, ValueError):
-        return []
-
-
 def waited(pid: int) -> float:
     """Seconds that a process stood ready while the machine ran somebody else: no fault of its own."""
     try:

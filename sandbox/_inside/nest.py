@@ -1,74 +1,162 @@
 """A nest: a process space of its own for one program, so that its end is a fact of the kernel's.
 
-The first process of a process space (its init) is ours. When it dies, the kernel kills everything in that space, and the init
-counts as ended only after the last of them is gone: no fork outruns that, no process hides from it. The nest also has
-mounts of its own (a read-only /proc that shows only this program; no /sys, no queues, no terminals) and its own IPC and control-group names.
-It needs CAP_SYS_ADMIN, which the zygote keeps for this alone. Runs inside the container: standard library only.
+The first process of a process space (its init) is ours, and does nothing. When it is killed, the kernel kills everything in that space,
+and the init counts as ended only after the last of them: no fork outruns that, no process hides from it. In the nest, the program also
+gets mounts of its own (a read-only /proc that shows only this program; no /sys, no queues, no terminals) and IPC and control-group
+names of its own. That needs CAP_SYS_ADMIN, which the nursery and the zygote keep for this alone; neither ever reads a byte of a program.
+
+The inits are forked by the nursery, a small process, because forking the warm zygote twice for each program would cost more than all
+the rest. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
+import select
 import signal
 import socket
+import struct
+import time
 from typing import NoReturn
+
+from rlvr.sandbox._inside import rights
 
 NEW_PID, NEW_MOUNTS, NEW_IPC, NEW_CGROUP = 0x20000000, 0x20000, 0x8000000, 0x2000000
 PRIVATE, RECURSIVE, READ_ONLY, NOSUID, NODEV, NOEXEC, DETACH = 1 << 18, 1 << 14, 1, 2, 4, 8, 2
-PARENT_DEATH, SET_DUMPABLE = 1, 4
+PARENT_DEATH = 1
 UNSEEN = (b"/sys", b"/dev/mqueue", b"/dev/pts")
-WAIT_S = 20
+MESSAGE = struct.Struct("bi")
+BORN, GONE = 0, 1
+BIRTH_S = 30.0
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Nest:
-    """Forks programs into process spaces of their own.
+class Gone(Exception):
+    """Our owner, our zygote or our nursery is gone: there is nothing left to do here."""
 
-    >>> Nest().fork(1000, door, 1)        # doctest: +SKIP
-    4711
+
+class Nursery:
+    """The supervisor's side of the nursery: a nest for each program, and the news of its end.
+
+    >>> open_nursery().nest()        # doctest: +SKIP
     """
 
-    def __init__(self) -> None:
-        self._home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection, self.pid = connection, pid
+        self.living: set[int] = set()
+        """The inits that have not ended yet."""
+        self._ready: list[int] = []
+        self._asked = 0
 
-    def fork(self, oom: int, door: socket.socket | None, serial: int) -> int:
-        """Like `os.fork`, but the child is the second process of a new process space. The parent gets the pid of its init."""
-        if libc.unshare(NEW_PID) != 0:
-            raise OSError(ctypes.get_errno(), "no process space")
-        try:
-            init = os.fork()
-        except OSError:
-            libc.setns(self._home, NEW_PID)
-            raise
-        if init:
-            if libc.setns(self._home, NEW_PID) != 0:
-                os._exit(97)  # the next child would be born into a space that ends
-            return init
-        try:
-            settle(oom)
-            child = os.fork()
-        except OSError as error:
-            os.write(2, f"no namespaces for the program: {error}\n".encode())
-            os._exit(95)
-        return mind(child, door, serial) if child else 0
+    def ask(self, count: int) -> None:
+        """Have so many nests made while there is time."""
+        for _ in range(count):
+            self.connection.send(b"+")
+            self._asked += 1
+
+    def nest(self) -> int:
+        """The pid of the init of an empty nest."""
+        if not self._ready and not self._asked:
+            self.ask(1)
+        deadline = time.monotonic() + BIRTH_S
+        while not self._ready:
+            if not self.hear(deadline - time.monotonic()):
+                raise Gone(f"no process space was made within {BIRTH_S:.0f} s")
+        pid = self._ready.pop(0)
+        self.living.add(pid)
+        return pid
+
+    def hear(self, seconds: float) -> bool:
+        """Take one message, if it comes in time."""
+        if not select.select([self.connection], [], [], max(seconds, 0))[0]:
+            return False
+        raw = self.connection.recv(64)
+        if not raw:
+            raise Gone("the nursery is gone")
+        what, pid = MESSAGE.unpack(raw)
+        if what == GONE:
+            self.living.discard(pid)
+            if pid in self._ready:
+                raise Gone("a process space ended before its program")
+        else:
+            self._ready.append(pid)
+            self._asked -= 1
+        return True
+
+    def empty(self) -> int:
+        """How many inits wait for a program, once all that were asked for have come."""
+        while self._asked:
+            if not self.hear(BIRTH_S):
+                raise Gone(f"no process space was made within {BIRTH_S:.0f} s")
+        return len(self._ready)
+
+
+def nurse(door: socket.socket) -> NoReturn:
+    """The nursery's life: an init for every byte that comes, a message when one is born, one when its nest is gone."""
+    rights.keep(rights.SYS_ADMIN)
+    home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([door.fileno(), read], [], [])
+        if read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(read, 4096)
+            with contextlib.suppress(ChildProcessError):
+                while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                    door.send(MESSAGE.pack(GONE, pid))
+        if door.fileno() in ready:
+            if not door.recv(1):
+                os._exit(0)
+            door.send(MESSAGE.pack(BORN, make(home)))
+
+
+def make(home: int) -> int:
+    """An init in a new process space; its pid as it is called here."""
+    if libc.unshare(NEW_PID) != 0:
+        raise OSError(ctypes.get_errno(), "no process space")
+    pid = os.fork()
+    if pid:
+        if libc.setns(home, NEW_PID) != 0:
+            os._exit(97)  # the next child would be born into a space that ends
+        return pid
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries orphans by itself
+    libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+    os.closerange(0, 4096)
+    while True:
+        signal.pause()
+
+
+def fork(init: int, home: int) -> int:
+    """In the zygote: like `os.fork`, but the child is in the nest of that init. The child has yet to call `settle`."""
+    space = os.open(f"/proc/{init}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.setns(space, NEW_PID) != 0:
+            raise OSError(ctypes.get_errno(), "the process space cannot be entered")
+    finally:
+        os.close(space)
+    try:
+        pid = os.fork()
+    except OSError:
+        libc.setns(home, NEW_PID)
+        raise
+    if pid and libc.setns(home, NEW_PID) != 0:
+        os._exit(97)
+    return pid
 
 
 def settle(oom: int) -> None:
-    """In the init: mounts, IPC and control-group names of its own. OSError when /proc cannot be had."""
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+    """In the child: mounts, IPC and control-group names of its own. OSError when /proc cannot be had."""
+    with contextlib.suppress(OSError), open("/proc/thread-self/oom_score_adj", "w", encoding="ascii") as file:
         file.write(str(oom))  # nobody can lower it again: /proc is read-only in the nest
-    libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)
     if libc.unshare(NEW_MOUNTS | NEW_IPC) != 0:
         raise OSError(ctypes.get_errno(), "no mounts of its own")
     libc.unshare(NEW_CGROUP)  # hides the container's name; kernels without it show it
-    options = RECURSIVE | PRIVATE
-    if libc.mount(b"none", b"/", None, options, None) != 0:
+    if libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
         raise OSError(ctypes.get_errno(), "mounts stay shared")
     flags = READ_ONLY | NOSUID | NODEV | NOEXEC
     if all(libc.mount(b"proc", b"/proc", b"proc", flags, data) != 0 for data in (b"hidepid=2", None)):
@@ -77,33 +165,36 @@ def settle(oom: int) -> None:
         libc.umount2(place, DETACH)
 
 
-def mind(child: int, door: socket.socket | None, serial: int) -> NoReturn:
-    """The init's life: bury orphans until the program itself has ended, tell how, and end the nest."""
-    keep = door.fileno() if door is not None else -1
-    os.closerange(3, keep if keep > 3 else 3)  # the program's channels must end when the program ends
-    os.closerange(max(keep + 1, 3), 4096)
-    while True:
-        pid, status, used = os.wait4(-1, 0)
-        if pid == child:
-            if door is not None:
-                spent = used.ru_utime + used.ru_stime
-                door.send(json.dumps({"serial": serial, "status": status, "peak_kb": used.ru_maxrss, "cpu": spent}).encode())
-            os._exit(0 if status == 0 else 1)
-
-
 def possible() -> bool:
-    """Whether nests work here: one is made and thrown away, in a process of its own."""
+    """Whether nests work here: one is made and thrown away, by a process of its own."""
     pid = os.fork()
     if pid == 0:
         status = 1
         with contextlib.suppress(BaseException):
             os.dup2(os.open("/dev/null", os.O_RDWR), 2)
-            init = Nest().fork(0, None, 0)
-            if init == 0:
+            signal.alarm(int(BIRTH_S))
+            home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            init = make(home)
+            child = fork(init, home)
+            if child == 0:
+                settle(0)
                 os._exit(0 if os.getpid() == 2 and os.readlink("/proc/self") == "2" else 1)
-            signal.alarm(WAIT_S)
-            _, ended = os.waitpid(init, 0)
-            status = os.waitstatus_to_exitcode(ended)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            os.kill(init, signal.SIGKILL)
         os._exit(0 if status == 0 else 1)
     _, ended = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(ended) == 0
+
+
+def open_nursery() -> Nursery:
+    """Fork the nursery."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            nurse(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    return Nursery(ours, pid)

@@ -20,8 +20,9 @@ import time
 from typing import Any
 
 from rlvr.sandbox._inside import ends, frames, meter, namespaces, nest, places, probe, rights, seccomp, streams, toolchains, zygote
+from rlvr.sandbox._inside.nest import Gone, Nursery
 from rlvr.sandbox._inside.stage import Stage
-from rlvr.sandbox._inside.zygotes import Born, Door, Gone
+from rlvr.sandbox._inside.zygotes import Born, Door
 
 LOOK_S = 0.005  # how often a running program is measured
 HARD = 10.0  # times the wall limit: the end of patience with a machine that is too busy to run the program
@@ -33,12 +34,12 @@ MEGABYTE = 1 << 20
 class Supervisor:
     """Starts, watches and clears away one program after another."""
 
-    def __init__(self, settings: dict[str, Any], zygote: int, door: socket.socket, nested: bool) -> None:
+    def __init__(self, settings: dict[str, Any], spared: set[int], door: socket.socket, nursery: Nursery | None) -> None:
         self.places: list[str] = settings["places"]
         self.uid: int | None = settings["uid"]
-        self.door, self.nested, self.filter = Door(door), nested, seccomp.known()
-        self.meter = meter.meter(os.getpid(), {zygote}, settings["cgroup"])
-        self.ends = ends.Ends(nested=nested, group=settings["cgroup"], zygote=zygote, users=self.uid is not None)
+        self.door, self.nursery, self.filter = Door(door), nursery, seccomp.known()
+        self.meter = meter.meter(os.getpid(), spared, settings["cgroup"])
+        self.ends = ends.Ends(nursery, group=settings["cgroup"], spared=spared, users=self.uid is not None)
         self.compiled = toolchains.Compiled()
 
     def run(self, request: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -127,6 +128,8 @@ class Supervisor:
             run.born.insert(0, self._start(stage.program, run.limits, argv, self.uid, self.places[0], 1000))
             stage.hand_over()
             began = time.monotonic()
+            if self.nursery:
+                self.nursery.ask(len(run.born))  # for the next one, while this one runs
             self._watch(run, stage.ours, (base, cpu, began))
             self._end(run)
             streams.drain(run, stage.ours)
@@ -152,6 +155,7 @@ class Supervisor:
         if isinstance(self.meter, meter.TreeMeter):  # nobody else holds the line then
             rlimits["AS"] = int(limits["memory_mb"]) * MEGABYTE + 512 * MEGABYTE
         order = {"argv": argv, "uid": uid, "gid": uid, "folder": folder, "oom": oom, "nice": 5, "rlimits": rlimits, "filter": self.filter}
+        order["nest"] = self.nursery.nest() if self.nursery else 0
         return self.door.order(ports, order)
 
     def _watch(self, run: streams.Run, ours: dict[int, str], start: tuple[int, float, float]) -> None:
@@ -190,10 +194,10 @@ class Supervisor:
         """Stop it for its wall time, less what it waited for a processor; at HARD times the limit whatever else is true."""
         limit = run.limits["wall_s"]
         for born in run.born:  # a process that is gone tells nothing any more: what it told before stands
-            if not born.over and (pid := born.leader(self.nested)):
-                run.waited[pid] = max(run.waited.get(pid, 0.0), meter.waited(pid))
+            if not born.over:
+                run.waited[born.pid] = max(run.waited.get(born.pid, 0.0), meter.waited(born.pid))
         judged = run.born[-1]
-        ended = meter.stat(judged.leader(self.nested))
+        ended = meter.stat(judged.pid)
         late = elapsed - sum(run.waited.values()) > limit and not judged.over
         if elapsed > HARD * limit or (late and not (ended and meter.dead(ended))):
             run.halt("TLE", f"it did not end within {limit} s")
@@ -203,16 +207,17 @@ class Supervisor:
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
         deadline = time.monotonic() + END_S
         while True:
-            self.ends.kill([born.pid for born in run.born if not born.gone], uids)
-            while self.door.hear(0.0 if all(born.gone for born in run.born) else 0.002):
+            self.ends.kill(uids)
+            while self.door.hear(0):
                 pass
             _reap()
-            if all(born.gone for born in run.born) and self.ends.nobody():
+            if all(born.over for born in run.born) and self.ends.nobody():
                 return
             if time.monotonic() > deadline:
                 break
+            self.ends.wait(0.002)
         run.fatal = f"processes are left {END_S:.0f} s after they were killed"
-        if not all(born.gone for born in run.born) or self.ends.left():
+        if not all(born.over for born in run.born) or self.ends.left():
             run.halt("SV", "it could not be ended")  # else somebody from outside is in the container, and the verdict stands
 
     def _conclude(self, run: streams.Run, kills: int, settled: bool) -> None:
@@ -264,13 +269,13 @@ def main(settings: dict[str, Any]) -> None:
         settings["places"] = list(namespaces.LENT)
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
     rights.empty_bounding()
-    nested = bool(settings.get("nests")) and nest.possible()
+    nursery = nest.open_nursery() if settings.get("nests") and nest.possible() else None
     zygote.warm()
     door, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
         door.close()
-        order = zygote.serve(other, nested)
+        order = zygote.serve(other, nursery is not None)
         if order is None:
             os._exit(0)
         zygote.become(order)
@@ -278,7 +283,7 @@ def main(settings: dict[str, Any]) -> None:
     other.close()
     rights.keep(rights.KILL | rights.SETUID | rights.SETGID)
     filtered = seccomp.apply(seccomp.SUPERVISOR)
-    supervisor = Supervisor(settings, child, door, nested)
+    supervisor = Supervisor(settings, {child, nursery.pid} if nursery else {child}, door, nursery)
     compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]
     languages = ["python", *(name for name, path in compilers if shutil.which(path))]
     applied = probe.isolation(settings, filtered, supervisor.meter.name, supervisor.ends.way, spaces)

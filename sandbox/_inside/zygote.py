@@ -49,7 +49,7 @@ def warm() -> None:
 def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
     """Fork a child for every order that comes through `door`. Hands the order back in the child, None at the end in the parent."""
     rights.keep(rights.SETUID | rights.SETGID | (rights.SYS_ADMIN if nested else 0))
-    nests = nest.Nest() if nested else None
+    home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -64,7 +64,7 @@ def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
             order, descriptors = _receive(door)
             if order is None:
                 return None
-            pid = nests.fork(order["oom"], door, order["serial"]) if nests else os.fork()
+            pid = nest.fork(order["nest"], home) if order["nest"] else os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -90,7 +90,7 @@ def _report(door: socket.socket, living: dict[int, int]) -> None:
         done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
             spent = used.ru_utime + used.ru_stime
-            message = {"serial": living.pop(pid), "gone": pid, "status": status, "peak_kb": used.ru_maxrss, "cpu": spent}
+            message = {"serial": living.pop(pid), "status": status, "peak_kb": used.ru_maxrss, "cpu": spent}
             door.send(json.dumps(message).encode())
 
 
@@ -109,6 +109,8 @@ def become(order: dict[str, Any]) -> None:
 
 def _settle(order: dict[str, Any]) -> bytes:
     """Descriptors, limits, identity, folder, environment: everything that a fresh process would have."""
+    if order["nest"]:
+        nest.settle(order["oom"])
     os.setsid()
     parked = [fcntl.fcntl(number, fcntl.F_DUPFD, HIGH) for number in order["descriptors"]]
     for number, place in zip(parked, order["places"], strict=True):

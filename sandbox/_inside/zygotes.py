@@ -9,13 +9,7 @@ import socket
 import time
 from typing import Any
 
-from rlvr.sandbox._inside import meter
-
-BIRTH_S = 30.0
-
-
-class Gone(Exception):
-    """Our owner or our zygote is gone: there is nothing left to do here."""
+from rlvr.sandbox._inside.nest import BIRTH_S, Gone
 
 
 class Born:
@@ -28,21 +22,12 @@ class Born:
     def __init__(self, serial: int) -> None:
         self.serial, self.pid = serial, 0
         self.told: dict[str, Any] | None = None
-        """How the program itself ended: status, peak_kb, cpu."""
-        self.gone = False
-        """Whether the zygote has reaped it; in a nest, that everything in the nest is gone too."""
-        self._leader = 0
+        """How it ended, once the zygote has reaped it: status, peak_kb, cpu."""
 
     @property
     def over(self) -> bool:
-        """Whether the program itself has ended."""
-        return self.gone or self.told is not None
-
-    def leader(self, nested: bool) -> int:
-        """The program's own first process: in a nest, the first child of its init."""
-        if not self._leader:
-            self._leader = (meter.children(self.pid) or [0])[0] if nested else self.pid
-        return self._leader
+        """Whether it has ended."""
+        return self.told is not None
 
 
 class Door:
@@ -74,8 +59,6 @@ class Door:
         born = self._born[message["serial"]]
         born.pid = message.get("pid", born.pid)
         if "status" in message:
-            born.told = born.told or message
-        if "gone" in message:
-            born.gone = True
+            born.told = message
             del self._born[born.serial]
         return True

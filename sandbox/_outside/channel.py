@@ -21,7 +21,7 @@ from rlvr.sandbox._inside.frames import pack, unpack
 
 HERE = Path(__file__).parents[1] / "_inside"
 FILES = (
-    *("frames", "meter", "namespaces", "places", "probe", "rights", "seccomp", "zygotes", "streams", "nest", "ends", "toolchains"),
+    *("frames", "meter", "namespaces", "places", "probe", "rights", "seccomp", "nest", "zygotes", "streams", "ends", "toolchains"),
     *("stage", "zygote", "supervisor"),
 )
 BOOT = """
