@@ -12,14 +12,18 @@ import atexit
 import os
 import threading
 import weakref
+from typing import Any
 
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import Torn
 from rlvr.sandbox._outside import engine
-from rlvr.sandbox._outside.channel import refuse
+from rlvr.sandbox._outside.channel import lacking, refused
 from rlvr.sandbox._outside.container import Container
 from rlvr.sandbox._outside.pool import Pool, processors
+
+
+RESERVED = 16  # processes of a container that are ours; the rest is for a program and its judge
 
 
 class DockerSandbox(Sandbox):
@@ -48,7 +52,7 @@ class DockerSandbox(Sandbox):
             containers: how many programs run at once; 0: one for each processor.
             memory_mb: memory of one container.
             disk_mb: room for the files that a program writes; they lie in memory.
-            pids: processes of one container.
+            pids: processes of one container, ours and a judge's included: a program may have somewhat less than half of them.
             runtime: the engine's runtime, such as runsc for gVisor; None: the engine's own.
             namespaces: whether each program gets a process space of its own, where the engine grants it; the container's
                 zygote, which never reads a byte of a program, then holds CAP_SYS_ADMIN. False: programs are told apart by user id alone.
@@ -58,12 +62,12 @@ class DockerSandbox(Sandbox):
             ("containers", containers, 0),
             ("memory_mb", memory_mb, 32),
             ("disk_mb", disk_mb, 1),
-            ("pids", pids, 32),
+            ("pids", pids, RESERVED + 32),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
         self.image, self.memory_mb = image, memory_mb
-        self._settings = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime, "nests": namespaces}
+        self._settings: dict[str, Any] = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime, "nests": namespaces}
         size = containers or processors()
         self._ready = threading.Lock()
         self._prepared = 0
@@ -80,18 +84,16 @@ class DockerSandbox(Sandbox):
             return Outcome(Stop.IE, reason=str(error))
 
     def _run(self, program: Program) -> Outcome:
-        wrong = refuse(program, self.memory_mb, None)
-        if wrong:
-            return Outcome(Stop.IE, reason=wrong)
+        if wrong := refused(program, self.memory_mb, (self._settings["pids"] - RESERVED) // 2):
+            return wrong
         end = ""
         for _ in range(2):
             container = self._pool.take()
             sound = False
             try:
-                wrong = refuse(program, self.memory_mb, tuple(container.hello["languages"]))
-                if wrong:
+                if wrong := lacking(program, container.hello["languages"]):
                     sound = True
-                    return Outcome(Stop.IE, reason=wrong)
+                    return wrong
                 outcome, sound = container.run(program)
                 return outcome
             except Torn as error:

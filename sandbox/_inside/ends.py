@@ -46,21 +46,18 @@ class Ends:
         for uid in uids if not self._nursery else ():
             kill_user(uid)
 
-    def wait(self, seconds: float) -> None:
-        """Wait for news of the end, but not longer."""
-        if not self._nursery or not self._nursery.living:
-            time.sleep(min(seconds, 0.0002))
-        elif self._nursery.hear(seconds):
-            return
+    def nobody(self, seconds: float) -> bool:
+        """Whether nothing is left, asked when the first process has been reaped; waits so long for it."""
+        if self._nursery:
+            return self._nursery.ended(seconds)
+        if (self._left() if self._count >= 0 else len(self.left())) <= 0:
+            return True
+        time.sleep(min(seconds, 0.0002))
+        return False
 
-    def nobody(self) -> bool:
-        """Whether nothing is left. Asked when the first process has been reaped."""
-        if self._nursery and self._nursery.living:
-            return False
-        if self._count >= 0:  # beside the supervisor, which `spared` does not name
-            idle = self._nursery.empty() if self._nursery else 0
-            return int(os.pread(self._count, 32, 0)) <= 1 + len(self._spared) + idle
-        return bool(self._nursery) or not self.left()
+    def _left(self) -> int:
+        """How many processes there are beside the supervisor and its own, as the kernel counts them."""
+        return int(os.pread(self._count, 32, 0)) - 1 - len(self._spared)
 
     def left(self) -> list[int]:
         """Who still lives: the inits, or the process table, which is complete once nobody can fork any more."""

@@ -27,8 +27,7 @@ NEW_PID, NEW_MOUNTS, NEW_IPC, NEW_CGROUP = 0x20000000, 0x20000, 0x8000000, 0x200
 PRIVATE, RECURSIVE, READ_ONLY, NOSUID, NODEV, NOEXEC, DETACH = 1 << 18, 1 << 14, 1, 2, 4, 8, 2
 PARENT_DEATH = 1
 UNSEEN = (b"/sys", b"/dev/mqueue", b"/dev/pts")
-MESSAGE = struct.Struct("bi")
-BORN, GONE = 0, 1
+PID = struct.Struct("i")
 BIRTH_S = 30.0
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,8 +44,8 @@ class Nursery:
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection, self.pid = connection, pid
-        self.living: set[int] = set()
-        """The inits that have not ended yet."""
+        self.living: dict[int, int] = {}
+        """The inits that have not ended yet, each with a descriptor that tells its end."""
         self._ready: list[int] = []
         self._asked = 0
 
@@ -65,8 +64,18 @@ class Nursery:
             if not self.hear(deadline - time.monotonic()):
                 raise Gone(f"no process space was made within {BIRTH_S:.0f} s")
         pid = self._ready.pop(0)
-        self.living.add(pid)
+        self.living[pid] = os.pidfd_open(pid)
         return pid
+
+    def ended(self, seconds: float) -> bool:
+        """Whether all inits are dead, which the kernel lets them be only after everything in their nests; waits a little for it."""
+        deadline = time.monotonic() + seconds
+        for pid, number in list(self.living.items()):
+            if not select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
+                return False
+            os.close(number)
+            del self.living[pid]
+        return True
 
     def hear(self, seconds: float) -> bool:
         """Take one message, if it comes in time."""
@@ -75,43 +84,21 @@ class Nursery:
         raw = self.connection.recv(64)
         if not raw:
             raise Gone("the nursery is gone")
-        what, pid = MESSAGE.unpack(raw)
-        if what == GONE:
-            self.living.discard(pid)
-            if pid in self._ready:
-                raise Gone("a process space ended before its program")
-        else:
-            self._ready.append(pid)
-            self._asked -= 1
+        self._ready.append(PID.unpack(raw)[0])
+        self._asked -= 1
         return True
-
-    def empty(self) -> int:
-        """How many inits wait for a program, once all that were asked for have come."""
-        while self._asked:
-            if not self.hear(BIRTH_S):
-                raise Gone(f"no process space was made within {BIRTH_S:.0f} s")
-        return len(self._ready)
 
 
 def nurse(door: socket.socket) -> NoReturn:
-    """The nursery's life: an init for every byte that comes, a message when one is born, one when its nest is gone."""
+    """The nursery's life: an init for every byte that comes."""
     rights.keep(rights.SYS_ADMIN)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    while True:
-        ready, _, _ = select.select([door.fileno(), read], [], [])
-        if read in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(read, 4096)
-            with contextlib.suppress(ChildProcessError):
-                while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                    door.send(MESSAGE.pack(GONE, pid))
-        if door.fileno() in ready:
-            if not door.recv(1):
-                os._exit(0)
-            door.send(MESSAGE.pack(BORN, make(home)))
+    while door.recv(1):
+        door.send(PID.pack(make(home)))
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    os._exit(0)
 
 
 def make(home: int) -> int:
@@ -123,7 +110,6 @@ def make(home: int) -> int:
         if libc.setns(home, NEW_PID) != 0:
             os._exit(97)  # the next child would be born into a space that ends
         return pid
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries orphans by itself
     libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
     os.closerange(0, 4096)
@@ -149,20 +135,24 @@ def fork(init: int, home: int) -> int:
     return pid
 
 
-def settle(oom: int) -> None:
-    """In the child: mounts, IPC and control-group names of its own. OSError when /proc cannot be had."""
-    with contextlib.suppress(OSError), open("/proc/thread-self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write(str(oom))  # nobody can lower it again: /proc is read-only in the nest
-    if libc.unshare(NEW_MOUNTS | NEW_IPC) != 0:
+def prepare() -> None:
+    """In the zygote, once for all programs: mounts, IPC and control-group names that are not the supervisor's."""
+    if libc.unshare(NEW_MOUNTS | NEW_IPC) != 0 or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
         raise OSError(ctypes.get_errno(), "no mounts of its own")
     libc.unshare(NEW_CGROUP)  # hides the container's name; kernels without it show it
-    if libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
-        raise OSError(ctypes.get_errno(), "mounts stay shared")
-    flags = READ_ONLY | NOSUID | NODEV | NOEXEC
-    if all(libc.mount(b"proc", b"/proc", b"proc", flags, data) != 0 for data in (b"hidepid=2", None)):
-        raise OSError(ctypes.get_errno(), "no /proc of its own")
     for place in UNSEEN:
         libc.umount2(place, DETACH)
+
+
+def settle(oom: int) -> None:
+    """In the child, for this program alone: mounts with a /proc of its own. OSError when it cannot be had."""
+    with contextlib.suppress(OSError), open("/proc/thread-self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(str(oom))  # nobody can lower it again: /proc is read-only in the nest
+    flags = READ_ONLY | NOSUID | NODEV | NOEXEC
+    if libc.unshare(NEW_MOUNTS) != 0:
+        raise OSError(ctypes.get_errno(), "no mounts of its own")
+    if all(libc.mount(b"proc", b"/proc", b"proc", flags, data) != 0 for data in (b"hidepid=2", None)):
+        raise OSError(ctypes.get_errno(), "no /proc of its own")
 
 
 def possible() -> bool:
@@ -174,7 +164,9 @@ def possible() -> bool:
             os.dup2(os.open("/dev/null", os.O_RDWR), 2)
             signal.alarm(int(BIRTH_S))
             home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            prepare()
             init = make(home)
+            os.close(os.pidfd_open(init))
             child = fork(init, home)
             if child == 0:
                 settle(0)

@@ -21,7 +21,7 @@ SUPERVISOR, PROGRAM = False, True
 UNKNOWN = 450  # calls from here on are newer than this table: as if the kernel did not have them
 
 # the same numbers on both machines: open_tree and mounts, io_uring, pidfds, process_madvise, landlock, secret memory, quotactl_fd
-BOTH = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 434, 438, 440, 443, 444, 445, 446, 447)
+BOTH = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 438, 440, 443, 444, 445, 446, 447)
 
 # machine: (audit architecture, socket, clone, clone3, refused to all, refused to programs as well)
 TABLES = {
@@ -31,15 +31,15 @@ TABLES = {
         (101, 310, 311, 29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241, 242, 243, 244, 245, 272, 308, 165, 166, 155, 161)
         + (250, 248, 249, 321, 298, 323, 246, 320, 175, 313, 176, 304, 303, 163, 179, 169, 167, 168, 135, 312, 300, 212)
         + (279, 237, 238, 256, 153, 103, 154, 172, 173, 170, 171),
-        # seccomp, memfd_create, execveat, ioprio_set, sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr
-        (317, 319, 322, 251, 203, 144, 142, 314),
+        # pidfd_open, seccomp, memfd_create, execveat, ioprio_set, sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr
+        (434, 317, 319, 322, 251, 203, 144, 142, 314),
     ),
     "aarch64": (
         (0xC00000B7, 198, 220, 435),
         (117, 270, 271, 194, 196, 195, 197, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181, 182, 183, 184, 185, 97, 268, 40, 39, 41, 51)
         + (219, 217, 218, 280, 241, 282, 104, 294, 105, 273, 106, 265, 264, 89, 60, 142, 224, 225, 92, 272, 262, 18)
         + (239, 235, 237, 238, 58, 116, 161, 162),
-        (277, 279, 281, 30, 122, 119, 118, 274),
+        (434, 277, 279, 281, 30, 122, 119, 118, 274),
     ),
 }
 

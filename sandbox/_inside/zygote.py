@@ -48,6 +48,8 @@ def warm() -> None:
 
 def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
     """Fork a child for every order that comes through `door`. Hands the order back in the child, None at the end in the parent."""
+    if nested:
+        nest.prepare()
     rights.keep(rights.SETUID | rights.SETGID | (rights.SYS_ADMIN if nested else 0))
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
