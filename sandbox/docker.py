@@ -22,7 +22,6 @@ from rlvr.sandbox._outside.channel import lacking, refused
 from rlvr.sandbox._outside.container import Container
 from rlvr.sandbox._outside.pool import Pool, processors
 
-
 RESERVED = 16  # processes of a container that are ours; the rest is for a program and its judge
 
 
