@@ -1,3 +1,4 @@
+# ruff: noqa: RUF005
 """A system-call filter that the supervisor puts on itself and, tighter, on every program.
 
 It comes on top of the engine's own profile and takes away what one program could use against the next one or against the
