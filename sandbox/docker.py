@@ -1,9 +1,9 @@
 """Foreign programs in hardened, long-lived containers; a fresh child under a user id of its own for every program.
 
 What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process count, no new
-privileges, its own system-call profile, and no capabilities except SETUID, SETGID and KILL for the supervisor (`_container.py`
-argues for each). What the supervisor adds: one program at a time in each container, a second system-call filter, per-program
-limits measured by the control group from outside the program, everything killed and wiped before the verdict leaves.
+privileges, its own system-call profile, and few capabilities, none of them a program's (`_outside/container.py` argues for each). What
+the supervisor adds: one program at a time in each container, a process space of its own for each, a second system-call filter,
+per-program limits measured by the control group from outside the program, everything ended and wiped before the verdict leaves.
 """
 
 from __future__ import annotations
