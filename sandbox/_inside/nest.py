@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from rlvr.sandbox._inside import rights
@@ -94,18 +95,34 @@ def nurse(door: socket.socket) -> NoReturn:
     rights.keep(rights.SYS_ADMIN)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     while door.recv(1):
-        door.send(PID.pack(make(home)))
+        door.send(PID.pack(patiently(lambda: make(home))))
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
     os._exit(0)
 
 
+def patiently(fork: Callable[[], int]) -> int:
+    """Fork, and try again for a while where memory or processes are short: a program that is about to be ended may hold them."""
+    deadline = time.monotonic() + BIRTH_S / 2
+    while True:
+        try:
+            return fork()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
 def make(home: int) -> int:
     """An init in a new process space; its pid as it is called here."""
     if libc.unshare(NEW_PID) != 0:
         raise OSError(ctypes.get_errno(), "no process space")
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        libc.setns(home, NEW_PID)
+        raise
     if pid:
         if libc.setns(home, NEW_PID) != 0:
             os._exit(97)  # the next child would be born into a space that ends

@@ -217,6 +217,16 @@ class Supervisor:
         if not all(born.over for born in run.born) or self.ends.left():
             run.halt("SV", "it could not be ended")  # else somebody from outside is in the container, and the verdict stands
 
+    def abandon(self) -> None:
+        """The owner is gone: end whatever runs."""
+        uids = [] if self.uid is None else [self.uid, self.uid + 1]
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline:
+            self.ends.kill(uids)
+            _reap()
+            if self.ends.nobody(0.05):
+                return
+
     def _conclude(self, run: streams.Run, kills: int, settled: bool) -> None:
         reports = [born.told for born in run.born if born.told]
         run.peak = max(run.peak, *(int(report["peak_kb"]) * 1024 for report in reports), 0)
@@ -284,13 +294,18 @@ def main(settings: dict[str, Any]) -> None:
     compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]
     languages = ["python", *(name for name, path in compilers if shutil.which(path))]
     applied = probe.isolation(settings, filtered, supervisor.meter.name, supervisor.ends.way, spaces)
-    with contextlib.suppress(Gone, OSError):
+    try:
         _say({"hello": 1, "isolation": applied, "languages": languages, "python": sys.version.split()[0]}, {})
         fatal = ""
         while not fatal:
             reply, said = supervisor.run(*frames.unpack(_exactly))
             fatal = reply["fatal"]
             _say(reply, said)
+    except Gone as error:
+        os.write(2, f"{error}\n".encode())  # said inside, so that nobody takes it for something done from outside
+    except OSError:
+        pass
+    supervisor.abandon()
     with contextlib.suppress(OSError):
         supervisor.clear()
     os._exit(0)

@@ -66,7 +66,8 @@ def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
             order, descriptors = _receive(door)
             if order is None:
                 return None
-            pid = nest.fork(order["nest"], home) if order["nest"] else os.fork()
+            init = order["nest"]
+            pid = nest.patiently(lambda init=init: nest.fork(init, home) if init else os.fork())  # type: ignore[misc]
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
