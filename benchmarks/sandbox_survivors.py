@@ -201,11 +201,11 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--runs", type=int, default=1000)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--only", choices=("docker", "users", "process"))
+    arguments.add_argument("--only", choices=("docker", "nests", "process"))
     given = arguments.parse_args()
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
         "docker": ("docker", {"containers": 1}),
-        "users": ("docker", {"containers": 1, "namespaces": False}),
+        "nests": ("docker", {"containers": 1, "namespaces": True}),
         "process": ("process", {"trusted": True, "processes": 1}),
     }
     chosen = [given.only] if given.only else ["docker", "process"]

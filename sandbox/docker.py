@@ -2,8 +2,8 @@
 
 What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process count, no new
 privileges, its own system-call profile, and few capabilities, none of them a program's (`_outside/container.py` argues for each). What
-the supervisor adds: one program at a time in each container, a process space of its own for each, a second system-call filter,
-per-program limits measured by the control group from outside the program, everything ended and wiped before the verdict leaves.
+the supervisor adds: one program at a time in each container (with `namespaces`, in a process space of its own), a second system-call
+filter, per-program limits measured by the control group from outside the program, everything ended and wiped before the verdict leaves.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DockerSandbox(Sandbox):
         disk_mb: int = 64,
         pids: int = 256,
         runtime: str | None = None,
-        namespaces: bool = True,
+        namespaces: bool = False,
         queue_s: float = 900.0,
     ) -> None:
         """Say how much of the machine it may have.
@@ -53,8 +53,9 @@ class DockerSandbox(Sandbox):
             disk_mb: room for the files that a program writes; they lie in memory.
             pids: processes of one container, ours and a judge's included: a program may have somewhat less than half of them.
             runtime: the engine's runtime, such as runsc for gVisor; None: the engine's own.
-            namespaces: whether each program gets a process space of its own, where the engine grants it; the container's
-                zygote, which never reads a byte of a program, then holds CAP_SYS_ADMIN. False: programs are told apart by user id alone.
+            namespaces: whether each program gets a process space of its own, with a /proc that shows nothing else. It costs some 2 ms for
+                each program, and CAP_SYS_ADMIN for the container's zygote, which never reads a byte of a program. False: programs
+                are ended by their user id, and the control group's count shows that nobody is left.
             queue_s: how long a program waits for its turn at the most.
         """
         for name, value, least in (

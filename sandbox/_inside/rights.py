@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-KILL, SETGID, SETUID, SYS_ADMIN = 1 << 5, 1 << 6, 1 << 7, 1 << 21
+KILL, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN = 1 << 5, 1 << 6, 1 << 7, 1 << 19, 1 << 21
 DROP_BOUND, VERSION_3, LAST = 24, 0x20080522, 63
 libc = ctypes.CDLL(None, use_errno=True)
 

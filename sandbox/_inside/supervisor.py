@@ -154,7 +154,16 @@ class Supervisor:
             rlimits["NPROC"] = int(limits["processes"])
         if isinstance(self.meter, meter.TreeMeter):  # nobody else holds the line then
             rlimits["AS"] = int(limits["memory_mb"]) * MEGABYTE + 512 * MEGABYTE
-        order = {"argv": argv, "uid": uid, "gid": uid, "folder": folder, "oom": oom, "nice": 5, "rlimits": rlimits, "filter": self.filter}
+        order = {
+            "argv": argv,
+            "uid": uid,
+            "gid": uid,
+            "folder": folder,
+            "oom": oom,
+            "nice": 5,
+            "rlimits": rlimits,
+            "filter": self.filter and self.nursery is not None,
+        }
         order["nest"] = self.nursery.nest() if self.nursery else 0
         return self.door.order(ports, order)
 
@@ -288,7 +297,8 @@ def main(settings: dict[str, Any]) -> None:
         zygote.become(order)
         return
     other.close()
-    rights.keep(rights.KILL | rights.SETUID | rights.SETGID)
+    measuring = 0 if settings["cgroup"] else rights.SYS_PTRACE  # the process table tells the memory of others to nobody else
+    rights.keep(rights.KILL | rights.SETUID | rights.SETGID | measuring)
     filtered = seccomp.apply(seccomp.SUPERVISOR)
     supervisor = Supervisor(settings, {child, nursery.pid} if nursery else {child}, door, nursery)
     compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]

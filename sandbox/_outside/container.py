@@ -2,8 +2,8 @@
 
 The supervisor is root *inside*, with few capabilities: SETUID and SETGID to make every program another user, KILL to end them. It
 needs no more: it owns the folders that it lends, and it reads no file of a program's. SETPCAP empties the bounding set before the
-first program comes. SYS_ADMIN, for a process space of its own for each program, stays with the zygote and the nursery, which read
-nothing that a program wrote; the supervisor gives it up. Programs run as users without any capability. The container ends when our end
+first program comes. SYS_ADMIN is added where each program shall have a process space of its own; it stays with the zygote and the
+nursery, which read nothing that a program wrote, and the supervisor gives it up. Programs run as users without any capability. The container ends when our end
 of its standard input closes, so a killed run leaves nothing running.
 """
 
@@ -30,7 +30,7 @@ CLOSING_S = 20  # for the engine to take a container away
 STREAM = struct.Struct(">BxxxI")
 
 
-def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = True) -> dict[str, Any]:
+def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = False) -> dict[str, Any]:
     """How a container is made: what the engine enforces from outside, whatever happens within."""
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
     return {

@@ -22,27 +22,27 @@ from rlvr.task import Fault, Task, user
 
 
 @pytest.fixture(scope="module")
-def by_user() -> Iterator[Sandbox]:
-    """Containers without process spaces for programs: told apart by user id alone."""
-    with build("sandbox", "docker", containers=1, namespaces=False) as sandbox:
+def nested() -> Iterator[Sandbox]:
+    """Containers in which each program has a process space of its own."""
+    with build("sandbox", "docker", containers=1, namespaces=True) as sandbox:
         yield sandbox
 
 
 @pytest.mark.docker
 @pytest.mark.parametrize("name", SURVIVORS)
-def test_user_ids_alone_hold_too(by_user: Sandbox, name: str) -> None:
-    assert SURVIVORS[name](by_user) == ""
+def test_process_spaces_hold_too(nested: Sandbox, name: str) -> None:
+    assert SURVIVORS[name](nested) == ""
 
 
 @pytest.mark.docker
-def test_which_way_applies_is_told(by_user: Sandbox, docker_sandbox: Sandbox, process_sandbox: Sandbox) -> None:
-    assert f"every program ended by {ends.USERS}" in by_user.run(Program("")).isolation
-    assert f"every program ended by {ends.NEST}" in docker_sandbox.run(Program("")).isolation
+def test_which_way_applies_is_told(nested: Sandbox, docker_sandbox: Sandbox, process_sandbox: Sandbox) -> None:
+    assert f"every program ended by {ends.USERS}" in docker_sandbox.run(Program("")).isolation
+    assert f"every program ended by {ends.NEST}" in nested.run(Program("")).isolation
     assert any(line.startswith("every program ended by") for line in process_sandbox.run(Program("")).isolation)
 
 
 @pytest.mark.docker
-def test_a_program_sees_itself_and_nothing_of_the_machine(docker_sandbox: Sandbox) -> None:
+def test_a_program_in_a_nest_sees_itself_and_nothing_of_the_machine(nested: Sandbox) -> None:
     source = """
 import os
 print([name for name in os.listdir('/proc') if name.isdecimal()] == [str(os.getpid())])
@@ -57,7 +57,7 @@ for name in ('oom_score_adj', 'comm'):
     except OSError:
         pass
 """
-    outcome = docker_sandbox.run(Program(source))
+    outcome = nested.run(Program(source))
     assert outcome.stdout.decode().splitlines() == ["True", "[] False []", "False", "{0}"], outcome
 
 
