@@ -1,10 +1,10 @@
 """One hardened container with a supervisor in it, and the stream that leads there.
 
-The supervisor is root *inside*, with few capabilities: SETUID and SETGID to make every program another user, KILL to end them. It
-needs no more: it owns the folders that it lends, and it reads no file of a program's. SETPCAP empties the bounding set before the
-first program comes. SYS_ADMIN is added where each program shall have a process space of its own; it stays with the zygote and the
-nursery, which read nothing that a program wrote, and the supervisor gives it up. Programs run as users without any capability. The container ends when our end
-of its standard input closes, so a killed run leaves nothing running.
+The supervisor is root *inside*, with few capabilities: SETUID and SETGID to make every program another user, KILL to end them. It needs
+no more: it owns the folders that it lends, and it reads no file of a program's. SETPCAP empties the bounding set before the first program
+comes. SYS_ADMIN is added where each program shall have a process space of its own; it stays with the zygote and the nursery, which read
+nothing that a program wrote, and the supervisor gives it up. Programs run as users without any capability. The container ends when our
+end of its standard input closes, so a killed run leaves nothing running.
 """
 
 from __future__ import annotations
