@@ -187,6 +187,12 @@ def test_what_a_task_asks_for_and_is_not_there_is_marked_as_refused(program: Pro
             assert outcome.stop is Stop.IE and outcome.refused and word in outcome.reason, outcome
 
 
+def test_a_limit_that_the_sandbox_does_not_have_is_the_tasks_fault(process_sandbox: Sandbox) -> None:
+    reference = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}], "limits": {"memory_mb": 1 << 20}}
+    verdict = build("verifier", "unit_tests", sandbox=process_sandbox).verify(Task("t", user("x"), reference), "```python\nprint(1)\n```")
+    assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict
+
+
 @pytest.mark.docker
 def test_a_source_is_compiled_once_and_its_renaming_is_its_own_affair(docker_sandbox: Sandbox) -> None:
     source = '#include <iostream>\n#include <cstdio>\nint main() { int n; std::cin >> n; rename("answer", "x"); std::cout << n * 2; }'
