@@ -109,6 +109,18 @@ def test_nothing_is_left_when_a_judge_was_there(process_sandbox: Sandbox, source
     assert SURVIVORS["nobody outlives the run"](process_sandbox) == ""
 
 
+@pytest.mark.docker
+@pytest.mark.parametrize("namespaces", [False, True], ids=["by user id", "in a nest"])
+def test_whoever_stays_behind_is_ended_without_the_loss_of_a_container(namespaces: bool) -> None:
+    with build("sandbox", "docker", containers=1, namespaces=namespaces) as sandbox:
+        sandbox.run(Program(""))
+        before = sandbox.containers()
+        for source in LEAVERS.values():
+            outcome = sandbox.run(Program(source))
+            assert outcome.stop is Stop.OK, outcome
+        assert sandbox.containers() == before
+
+
 class Undying(ends.Ends):
     """Programs that nothing ends."""
 
