@@ -1,9 +1,9 @@
 """Foreign programs in hardened, long-lived containers; a fresh child under a user id of its own for every program.
 
 What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process count, no new
-privileges, its own system-call profile, and no capabilities except SETUID, SETGID and KILL for the supervisor (`_container.py`
-argues for each). What the supervisor adds: one program at a time in each container, a second system-call filter, per-program
-limits measured by the control group from outside the program, everything killed and wiped before the verdict leaves.
+privileges, its own system-call profile, and few capabilities, none of them a program's (`_outside/container.py` argues for each). What
+the supervisor adds: one program at a time in each container (with `namespaces`, in a process space of its own), a second system-call
+filter, per-program limits measured by the control group from outside the program, everything ended and wiped before the verdict leaves.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import atexit
 import os
 import threading
 import weakref
+from typing import Any
 
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import Torn
 from rlvr.sandbox._outside import engine
-from rlvr.sandbox._outside.channel import refuse
+from rlvr.sandbox._outside.channel import lacking, refused
 from rlvr.sandbox._outside.container import Container
 from rlvr.sandbox._outside.pool import Pool, processors
+
+RESERVED = 16  # processes of a container that are ours; the rest is for a program and its judge
 
 
 class DockerSandbox(Sandbox):
@@ -38,6 +41,7 @@ class DockerSandbox(Sandbox):
         disk_mb: int = 64,
         pids: int = 256,
         runtime: str | None = None,
+        namespaces: bool = False,
         queue_s: float = 900.0,
     ) -> None:
         """Say how much of the machine it may have.
@@ -47,20 +51,23 @@ class DockerSandbox(Sandbox):
             containers: how many programs run at once; 0: one for each processor.
             memory_mb: memory of one container.
             disk_mb: room for the files that a program writes; they lie in memory.
-            pids: processes of one container.
+            pids: processes of one container, ours and a judge's included: a program may have somewhat less than half of them.
             runtime: the engine's runtime, such as runsc for gVisor; None: the engine's own.
+            namespaces: whether each program gets a process space of its own, with a /proc that shows nothing else. It costs some 2 ms for
+                each program, and CAP_SYS_ADMIN for the container's zygote, which never reads a byte of a program. False: programs
+                are ended by their user id, and the control group's count shows that nobody is left.
             queue_s: how long a program waits for its turn at the most.
         """
         for name, value, least in (
             ("containers", containers, 0),
             ("memory_mb", memory_mb, 32),
             ("disk_mb", disk_mb, 1),
-            ("pids", pids, 32),
+            ("pids", pids, RESERVED + 32),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
         self.image, self.memory_mb = image, memory_mb
-        self._settings = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime}
+        self._settings: dict[str, Any] = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime, "nests": namespaces}
         size = containers or processors()
         self._ready = threading.Lock()
         self._prepared = 0
@@ -77,18 +84,16 @@ class DockerSandbox(Sandbox):
             return Outcome(Stop.IE, reason=str(error))
 
     def _run(self, program: Program) -> Outcome:
-        wrong = refuse(program, self.memory_mb, None)
-        if wrong:
-            return Outcome(Stop.IE, reason=wrong)
+        if wrong := refused(program, self.memory_mb, (self._settings["pids"] - RESERVED) // 2):
+            return wrong
         end = ""
         for _ in range(2):
             container = self._pool.take()
             sound = False
             try:
-                wrong = refuse(program, self.memory_mb, tuple(container.hello["languages"]))
-                if wrong:
+                if wrong := lacking(program, container.hello["languages"]):
                     sound = True
-                    return Outcome(Stop.IE, reason=wrong)
+                    return wrong
                 outcome, sound = container.run(program)
                 return outcome
             except Torn as error:

@@ -25,10 +25,11 @@ from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.runs.owner import clear_away, own_folder, sweep
 from rlvr.sandbox._inside.frames import Torn
-from rlvr.sandbox._outside.channel import BOOT, Channel, readable, refuse
+from rlvr.sandbox._outside.channel import BOOT, Channel, lacking, readable, refused
 from rlvr.sandbox._outside.pool import Pool, processors
 
 PREFIX = "rlvr-sandbox-"
+MOST_PROCESSES = 4096
 
 
 def interpreter() -> str:
@@ -57,7 +58,9 @@ class Local(Channel):
             place = os.path.join(self._folder, "work")
             os.mkdir(place, 0o700)
             try:
-                self.boot({"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "disk_mb": disk_mb})
+                self.boot(
+                    {"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "nests": namespaces, "disk_mb": disk_mb}
+                )
                 return
             except Torn as error:
                 self.close()
@@ -139,15 +142,13 @@ class ProcessSandbox(Sandbox):
         """Run it in the next free supervisor. Whatever fails on our side is an Outcome with `Stop.IE`."""
         sound = False
         try:
-            wrong = refuse(program, self.memory_mb, None)
-            if wrong:
-                return Outcome(Stop.IE, reason=wrong)
+            if wrong := refused(program, self.memory_mb, MOST_PROCESSES):
+                return wrong
             channel = self._pool.take()
             try:
-                wrong = refuse(program, self.memory_mb, tuple(channel.hello["languages"]))
-                if wrong:
+                if wrong := lacking(program, channel.hello["languages"]):
                     sound = True
-                    return Outcome(Stop.IE, reason=wrong)
+                    return wrong
                 outcome, sound = channel.run(program)
                 return outcome
             finally:

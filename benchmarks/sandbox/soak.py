@@ -53,10 +53,11 @@ def containers() -> int:
 
 
 def inside(sandbox: Any) -> int:
-    """Processes in the sandbox's containers beyond the supervisor and the zygote of each."""
+    """Processes in the sandbox's containers that are not ours: those under a program's user id."""
     client = engine.connect()
     try:
-        return sum(len(client.containers.get(name).top()["Processes"]) - 2 for name in sandbox.containers())
+        rows = [row for name in sandbox.containers() for row in client.containers.get(name).top(ps_args="-eo uid,pid")["Processes"]]
+        return sum(int(row[0]) != 0 for row in rows)
     finally:
         client.close()
 

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance.steps import Check, Steps, run
+from rlvr.conformance.survivors import SURVIVORS
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.plugins.registry import build
 
@@ -302,7 +303,7 @@ PROBES: dict[str, Probe] = {
     "no tracing": _refused(
         "call('ptrace', 16, os.getppid(), 0, 0)\ncall('ptrace', 0, 0, 0, 0)\nopen(f'/proc/{os.getppid()}/mem', 'rb').read(1)"
     ),
-    "no signals to others": _refused("os.kill(1, 0)\nos.kill(os.getppid(), 0)"),
+    "no signals to others": _refused("os.kill(1, 0)\nos.kill(os.getppid() or 1, 0)"),
     "no way back to root": _refused("os.setuid(0)\nos.setgid(0)\nos.setgroups([0])\ncall('unshare', 0x10000000)\nos.chroot('.')"),
     "no lasting kernel objects": _refused(
         "call('shmget', 1234, 4096, 0o1666)\ncall('semget', 1234, 1, 0o1666)\ncall('msgget', 1234, 0o1666)"
@@ -310,4 +311,5 @@ PROBES: dict[str, Probe] = {
     "no queue files": _refused("open('/dev/mqueue/left', 'w')"),
     "a judge stands apart": _judged,
     "no word of others in memory": _secretless,
+    **SURVIVORS,
 }

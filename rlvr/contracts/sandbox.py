@@ -100,6 +100,8 @@ class Outcome:
     reason: str = ""
     report: bytes = b""
     """What came out of descriptor 5: the judge's word where there is a judge, else the program's own (and worth no more)."""
+    refused: bool = False
+    """With `Stop.IE`: the program was asked for in a way that this sandbox can never run it (a limit above its own): the task's fault."""
 
 
 class Sandbox(Plugin, ABC):

@@ -16,12 +16,12 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def descendants(root: int, spared: set[int]) -> list[int]:
-    """Every living process below `root`, except `spared` themselves. Zombies are not living."""
+    """Every living process below `root`, except `spared` themselves."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             fields = stat(int(name))
-            if fields and fields[0] not in ("Z", "X"):
+            if fields and not dead(fields):
                 parents[int(name)] = int(fields[1])
     below = []
     for pid in parents:
@@ -40,6 +40,11 @@ def stat(pid: int) -> list[str]:
             return file.read().rpartition(b")")[2].decode().split()
     except OSError:
         return []
+
+
+def dead(fields: list[str]) -> bool:
+    """Whether a process is dead. State Z alone does not say so: it is also that of a living one whose first thread has ended."""
+    return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
 
 
 def waited(pid: int) -> float:
@@ -109,8 +114,10 @@ class TreeMeter:
         """Bytes of memory of all living descendants, each one's share of what they share."""
         total = 0
         for pid in descendants(self._root, self._spared):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb", 0) as file:
-                total += _field(file.read().replace(b":", b""), b"Pss") << 10
+            for thread in _threads(pid):  # any living thread knows it; the first one may have ended
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/smaps_rollup", "rb", 0) as file:
+                    total += _field(file.read().replace(b":", b""), b"Pss") << 10
+                    break
         return total
 
     def over(self, limit: int) -> bool:
@@ -139,6 +146,13 @@ def meter(root: int, spared: set[int], use_group: bool) -> GroupMeter | TreeMete
         with contextlib.suppress(OSError, ValueError):
             return GroupMeter()
     return TreeMeter(root, spared)
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def _opened(name: str) -> int:

@@ -45,12 +45,18 @@ def empty(places: list[str], uid: int | None, gid: int | None) -> None:
             raise OSError(f"{place} could not be emptied: {os.listdir(place)[:3]}")
 
 
-def foreign(places: list[str], uids: set[int]) -> set[str]:
-    """The names at the top of any place that belong to none of these users."""
+def foreign(places: list[str], uids: set[int], laid: set[tuple[int, int]]) -> set[str]:
+    """The names at the top of any place that belong to none of these users and are none of the files we laid there ourselves.
+
+    Our files are known by their device and number, for the folder is the program's to change: it may rename them.
+    """
     found = set()
     for place in places:
         with os.scandir(place) as entries:
-            found |= {entry.name for entry in entries if entry.stat(follow_symlinks=False).st_uid not in uids}
+            for entry in entries:
+                about = entry.stat(follow_symlinks=False)
+                if about.st_uid not in uids and (about.st_dev, about.st_ino) not in laid:
+                    found.add(entry.name)
     return found
 
 
@@ -74,8 +80,7 @@ def as_user(uid: int | None, gid: int | None, work: Callable[[], None]) -> None:
         if done:
             return
         time.sleep(0.0005)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    os.kill(pid, signal.SIGKILL)  # it is buried with the other orphans
     raise OSError(f"the helper for user {os.getuid() if uid is None else uid} did not end within {PATIENCE_S:.0f} s")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from rlvr.sandbox._inside.zygotes import Born
+
 CHUNK = 1 << 18
 
 
@@ -14,7 +16,8 @@ class Run:
         self.limits = limits
         self.said: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
         self.stop, self.reason, self.cut, self.peak, self.cpu, self.wall = "", "", False, 0, 0.0, 0.0
-        self.pids: list[int] = []
+        self.born: list[Born] = []
+        self.fatal = ""
         self.waited: dict[int, float] = {}
         self.exit: int | None = None
 

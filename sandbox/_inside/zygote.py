@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import gc
 import io
@@ -26,14 +25,17 @@ import traceback
 import types
 from typing import Any, NoReturn
 
+from rlvr.sandbox._inside import nest, rights, seccomp
+
 WARM = """
     abc argparse array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools
     hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics string struct sys textwrap threading
     time traceback typing
 """
 SEES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+libc = nest.libc
 HIGH = 100  # descriptors are parked here while 0 to 9 are laid out
-SET_DUMPABLE, SET_PARENT_DEATH = 4, 1
+SET_DUMPABLE = 4
 
 
 def warm() -> None:
@@ -44,12 +46,18 @@ def warm() -> None:
     gc.freeze()
 
 
-def serve(door: socket.socket) -> dict[str, Any] | None:
+def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
     """Fork a child for every order that comes through `door`. Hands the order back in the child, None at the end in the parent."""
+    if nested:
+        nest.prepare()
+    rights.keep(rights.SETUID | rights.SETGID | (rights.SYS_ADMIN if nested else 0))
+    if not nested:  # in a nest every program does it for itself: entering one takes calls that the filter refuses
+        seccomp.apply(seccomp.PROGRAM)
+    home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    living: set[int] = set()
+    living: dict[int, int] = {}
     while True:
         ready, _, _ = select.select([door.fileno(), read], [], [])
         if read in ready:
@@ -60,16 +68,17 @@ def serve(door: socket.socket) -> dict[str, Any] | None:
             order, descriptors = _receive(door)
             if order is None:
                 return None
-            pid = os.fork()
+            init = order["nest"]
+            pid = nest.patiently(lambda init=init: nest.fork(init, home) if init else os.fork())  # type: ignore[misc]
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 order["descriptors"] = descriptors
                 return order
-            living.add(pid)
+            living[pid] = order["serial"]
             for number in descriptors:
                 os.close(number)
-            door.send(json.dumps({"pid": pid}).encode())
+            door.send(json.dumps({"serial": order["serial"], "pid": pid}).encode())
 
 
 def _receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -81,12 +90,13 @@ def _receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     return (json.loads(message) if message else None), list(numbers)
 
 
-def _report(door: socket.socket, living: set[int]) -> None:
+def _report(door: socket.socket, living: dict[int, int]) -> None:
     for pid in list(living):
         done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
-            living.discard(pid)
-            door.send(json.dumps({"pid": pid, "status": status, "peak_kb": used.ru_maxrss, "cpu": used.ru_utime + used.ru_stime}).encode())
+            spent = used.ru_utime + used.ru_stime
+            message = {"serial": living.pop(pid), "status": status, "peak_kb": used.ru_maxrss, "cpu": spent}
+            door.send(json.dumps(message).encode())
 
 
 def become(order: dict[str, Any]) -> None:
@@ -104,6 +114,8 @@ def become(order: dict[str, Any]) -> None:
 
 def _settle(order: dict[str, Any]) -> bytes:
     """Descriptors, limits, identity, folder, environment: everything that a fresh process would have."""
+    if order["nest"]:
+        nest.settle(order["oom"])
     os.setsid()
     parked = [fcntl.fcntl(number, fcntl.F_DUPFD, HIGH) for number in order["descriptors"]]
     for number, place in zip(parked, order["places"], strict=True):
@@ -127,7 +139,10 @@ def _settle(order: dict[str, Any]) -> bytes:
         os.setgroups([])
         os.setresgid(order["gid"], order["gid"], order["gid"])
         os.setresuid(order["uid"], order["uid"], order["uid"])
-    ctypes.CDLL(None).prctl(SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
+    rights.none()
+    if order["filter"]:
+        seccomp.apply(seccomp.PROGRAM)
+    libc.prctl(SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
     os.chdir(order["folder"])
     os.umask(0o022)
     os.environ.clear()

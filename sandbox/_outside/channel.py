@@ -10,17 +10,19 @@ import json
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Outcome, Program, Stop
-from rlvr.errors import SandboxError
 from rlvr.sandbox._inside.frames import pack, unpack
 
 HERE = Path(__file__).parents[1] / "_inside"
-FILES = ("frames", "meter", "namespaces", "places", "probe", "seccomp", "streams", "zygote", "supervisor")
+FILES = (
+    *("frames", "meter", "namespaces", "places", "probe", "rights", "seccomp", "nest", "zygotes", "streams", "ends", "toolchains"),
+    *("stage", "zygote", "supervisor"),
+)
 BOOT = """
 import json, os, sys, types
 def exactly(count):
@@ -122,16 +124,24 @@ def readable(number: int, seconds: float) -> bool:
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
-def refuse(program: Program, most_mb: int, languages: tuple[str, ...] | None) -> str:
-    """Why this program cannot be run here at all; empty when it can."""
-    if program.limits.memory_mb > most_mb:
-        return f"limit memory_mb is {program.limits.memory_mb}, and this sandbox has {most_mb}; raise the sandbox's memory_mb"
-    if languages is not None and program.language not in languages:
-        return f"no toolchain for {program.language!r}; this sandbox has {', '.join(languages)}"
+def refused(program: Program, memory_mb: int, processes: int) -> Outcome | None:
+    """Why a program can never run in a sandbox of this size: the task asks for what is not there. None when it can."""
+    limits, why = program.limits, ""
+    if limits.memory_mb > memory_mb:
+        why = f"limit memory_mb is {limits.memory_mb}, and this sandbox has {memory_mb}; raise the sandbox's memory_mb"
+    elif limits.processes > processes:
+        why = f"limit processes is {limits.processes}, and this sandbox has {processes}; raise the sandbox's pids"
     for name in program.files:
         if not name or "/" in name or "\0" in name or name in (".", "..") or len(name.encode("utf-8", "replace")) > 200:
-            raise SandboxError(f"a file is called {name!r}; a file's name is plain, without any folder")
-    return ""
+            why = f"a file is called {name!r}; a file's name is plain, without any folder"
+    return Outcome(Stop.IE, reason=why, refused=True) if why else None
+
+
+def lacking(program: Program, languages: Sequence[str]) -> Outcome | None:
+    """Why it cannot run in a sandbox with these languages: a fault of the machinery. None when it can."""
+    if program.language in languages:
+        return None
+    return Outcome(Stop.IE, reason=f"no toolchain for {program.language!r}; this sandbox has {', '.join(languages)}")
 
 
 def _syntax(outcome: Outcome, program: Program) -> Outcome:

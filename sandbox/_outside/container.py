@@ -1,8 +1,10 @@
 """One hardened container with a supervisor in it, and the stream that leads there.
 
-The supervisor is root *inside*, with three capabilities: SETUID and SETGID to make every program another user, KILL to end
-them. It needs no more: it owns the folders that it lends, and it reads no file of a program's. Programs run as users without
-any capability. The container ends when our end of its standard input closes, so a killed run leaves nothing running.
+The supervisor is root *inside*, with few capabilities: SETUID and SETGID to make every program another user, KILL to end them. It needs
+no more: it owns the folders that it lends, and it reads no file of a program's. SETPCAP empties the bounding set before the first program
+comes. SYS_ADMIN is added where each program shall have a process space of its own; it stays with the zygote and the nursery, which read
+nothing that a program wrote, and the supervisor gives it up. Programs run as users without any capability. The container ends when our
+end of its standard input closes, so a killed run leaves nothing running.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ CLOSING_S = 20  # for the engine to take a container away
 STREAM = struct.Struct(">BxxxI")
 
 
-def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> dict[str, Any]:
+def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = False) -> dict[str, Any]:
     """How a container is made: what the engine enforces from outside, whatever happens within."""
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
     return {
@@ -39,7 +41,7 @@ def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> d
         "memswap_limit": f"{memory_mb + OVERHEAD_MB}m",  # the same: no swap
         "pids_limit": pids,
         "cap_drop": ["ALL"],
-        "cap_add": ["SETUID", "SETGID", "KILL"],
+        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if nests else [])],
         "security_opt": ["no-new-privileges"],  # the engine's own seccomp profile stays on; ours comes on top
         "ipc_mode": "none",
         "auto_remove": True,
@@ -76,7 +78,7 @@ class Container(Channel):
         self.id: str = created["Id"]
         try:
             self._attach()
-            self.boot({"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True})
+            self.boot({"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True, "nests": settings["nests"]})
         except (Torn, SandboxError) as error:
             said = bytes(self._errors[-500:]).decode(errors="replace").strip()
             self.close()

@@ -1,0 +1,77 @@
+"""The end of a program: everything of it is killed, and the kernel itself says that nothing is left.
+
+Three ways, the strongest that can be had here:
+
+    a nest       the init of the program's process space is dead; the kernel ends it after everything in it (`nest.py`)
+    user ids     one kill(-1) as the program's user reaches all its processes at once, forking ones too; then the group's count
+    process table   for a sandbox without root and without namespaces: look and kill until nobody is seen; a row of forks can outrun it
+
+Which one applies is listed in `Outcome.isolation`. Runs inside the container: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from rlvr.sandbox._inside import meter
+from rlvr.sandbox._inside.nest import Nursery
+
+COUNTS = ("pids/pids.current", "pids.current")
+NEST, USERS, TABLE = "a process space of its own", "its user id and the count of processes", "the process table"
+
+
+class Ends:
+    """Kills what a program started, and tells whether anything of it is left.
+
+    >>> Ends(None, group=False, spared=set(), users=False).way
+    'the process table'
+    """
+
+    def __init__(self, nursery: Nursery | None, *, group: bool, spared: set[int], users: bool) -> None:
+        self._count, self._spared, self._nursery = -1, spared, nursery
+        for name in COUNTS if group else ():
+            with contextlib.suppress(OSError):
+                self._count = os.open(f"{meter.GROUP}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                break
+        self.way = NEST if nursery else USERS if users else TABLE
+
+    def kill(self, uids: list[int]) -> None:
+        """Kill everything: the inits of the nests, everybody under these user ids, or whoever is seen."""
+        for pid in self._nursery.living if self._nursery else self.left() if not uids else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for uid in uids if not self._nursery else ():
+            kill_user(uid)
+
+    def nobody(self, seconds: float) -> bool:
+        """Whether nothing is left, asked when the first process has been reaped; waits so long for it."""
+        if self._nursery:
+            return self._nursery.ended(seconds)
+        if (self._left() if self._count >= 0 else len(self.left())) <= 0:
+            return True
+        time.sleep(min(seconds, 0.0002))
+        return False
+
+    def _left(self) -> int:
+        """How many processes there are beside the supervisor and its own, as the kernel counts them."""
+        return int(os.pread(self._count, 32, 0)) - 1 - len(self._spared)
+
+    def left(self) -> list[int]:
+        """Who still lives: the inits, or the process table, which is complete once nobody can fork any more."""
+        return sorted(self._nursery.living) if self._nursery else meter.descendants(os.getpid(), self._spared)
+
+
+def kill_user(uid: int) -> None:
+    """Kill everything under a user id in one call: the kernel lets no fork slip past it.
+
+    Only our effective user id is theirs while we do it: so the call reaches nobody else, and none of them may signal us.
+    """
+    os.setresuid(uid + (1 << 30), uid, 0)  # user ids of programs stay far below that
+    try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)
+    finally:
+        os.setresuid(0, 0, 0)
