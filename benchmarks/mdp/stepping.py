@@ -1,6 +1,6 @@
 """How fast is a token's step beside CartPole's? One JSON line: microseconds a step, and the ratios.
 
-    python benchmarks/stepping.py
+    python benchmarks/mdp/stepping.py
 
 Both environments are bare (no wrappers), step in turns in one process, and take random actions; resets and verdicts are
 part of the time. The token environment is `arithmetic` on printable characters, with windows of 128 and 1024 tokens.

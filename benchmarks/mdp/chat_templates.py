@@ -1,7 +1,7 @@
 """Can conversations be driven through the chat templates that people train with, and can a reply forge a turn? A table.
 
-    python benchmarks/chat_templates.py              fetches TRL's wheel with pip
-    python benchmarks/chat_templates.py FOLDER       a folder of .jinja files
+    python benchmarks/mdp/chat_templates.py              fetches TRL's wheel with pip
+    python benchmarks/mdp/chat_templates.py FOLDER       a folder of .jinja files
 
 Each template gets a small tokenizer with the control tokens that it names. A conversation goes user, policy, user, policy, and once more
 with a tool message. Checked: the policy's tokens come back unchanged, only they are marked as acted, harmless replies have the ids of the
