@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import RlvrError
