@@ -134,7 +134,7 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
     if short:
         lines.append(f"{env.name}: the figures at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
     if env.scored and not any(env.at.get("best_at", {1: True}).values()):
-        lines.append(f"{env.name}: no best@k by confidence: there are no log-probabilities (from an endpoint, or where sampling is greedy)")
+        lines.append(f"{env.name}: no best@k by confidence: there are no log-probabilities (from an endpoint, or with greedy sampling)")
     return lines
 
 

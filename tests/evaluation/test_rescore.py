@@ -131,7 +131,7 @@ def test_a_task_that_is_there_no_more_is_told(world: World, tmp_path: Path) -> N
     world.asks([["a", "1"], ["b", "2"]])
     with pytest.raises(ConfigError, match="Asked has no task 2 any more"):
         world.evaluate(a)
-    with pytest.raises(ConfigError, match="task 'asked/2' is there no more: Asked has 2 now"):
+    with pytest.raises(ConfigError, match="task 'asked/2' no longer exists: Asked has only 2 tasks now"):
         rescore(a)
 
 
