@@ -162,7 +162,7 @@ def compute(text: str) -> tuple[Fraction, list[int]]:
     reader = _Reader(tokens)
     value = reader.sum()
     if reader.here:
-        raise ValueError(f"{reader.here!r} after its end")
+        raise ValueError(f"unexpected {reader.here!r} at its end")
     return value, reader.used
 
 
