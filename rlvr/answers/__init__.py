@@ -1,15 +1,14 @@
-r"""Finding the declared answer in what a policy said, and nothing else.
+r"""Find the declared answer in the text of a policy.
 
-A channel is a place where an answer is declared on purpose; prose is never searched for numbers. What stands in a thought
-section is never an answer, a thought section that never closes hides everything after it, and an answer declared twice
-with different contents is no answer, unless the words between say that the later one is the result. Every scanner is one
-pass over the text.
+A channel is a place where an answer is declared on purpose; prose is never searched for numbers. Text in a thought section is never an
+answer, and an unclosed thought section hides everything after it. If two different answers are declared there is no answer, unless the
+words between them mark the later one as the result. Every scanner is one pass over the text.
 
     channel       the answer is
     boxed         the content of \boxed{...} or \fbox{...}
     tag           the content of <answer>...</answer>
     hash          the rest of a line that starts with ####
-    final_line    what follows "the final answer is" or "Answer:", in some twenty languages
+    final_line    the text after "the final answer is" or "Answer:", in some twenty languages
     fence         the content of the last ``` block (code)
     whole         the whole text, stripped
     auto          boxed and tag, else hash, else final_line, else a last sentence that concludes ("Thus, the sum is $7$."),
@@ -36,9 +35,9 @@ NO_TAG = Found(None, "there is no <answer> tag")
 
 
 def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "refuse") -> Found:
-    """The answer declared in `text`; several channels are tried in order until one declares something.
+    """The answer declared in `text`; several channels are tried in order until one of them finds a declaration.
 
-    `several="last"` takes the last of several different answers, instead of refusing them all.
+    With `several="last"`, the last of several different answers is taken; by default they are all refused.
 
     >>> find("The answer is 7. Or 8.", "final_line").text is None
     True
@@ -51,9 +50,9 @@ def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "re
             raise ConfigError(f"there is no answer channel {name!r}; {suggest(name, CHANNELS)}")
     shown = visible(text)
     if shown is None:
-        return Found(None, "the thought section never closes")
+        return Found(None, "the thought section is not closed")
     shown = ended(shown)
-    found = Found(None, "no channel was asked for")
+    found = Found(None, "no channel was given")
     for name in names:
         found = CHANNELS[name](shown)
         if found.text is not None or found.several:
@@ -72,15 +71,15 @@ def _tag(text: str) -> Found:
     nested = False
     for mark in _TAG.finditer(text) if "<" in text else ():
         if not mark[1]:
-            nested = nested or start is not None  # perhaps only the word "<answer>" in prose, if nothing closes it
+            nested = nested or start is not None  # if nothing closes it, it may be just the word "<answer>" in prose
             start = mark.end()
         elif start is not None:
             contents.append(text[start : mark.start()])
             start = None
         elif nested:
-            return Found(None, "one <answer> stands inside another")
+            return Found(None, "one <answer> is inside another")
     if start is not None:
-        return Found(None, "the last <answer> never closes")
+        return Found(None, "the last <answer> is not closed")
     if not contents:
         return NO_TAG
     filled = [content for content in contents if not void(content)]
@@ -99,7 +98,7 @@ def _fence(text: str) -> Found:
         elif mark[1].startswith(opened[1]) and not mark[2].strip():
             last, opened = text[opened.end() : mark.start()].lstrip("\n"), None
     if opened is not None:
-        return Found(None, "the last code block never closes")
+        return Found(None, "the last code block is not closed")
     return Found(last, "in the last code block") if last is not None else Found(None, "there is no code block")
 
 

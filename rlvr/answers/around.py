@@ -1,7 +1,7 @@
-r"""The words around a declaration: those that deny it, those that offer a second one, those that lead on to it.
+r"""Classify the words around a declaration: denials, offers of a second answer, and words that lead to a later result.
 
-Each table has a row for each way of saying it, with one example that a test runs. Patterns look at a short window of the
-text, so that a thousand boxes cost a thousand windows and no more.
+Each row of a table is a pattern with one example that a test runs. Patterns look at a short window of the text, so the cost is linear
+in the number of boxes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DENIED_BEFORE = (
         r"A common wrong answer is \boxed{7}",
     ),
 )
-"""What denies the box that follows it: (pattern, example)."""
+"""Words that deny the box after them: (pattern, example)."""
 
 DENIED_AFTER = (
     (r"\?\s*no\b", r"\boxed{7}? No."),
@@ -60,7 +60,7 @@ DENIED_AFTER = (
         r"\boxed{7}, which is wrong",
     ),
 )
-"""What denies the box that it follows: (pattern, example)."""
+"""Words that deny the box before them: (pattern, example)."""
 
 _BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}\\s*[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIED_AFTER)})", re.IGNORECASE)
@@ -105,7 +105,7 @@ OFFERS = (
     (r"或|还是|または|あるいは|또는|\b(?:oder|ou|или|oppure)\b", r"\boxed{7}。或者也许是 \boxed{8}"),
     (r"(?:^|[^\d\s\\])\s{0,3}%\s|\\iffalse|<!--", r"\boxed{7} is it. % so we get \boxed{8}"),
 )
-"""What makes the next box a second offer and no later result: (pattern, example)."""
+"""Words that make the next box an alternative instead of a later result: (pattern, example)."""
 
 LEADS = (
     (
@@ -118,13 +118,13 @@ LEADS = (
     (r"因此|所以|从而|最后|最终|故|于是|すると|よって|したがって|따라서|그러므로", r"\boxed{7}。因此 \boxed{8}"),
     (r"\b(?:donc|ainsi|daher|somit|folglich|entonces|luego|quindi|portanto|logo|поэтому|значит|итого)\b", r"\boxed{7}. Donc \boxed{8}"),
 )
-"""What leads on from one box to a later result, so that the later one counts: (pattern, example)."""
+"""Words that lead from one box to a later result, so that the later one counts: (pattern, example)."""
 
 _OFFER = re.compile("|".join(pattern for pattern, _ in OFFERS), re.IGNORECASE)
 _LEAD = re.compile("|".join(pattern for pattern, _ in LEADS), re.IGNORECASE)
 _MARKUP = re.compile(r"\\[a-zA-Z]+")
 _WORD = re.compile(r"\b(?!(?:the|an|is|are|was|be|it|its|that|this|my|our|final|answer|value|result)\b)[^\W\d_]{2,}", re.IGNORECASE)
-"""A word that says something: not one of those that stand before any answer."""
+"""A word with meaning: not one of those that may precede any answer."""
 _WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _PART = re.compile(r"\n[\s*#>-]{0,8}\(?[b-h]\)")
 _BREAK = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
@@ -132,7 +132,7 @@ _STOP = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
 
 
 def apart(gap: str) -> bool:
-    r"""Whether what stands between two boxes sets them apart: a part, a correction, a later result, and no second offer.
+    r"""Whether the text between two boxes separates them: a new part, a correction or a later result, and no alternative.
 
     >>> apart(". I made a mistake. Let me redo it. "), apart(" or "), apart(". Maybe it is ")
     (True, False, False)
@@ -158,7 +158,7 @@ def _words(text: str) -> int:
 
 
 def _head(gap: str) -> str:
-    """The rest of the first box's sentence, or the sentence after it where nothing is left of it."""
+    """The rest of the first box's sentence, or the next sentence if nothing is left of it."""
     for stop in _STOP.finditer(gap):
         if _words(gap[: stop.start()]):
             return gap[: stop.start()][:200]
@@ -166,7 +166,7 @@ def _head(gap: str) -> str:
 
 
 def _tail(gap: str) -> str:
-    """The sentence that leads to the second box: back to the last stop before which a word stands."""
+    """The sentence before the second box: the text after the last full stop that is followed by a word."""
     tail = gap[-200:]
     for stop in reversed(list(_STOP.finditer(tail))):
         if _words(tail[stop.end() :]):

@@ -1,4 +1,4 @@
-r"""Answers that a line of prose declares: `The answer is 7`, `**Answer:** 7`, `#### 7`, and a last sentence that concludes."""
+r"""Find answers declared by a line of prose: `The answer is 7`, `**Answer:** 7`, `#### 7`, or a concluding last sentence."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MORE = re.compile(
     r"\d|\\boxed|\$|\b(?:or|maybe|zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|actually|kidding|wait|instead)\b",
     re.IGNORECASE,
 )
-"""What makes a sentence after the answer a second answer."""
+"""Marks of a second answer in a sentence after the answer."""
 _AFTERTHOUGHT = re.compile(
     r"[\s*_>#(-]*(?:wait|actually|hold\s+on|no,|scratch\s+that|correction|on\s+second\s+thought|or\b|maybe|perhaps|alternatively,?\s+(?:[$\\(*]*-?\d|(?:the|my|it)\s)"
     r"|(?:just\s+)?kidding|(?:an)?other\s+(?:\w+\s+)?answer|(?:alternative|second|backup|possible)\s+(?:\w+\s+)?answer)",
     re.IGNORECASE,
 )
-"""A line that takes back the answer before it, or offers another one."""
+"""A line that withdraws the answer before it, or offers another one."""
 _ABOUT = re.compile(
     r"\b(?:(?:for|of|than|times|twice|half|double|to\s+find|to\s+get)\s+(?:the|this|our|my)|wrong|incorrect|mistaken|naive)\s*$",
     re.IGNORECASE,
 )
-"""Before "answer": the clause speaks of something else, such as a bound for the answer or a wrong one."""
+"""Before "answer": the clause is about something else, such as a bound for the answer or a wrong answer."""
 _OTHER = re.compile(r"\b(?:alternative|alternate|another|other|second|backup|possible)\s+(?:\w+\s+)?$", re.IGNORECASE)
 _CORRECTS = re.compile(
     r"\b(?:wait|actually|correction|correcting|corrected|mistake|error|redo|recheck|recalculat\w+|wrong|incorrect)\b", re.IGNORECASE
@@ -37,7 +37,7 @@ _CORRECTS = re.compile(
 
 
 def hash_line(text: str) -> Found:
-    """What the #### lines declare."""
+    """The answer declared by the #### lines."""
     lines = [line.strip()[4:].strip() for line in text.splitlines() if line.strip().startswith("####")]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
@@ -47,27 +47,27 @@ def hash_line(text: str) -> Found:
 
 
 def final_line(text: str) -> Found:
-    """What the lines declare that say what the answer is."""
+    """The answer declared by lines such as "the answer is 7"."""
     said, corrected, after = _statements(text)
     if not said:
-        return Found(None, "no line says what the answer is")
+        return Found(None, "no line declares an answer")
     if _AFTERTHOUGHT.match(after):
-        return Found(None, "after the answer more is said that may be another answer", (said[-1], after.strip()[:80]))
+        return Found(None, "the text after the answer may contain another answer", (said[-1], after.strip()[:80]))
     answers = []
     for line in said:
         head = _SENTENCE.split(_unended(line), maxsplit=1)
         if len(head) > 1 and _MORE.search(head[1]):
-            return Found(None, "after the answer more is said that may be another answer", (head[0], head[1]))
+            return Found(None, "the text after the answer may contain another answer", (head[0], head[1]))
         answers.append(value(head[0]))
-    if len(distinct(answers)) > 1:  # "the answer is found by adding" explains, where another line says what it is
+    if len(distinct(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
         answers = [answer for answer in answers if not _explains(answer)] or answers
     if corrected and len(distinct(answers)) > 1:
-        return Found(answers[-1], "in the last answer line, which corrects those before it")
+        return Found(answers[-1], "in the last answer line, which corrects the earlier ones")
     return one(answers, "the answer line")
 
 
 def value(line: str) -> str:
-    """The value that the rest of an answer line declares: no full stop, no emphasis, no word that only ends the sentence.
+    """The value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
 
     >>> value("**18**, as wanted."), value("18입니다.")
     ('18', '18')
@@ -80,7 +80,7 @@ def value(line: str) -> str:
 
 
 def _unended(line: str) -> str:
-    """A line without the words that may follow a value."""
+    """A line without words that may follow a value, such as "as wanted"."""
     for _ in range(2):
         match = ENDING.search(line[-40:])
         if match is None or len(match[0]) >= len(line):
@@ -94,10 +94,10 @@ def _explains(answer: str) -> bool:
 
 
 def _statements(text: str) -> tuple[list[str], bool, str]:
-    """What is said to be the answer, line by line; whether the last one corrects the others; the text after the last one."""
+    """The declared answers, line by line; whether the last one corrects the others; the text after the last one."""
     pattern, bare = phrases(text)
     marks = [mark for mark in pattern.finditer(text) if not _ABOUT.search(text[max(0, mark.start() - 24) : mark.start()])]
-    # "to find the answer: ..." counts only where nobody says "the answer is", "final answer", or starts a line with it
+    # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it
     firm = [mark for mark in marks[-MANY:] if _firm(text, mark, bare)]
     marks = (firm or marks)[-100:]
     said: list[tuple[str, bool]] = []
@@ -117,14 +117,14 @@ def _statements(text: str) -> tuple[list[str], bool, str]:
 
 
 def _said(text: str, mark: re.Match[str], after: re.Match[str] | None) -> tuple[str, bool, int]:
-    """What one phrase is followed by, whether it stands on a line of its own, and where it ends."""
+    """The text after one phrase, whether it is on a separate line, and where it ends."""
     end = text.find("\n", mark.end())
     end = min(end if end >= 0 else len(text), after.start() if after else len(text))
     line = _bare(text[mark.end() : end])
     if line.startswith("}") and "{" in text[max(0, mark.start() - 30) : mark.end()]:
-        line = _bare(line[1:])  # the words stood in a text command
+        line = _bare(line[1:])  # the words were in a text command
     own = False
-    if not line and not (after and after.start() == end):  # the value stands on a line of its own
+    if not line and not (after and after.start() == end):  # the value is on a separate line
         rows = text[mark.end() : mark.end() + 400].splitlines(keepends=True)
         at = next((at for at, row in enumerate(rows) if _bare(row)), None)
         if at is not None:
@@ -143,7 +143,7 @@ def _firm(text: str, mark: re.Match[str], bare: re.Pattern[str]) -> bool:
 
 
 def _starts_line(text: str, at: int, *, other: bool = False) -> bool:
-    """Whether only Markdown stands before a place on its line; `other`: and a word that makes it another answer."""
+    """Whether only Markdown precedes a position on its line; with `other`, also words such as "another"."""
     before = ("\n" + text[:at] if at < 40 else text[at - 40 : at]).rpartition("\n")
     line = before[2]
     if other:
@@ -155,7 +155,7 @@ def _starts_line(text: str, at: int, *, other: bool = False) -> bool:
 
 
 def _bare(line: str) -> str:
-    """A line without Markdown's emphasis; empty when only an article is left."""
+    """A line without Markdown emphasis; empty if only an article is left."""
     line = line.strip().strip("*_ ")
     return "" if line.lower() in ("the", "my", "our", "so", "the final", "so the", "thus, the") else line
 
@@ -179,7 +179,7 @@ _VETO = re.compile(
 
 
 def conclusion(text: str) -> Found:
-    r"""What the last sentence concludes: "Therefore, the probability is $\frac12$." names a thing and marks its value up.
+    r"""The answer in a concluding last sentence: "Therefore, the probability is $\frac12$." names a quantity and marks up its value.
 
     >>> conclusion("Two of six. Thus, the probability is $1/3$.").text
     '$1/3$'
@@ -190,5 +190,5 @@ def conclusion(text: str) -> Found:
     sentence = trimmed(_SENTENCE.split(last)[-1])
     match = _CONCLUDES.fullmatch(sentence)
     if match is None or not (match["lead"] or sentence == trimmed(text)) or _VETO.search(match["head"]):
-        return Found(None, "the last sentence concludes nothing")
+        return Found(None, "the last sentence is not a conclusion")
     return Found(inside(match["value"].strip("*").strip()), "in the conclusion")

@@ -134,10 +134,10 @@ Case = tuple[str, list[str], list[str]]
 VERIFY = ["--reference", "4", "--answer", "4"]
 # what goes wrong; the command; words that the message must hold
 CASES: list[Case] = [
-    ("no such command", ["trian", "quickstart"], ["No such command 'trian'. Did you mean 'train'? `rlvr --help` explains"]),
-    ("no such option", ["list", "--jsno"], ["'--jsno'; did you mean '--json'? `rlvr list --help` explains"]),
-    ("no such option at all", ["list", "--colour"], ["has no option '--colour'; `rlvr list --help` explains"]),
-    ("no such option before the command", ["--versoin"], ["did you mean '--version'? `rlvr --help`"]),
+    ("no such command", ["trian", "quickstart"], ["No such command 'trian'. Did you mean 'train'? see `rlvr --help`"]),
+    ("no such option", ["list", "--jsno"], ["'--jsno'; did you mean '--json'? see `rlvr list --help`"]),
+    ("no such option at all", ["list", "--colour"], ["has no option '--colour'; see `rlvr list --help`"]),
+    ("no such option before the command", ["--versoin"], ["did you mean '--version'? see `rlvr --help`"]),
     ("a setting of a run as an option", ["train", "quickstart", "--steps", "5"], ["'--steps'", "train.steps=50;"]),
     ("a missing argument", ["show", "env"], ["NAME", "rlvr show --help"]),
     (
@@ -162,11 +162,11 @@ CASES: list[Case] = [
     ("a setting without a value", ["verify", "numeric", *VERIFY, "--set", "tolerance"], ["key=value"]),
     ("a setting that is no YAML", ["verify", "numeric", *VERIFY, "--set", "tolerance=[1"], ["not YAML"]),
     ("a setting given twice", ["verify", "numeric", *VERIFY, "--set", "tolerance=1", "--set", "tolerance=2"], ["twice"]),
-    ("a negative tolerance", ["verify", "numeric", *VERIFY, "--set", "tolerance=-1"], ["-1", "from 0 up"]),
+    ("a negative tolerance", ["verify", "numeric", *VERIFY, "--set", "tolerance=-1"], ["-1", "of at least 0"]),
     ("a tolerance that is a word", ["verify", "numeric", *VERIFY, "--set", "tolerance=small"], ["'small'", "a number"]),
     ("a channel that is none", ["verify", "exact", *VERIFY, "--set", "channel=box"], ["'box'", "boxed"]),
     ("a composite of nothing", ["verify", "composite", *VERIFY, "--set", "parts={}"], ["at least one"]),
-    ("a weight below 0", ["verify", "composite", *VERIFY, "--set", "parts={a: {verifier: exact, weight: -1}}"], ["-1", "from 0 up"]),
+    ("a weight below 0", ["verify", "composite", *VERIFY, "--set", "parts={a: {verifier: exact, weight: -1}}"], ["-1", "of at least 0"]),
     ("a part that is no verifier", ["verify", "composite", *VERIFY, "--set", "parts={a: {verifier: exat}}"], ["did you mean 'exact'"]),
     ("a judged section that is none", ["verify", "structure", *VERIFY, "--set", "judged=result"], ["'result'", "think, answer"]),
     ("a constructor that refuses", ["verify", "broken.py:NoRoom", *VERIFY, "--set", "size=1"], ["size 1 is too small"]),
@@ -181,12 +181,12 @@ CASES: list[Case] = [
     ("a malformed line", ["verify", "numeric", "--file", "not_json.jsonl", "--json"], ["not_json.jsonl:2", "not JSON"]),
     ("a line that is a list", ["verify", "numeric", "--file", "list.jsonl"], ["list.jsonl:1", "not an object"]),
     ("a line without an answer", ["verify", "numeric", "--file", "no_answer.jsonl"], ["'answer' is missing"]),
-    ("an answer that is a number", ["verify", "numeric", "--file", "number.jsonl"], ["must be a text"]),
+    ("an answer that is a number", ["verify", "numeric", "--file", "number.jsonl"], ["must be a string"]),
     ("a line with a strange meta", ["verify", "numeric", "--file", "meta.jsonl"], ["meta"]),
-    ("a file without a line", ["verify", "numeric", "--file", "empty.jsonl"], ["no line"]),
+    ("a file without a line", ["verify", "numeric", "--file", "empty.jsonl"], ["has no lines"]),
     ("a file that is no text", ["verify", "numeric", "--file", "latin.jsonl"], ["latin.jsonl:1", "UTF-8"]),
     ("no workers", ["verify", "numeric", "--file", "number.jsonl", "--workers", "0"], ["at least 1"]),
-    ("a kit that is not there", ["check", "sampler", "hf"], ["no kit for a sampler"]),
+    ("a kit that is not there", ["check", "sampler", "hf"], ["no checks for a sampler"]),
     ("a name that no distribution may have", ["new", "verifier", "chess_"], ["'chess_'", "chess_mate"]),
     ("a name that is no name", ["new", "env", "Chess-Mate"], ["'Chess-Mate'", "chess_mate"]),
     ("a name that Python keeps", ["new", "env", "class"], ["'class'"]),
@@ -218,7 +218,7 @@ CASES: list[Case] = [
         ["eval", "gsm8k", "--policy", "scripted:gold", "--set", "path=bad", "--split", "train"],
         ["train.jsonl:2"],
     ),
-    ("an empty data set", ["eval", "gsm8k", "--policy", "scripted:gold", "--set", "path=hollow"], ["no problem at all"]),
+    ("an empty data set", ["eval", "gsm8k", "--policy", "scripted:gold", "--set", "path=hollow"], ["has no problems"]),
     ("a run that is none", ["replay", "nowhere"], ["no run folder"]),
     ("a run whose configuration is broken", ["replay", "run"], ["seed"]),
     ("no such recipe", ["train", "quikstart"], ["did you mean 'quickstart'"]),
@@ -318,7 +318,7 @@ def test_a_plugin_that_raises_is_told_where_and_is_no_success(
 ) -> None:
     assert run(arguments) == 2
     said = capsys.readouterr().err
-    assert [word for word in words if word not in said] == [] and "fault of rlvr" not in said and said.startswith("error: "), said
+    assert [word for word in words if word not in said] == [] and "bug in rlvr" not in said and said.startswith("error: "), said
 
 
 @pytest.mark.parametrize(("kind", "name"), [("verifier", "Leaves"), ("verifier", "LeavesAtOnce"), ("env", "Left"), ("env", "Unclosable")])
@@ -382,7 +382,7 @@ def test_a_full_disk_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(listing, "list_plugins", full)
     assert run(["list"]) == 3
     said = capsys.readouterr().err
-    assert "no room left on the disk (writing runs/a/metrics.jsonl)" in said and "fault of rlvr" not in said
+    assert "the disk is full (writing runs/a/metrics.jsonl)" in said and "bug in rlvr" not in said
 
 
 def test_the_table_of_files_is_what_it_says() -> None:

@@ -292,5 +292,5 @@ def test_every_setting_is_explained(kind: str, capsys: Said) -> None:
 
 def test_an_algorithm_shows_what_counts_in_it(capsys: Said) -> None:
     said = obey(["show", "algorithm", "grpo"], capsys)
-    table, _, idle = said.partition("Of no effect in this mix")
+    table, _, idle = said.partition("Not used by this algorithm")
     assert "How far the ratio may fall below 1" in table and "desirable_from" not in table and "desirable_from" in idle
