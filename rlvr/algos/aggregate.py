@@ -1,7 +1,7 @@
-"""Aggregation: how much each row's tokens count in the loss. One weight per row, computed once per optimizer step.
+"""Aggregation: the weight of each row's tokens in the loss, computed once per optimizer step.
 
 The loss of an optimizer step is `sum over tokens of weight[row] * loss[token]`. The denominators run over all
-micro-batches and all processes, so how the rows are cut into micro-batches cannot change the gradient.
+micro-batches and all processes, so the gradient does not depend on how the rows are split into micro-batches.
 
     seq-mean-token-mean        1 / (B * T_i)      the mean over sequences of the mean over tokens (GRPO)
     token-mean                 1 / N              every token counts the same (DAPO, PPO)
@@ -9,7 +9,7 @@ micro-batches and all processes, so how the rows are cut into micro-batches cann
     seq-mean-token-sum-norm    1 / (B * L_max)    a constant divisor (Dr.GRPO)
     prompt-mean                1 / (P * N_p)      token-mean inside each prompt's group, then the mean over prompts
 
-A row without a trainable token weighs nothing and is not counted in B. A row whose advantage is zero is counted.
+A row without trainable tokens has weight 0 and is not counted in B. A row whose advantage is zero is counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AGGREGATIONS = ("seq-mean-token-mean", "token-mean", "seq-mean-token-sum", "seq-
 
 
 def row_weights(lengths: Sequence[int], prompts: Sequence[Hashable], how: str, *, max_length: int = 0, total: Total = alone) -> list[float]:
-    """The weight of each row's tokens, given how many of them train and which prompt they answer.
+    """The weight of each row's tokens, given how many of them train and the prompt they belong to.
 
     >>> row_weights([1, 3], ["a", "a"], "seq-mean-token-mean")
     [0.5, 0.16666666666666666]

@@ -1,10 +1,10 @@
-"""Fitting: which memory a model's answers are written in.
+"""Choose the KV memory that the hf sampler uses for a model.
 
-    Slots         fast; for models whose tokens reach each other by plain attention alone
-    Padded        for the other ways to attend: a sliding window, a soft cap
-    Recomputed    slow; for models that keep a state of their own
+    Slots         fast; for models with plain attention only
+    Padded        for other kinds of attention: a sliding window, a soft cap
+    Recomputed    slow; for models with another state (a recurrence, a convolution)
 
-Each is tried on a few tokens against plain forward passes.
+Each is tested on a few tokens against plain forward passes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Memory = Slots | Padded | Recomputed
 
 
 def fits(model: Any) -> str:
-    """Whether slots may be used: '' if so, else the reason why not."""
+    """An empty string if slots can be used, else the reason why not."""
     return adopt(model, lambda: _truth(model), lambda: _trial(model, Slots(model)))
 
 
 @torch.no_grad()
 def without_slots(model: Any) -> type[Padded] | type[Recomputed]:
-    """What a model that does not fit slots is sampled with; ConfigError if no way gives its own probabilities."""
+    """The memory for a model that cannot use slots; ConfigError if none reproduces the model's probabilities."""
     training = model.training
     model.eval()
     try:
@@ -43,7 +43,7 @@ def without_slots(model: Any) -> type[Padded] | type[Recomputed]:
                 if (not isinstance(memory, Padded) or memory.holds_all) and alike(found, expected, model.dtype):
                     return kind
                 reason = f"its log-probabilities differ by {float((found - expected).abs().max()):.2g} from a plain forward pass"
-            except Exception as error:  # each family fails in a way of its own
+            except Exception as error:  # each model family fails differently
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     finally:
         model.train(training)
@@ -64,7 +64,7 @@ def _truth(model: Any) -> Tensor:
 
 
 def _trial(model: Any, memory: Memory) -> Tensor:
-    """The same from a memory: two steps of both rows, then the first row ends and the second takes its place."""
+    """The same logits from a memory: two steps of both rows, then the first row ends and the second takes its place."""
     prompts, (a, b, c) = _material(model)
     long, short = map(len, prompts)
 

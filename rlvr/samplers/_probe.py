@@ -1,7 +1,7 @@
-"""The probe: one fixed sequence that the trainer and the engine both score after every reload.
+"""The probe: a fixed token sequence that the trainer and the engine both score after every reload of weights.
 
-An engine that kept its old weights, or was given somebody else's, goes on answering and nothing looks wrong but the reward.
-The probe finds it at once, before a single token is sampled from it.
+An engine with old or wrong weights continues to answer, and only the reward would show it. The probe detects it before any
+token is sampled.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rlvr.errors import SamplerError
 
 LENGTH = 32
 TOLERANCE = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}
-"""How far two honest implementations may be apart on one token, by the engine's precision."""
+"""How much two correct implementations may differ on one token, by the engine's precision."""
 NOISE = {"float32": 1e-6}
 COARSE = 1e-3
-"""How far the trainer must move before an engine that did not move at all is called stale."""
+"""How much the trainer's scores must change before an engine whose scores did not change counts as stale."""
 
 
 class Probe:
-    """Scores the same tokens on both sides, and remembers what both said when the engine last moved.
+    """Scores the same tokens with trainer and engine, and remembers both scores from the last time the engine's changed.
 
     >>> Probe(vocabulary=100, dtype="float32").check(engine.score, model, "the engine", 3)      # doctest: +SKIP
     """
@@ -34,12 +34,12 @@ class Probe:
         self.tolerance = TOLERANCE.get(dtype, COARSE) if tolerance is None else tolerance
         self.noise = NOISE.get(dtype, COARSE)
         self.difference = 0.0
-        """The largest difference of the latest check."""
+        """The largest difference in the latest check."""
         self._last: dict[str, tuple[list[float], list[float]]] = {}
-        """What the trainer and each engine said when that engine last moved."""
+        """The scores of the trainer and of each engine when that engine's scores last changed."""
 
     def check(self, score: Callable[[Sequence[int]], list[float]], model: Any, where: str, version: int) -> None:
-        """Compare, or stop the run and say what is wrong with which engine."""
+        """Compare the scores; raise SamplerError with the engine and the cause if they differ."""
         ours, theirs = trainer_scores(model, self.tokens), score(self.tokens)
         self.difference = apart(ours, theirs)
         last = self._last.get(where)
@@ -47,22 +47,22 @@ class Probe:
             moved = apart(ours, last[0])
             if moved > self.noise:
                 raise SamplerError(
-                    f"{where} still samples from old weights: since its log-probabilities of the probe last moved, the trainer's "
-                    f"moved by {moved:.3g}, and it was sent version {version}. The reload did nothing; resume the run to load anew"
+                    f"{where} still samples from old weights: its log-probabilities of the probe did not change, but the trainer's changed "
+                    f"by {moved:.3g}, and version {version} was sent. The reload had no effect; resume the run to load again"
                 )
         else:
             self._last[where] = (ours, theirs)
-        if not self.difference <= self.tolerance:  # NaN is no agreement
+        if not self.difference <= self.tolerance:  # also raises on NaN
             raise SamplerError(
-                f"{where} does not sample from the trainer's weights: at version {version} its log-probabilities of the probe are off by "
-                f"{self.difference:.3g}, and {self.tolerance:g} is allowed. It holds another model, or computes in another precision "
-                "(dtype; probe_tolerance where that is meant); `rlvr doctor --model DIR --sampler vllm` shows where they differ"
+                f"{where} does not sample from the trainer's weights: at version {version} its log-probabilities of the probe differ by "
+                f"{self.difference:.3g}; {self.tolerance:g} is allowed. It has another model, or another precision (set dtype, or "
+                "probe_tolerance if that is intended); `rlvr doctor --model DIR --sampler vllm` shows where they differ"
             )
 
 
 @torch.no_grad()
 def trainer_scores(model: Any, tokens: Sequence[int]) -> list[float]:
-    """The trainer's log-probability of each token but the first, by one plain forward pass."""
+    """The trainer's log-probability of each token except the first, from one forward pass."""
     training = model.training
     model.eval()
     try:
@@ -74,5 +74,5 @@ def trainer_scores(model: Any, tokens: Sequence[int]) -> list[float]:
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest difference; NaN where there is one."""
+    """The largest absolute difference; NaN if any is NaN."""
     return float((torch.tensor(one) - torch.tensor(other)).abs().max())
