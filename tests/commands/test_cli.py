@@ -260,7 +260,7 @@ for line in ("list envs --json", "list verifiers --json", "doctor --json", "eval
     envs = {row["name"]: row for row in json.loads(lines[0])}
     assert "RuntimeError: cracked" in envs["cracked"]["error"] and "error" not in envs["arithmetic"]
     clash = {row["name"]: row for row in json.loads(lines[2])}["numeric"]
-    assert "broken and rlvr both claim" in clash["error"]
+    assert "broken and rlvr both define" in clash["error"]
     assert "cracked" in done.stderr and "Traceback" not in done.stderr
 
 

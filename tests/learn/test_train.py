@@ -203,7 +203,7 @@ def test_a_run_killed_while_it_made_its_folder_begins_anew(finished: tuple[Path,
         assert same(weights(finished[0]), weights(tmp_path / name))
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="no run folder"):
+    with pytest.raises(ConfigError, match="is not a run folder"):
         run(tmp_path / "c", resume=True, **settings)
 
 
@@ -274,9 +274,9 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(finished: tuple[
 def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.learning_rate: 0.001 -> 0.5"):
         run(finished[0], resume=True, train={"steps": 4, "learning_rate": 0.5}, log={"save_every": 2})
-    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 9.*to train it further with model.path=.*checkpoints/last$"):
+    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 9.*and continue training with model.path=.*checkpoints/last$"):
         run(finished[0], resume=True, train={"steps": 9, "learning_rate": 1e-3}, log={"save_every": 2})
-    with pytest.raises(NotFound, match="no run folder"):
+    with pytest.raises(NotFound, match="is not a run folder"):
         (tmp_path / "file").write_text("mine")
         run(tmp_path / "file", resume=True)
 

@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         RunLog.create(tmp_path / "file" / "x", tiny_run())
     assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(NotFound, match="no run folder"):
+    with pytest.raises(NotFound, match="is not a run folder"):
         config_of(tmp_path)
 
 

@@ -221,7 +221,7 @@ def test_scripted_refuses_an_unknown_script() -> None:
         Scripted(answer="golden")
     with pytest.raises(ConfigError, match="empty list"):
         Scripted(answers=[])
-    with pytest.raises(SamplerError, match="before it was bound"):
+    with pytest.raises(SamplerError, match="got a request before"):
         Scripted().sample([Request([1], 1)], Sampling())
 
 

@@ -236,9 +236,9 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
     (silent / "episodes.jsonl").unlink()
     quiet = Console(file=io.StringIO())
     for name, folder, more, error, said in (
-        ("dpo", zeros, [], ConfigError, "no pair to learn from.*temperature"),
+        ("dpo", zeros, [], ConfigError, "no pairs to train on.*temperature"),
         ("kto", zeros, [], ConfigError, "all 2304 answers are undesirable"),
-        ("reward_model", zeros, [], ConfigError, "no pair to learn from"),
+        ("reward_model", zeros, [], ConfigError, "no pairs to train on"),
         ("kto", source, ["algorithm.desirable_from=-1"], ConfigError, "are desirable: KTO needs both"),
         ("dpo", empty, [], ConfigError, "no episode with a score"),
         ("dpo", silent, [], NotFound, "log.episodes"),
@@ -256,7 +256,7 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
         with pytest.raises(error, match=said):
             begin(learned(name, folder, *more), out=tmp_path / "out", console=quiet)
         assert not (tmp_path / "out").exists()
-    with pytest.raises(NotFound, match="no run folder"):
+    with pytest.raises(NotFound, match="is not a run folder"):
         load("dpo", ["data.run=nowhere"])
     for name in ("dpo", "kto", "reward_model"):
         with pytest.raises(ConfigError, match=r"data\.run=runs/DIR"):
