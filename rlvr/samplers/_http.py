@@ -224,7 +224,9 @@ class Http:
     def _key(self) -> str:
         key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"the key in environment variable {self.key_variable} contains characters that keys cannot have; set it")
+            raise ConfigError(
+                f"the environment variable {self.key_variable} contains characters that a key cannot have; set it to the key alone"
+            )
         return key
 
     def _without_key(self, text: str) -> str:

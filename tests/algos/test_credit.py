@@ -191,7 +191,7 @@ def test_answers_near_the_cap_are_punished_softly() -> None:
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
         factory("dapo")(overlong_buffer=4).row_weights([1], ["0"])
     factory("dapo")(overlong_buffer=8).row_weights([1], ["0"], max_length=8)
-    with pytest.raises(ConfigError, match="overlong_buffer 64 is longer than an answer may be, which is 8"):
+    with pytest.raises(ConfigError, match="overlong_buffer is 64, more than the longest allowed answer, 8"):
         factory("dapo")(overlong_buffer=64).row_weights([1], ["0"], max_length=8)
 
 

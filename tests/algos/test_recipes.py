@@ -97,7 +97,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("gdpo", {"scale_rewards": "none"}, "normalize_then_sum"),
     ("gdpo", {"baseline": "greedy"}, "normalize_then_sum"),
     ("grpo", {"reward_weights": {"a": 1.0}}, "gdpo"),
-    ("grpo", {"delta": 1.1}, "under the clip at 1.2 "),
+    ("grpo", {"delta": 1.1}, "not above the upper clip at 1.2 "),
     ("online_dpo", {"beta": 0.0}, "relative to a reference"),
     ("online_dpo", {"kl_in": "loss", "kl_estimator": "k2"}, "relative to a reference"),
     ("online_dpo", {"num_iterations": 2}, "valid only at the weights"),

@@ -69,10 +69,10 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
         (["seed"], r"'seed' is not of the form key=value"),
         (["seed=[1"], r"not YAML"),
         (["seed.x=1"], r"has no keys"),
-        (["train.lr_scheduler=cosin"], r"train.lr_scheduler: 'cosin' is is not a schedule; did you mean 'cosine'"),
+        (["train.lr_scheduler=cosin"], r"train.lr_scheduler: 'cosin' is not a schedule; did you mean 'cosine'"),
         (["train.lr_scheduler=reduce_lr_on_plateau"], r"is not a schedule; .*Allowed: constant, "),
-        (["data={}", "rollout.curriculum={}"], r"rollout.curriculum is set, but with data nothing is sampled"),
-        (["data={}", "algorithm={name: sft, dynamic_sampling_rounds: 3}"], r"algorithm.dynamic_sampling_rounds is set, but with data"),
+        (["data={}", "rollout.curriculum={}"], r"rollout.curriculum is set, but with `data` nothing is sampled"),
+        (["data={}", "algorithm={name: sft, dynamic_sampling_rounds: 3}"], r"algorithm.dynamic_sampling_rounds is set, but with `data`"),
     ],
 )
 def test_what_is_wrong_is_named(overrides: list[str], told: str) -> None:
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_named(overrides: list[str], told: str) -> None:
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="did you mean 'quickstart'"):
         load("quickstrat")
-    for text, told in (("[1, 2]", "holds list"), ("a: [", "not valid YAML"), ("", "holds NoneType")):
+    for text, told in (("[1, 2]", "contains list"), ("a: [", "not valid YAML"), ("", "contains NoneType")):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ConfigError, match=told):
             load(str(tmp_path / "x.yaml"))

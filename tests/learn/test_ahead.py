@@ -297,7 +297,7 @@ def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) ->
 
 
 def test_with_nothing_to_sample_there_is_nothing_to_sample_ahead() -> None:
-    with pytest.raises(ConfigError, match="max_staleness is 1, but with data nothing is sampled"):
+    with pytest.raises(ConfigError, match="max_staleness is 1, but with `data` nothing is sampled"):
         tiny_run(data={}, algorithm={"name": "sft"}, rollout={"max_staleness": 1})
 
 

@@ -30,7 +30,7 @@ def test_a_torn_last_line_ends_a_log_and_a_torn_middle_is_an_error(tmp_path: Pat
     with pytest.raises(ConfigError, match="line 2 is not valid JSON"):
         list(rows_of(path))
     path.write_text("[1]\n")
-    with pytest.raises(ConfigError, match="line 1 holds list"):
+    with pytest.raises(ConfigError, match="line 1 contains list"):
         list(rows_of(path))
 
 

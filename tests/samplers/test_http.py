@@ -145,7 +145,7 @@ def test_a_key_loses_its_line_break_and_one_that_cannot_be_sent_is_never_told(mo
         for key in ("sk-secret\nmore", "sk-secret\u201d"):
             monkeypatch.setenv("SOME_KEY", key)
             for asks in (lambda: asked.ask("GET", "/", until=soon()), lambda: asked.reach(until=soon())):
-                with pytest.raises(ConfigError, match="SOME_KEY holds characters") as raised:
+                with pytest.raises(ConfigError, match="SOME_KEY contains characters") as raised:
                     asks()
                 assert "secret" not in str(raised.value)
         asked.close()

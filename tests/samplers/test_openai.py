@@ -137,7 +137,7 @@ def test_no_more_are_under_way_than_were_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("status", "told", "words"),
-    [(401, f"bad key {KEY}", "OPENAI_API_KEY"), (404, "no such model", "the model called 'tiny'"), (400, "top_p is odd", "top_p is odd")],
+    [(401, f"bad key {KEY}", "OPENAI_API_KEY"), (404, "no such model", "has a model 'tiny'"), (400, "top_p is odd", "top_p is odd")],
 )
 def test_a_refusal_for_good_stops_the_run_and_says_what_to_do(status: int, told: str, words: str) -> None:
     with (
