@@ -230,7 +230,7 @@ def test_other_weights_are_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest
     take = engine.take
     with monkeypatch.context() as patch:
         patch.setattr(engine, "take", lambda _, version: take(other, version))
-        with pytest.raises(SamplerError, match=r"does not sample from the trainer's weights: at version 1 .* off by [0-9.]+, and 0.0001"):
+        with pytest.raises(SamplerError, match=r"does not sample from the trainer's weights: at version 1 .* differ by [0-9.]+; 0.0001"):
             vllm.load(model, 1)
     vllm.load(model, 2)
 
@@ -295,7 +295,7 @@ def test_what_cannot_be_is_refused_in_words(vllm: VLLMSampler) -> None:
         VLLMSampler().sample(requests(1), Sampling())
     with pytest.raises(ConfigError, match="placement is 'colocatd'; did you mean 'colocated'"):
         VLLMSampler(placement="colocatd")
-    with pytest.raises(ConfigError, match=r"vLLM on this machine is 0.31.2; this sampler works with >=0.32,<0.33"):
+    with pytest.raises(ConfigError, match=r"vLLM on this machine is 0.31.2; this sampler supports >=0.32,<0.33"):
         check_version("0.31.2")
     check_version("0.32.9+cpu")
 

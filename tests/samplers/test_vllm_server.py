@@ -141,7 +141,7 @@ def test_a_group_goes_to_one_server_and_all_servers_get_work() -> None:
 
 FAULTS = [
     pytest.param(
-        {GENERATE: hang_up, "/health": hang_up}, r"http://127\S+ closed the connection.*of 24 answers to come", id="killed mid-step"
+        {GENERATE: hang_up, "/health": hang_up}, r"http://127\S+ closed the connection.*of 24 answers outstanding", id="killed mid-step"
     ),
     pytest.param(
         {GENERATE: silent, "/health": silent}, r"did not respond in time: its health check failed, with \d+ of 24", id="stops answering"
@@ -205,7 +205,7 @@ def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand,
     with served(url, deadline_s=5.0) as sampler:
         sampler.load(fresh(), 0)
         script.trouble = {GENERATE: silent}
-        with pytest.raises(SamplerError, match="did not answer in time, with 3 of 3 answers to come"):
+        with pytest.raises(SamplerError, match="did not respond in time, with 3 of 3 answers outstanding"):
             sampler.sample(requests(3), Sampling())
 
 
@@ -265,10 +265,14 @@ def stream_ends() -> None:
 
 
 STARTS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"/version": (200, {"version": "0.31.0"})}, ConfigError, r"vLLM on http://\S+ is 0.31.0; this sampler works with"),
+    ({"/version": (200, {"version": "0.31.0"})}, ConfigError, r"vLLM on http://\S+ is 0.31.0; this sampler supports"),
     ({"/version": (404, b"nginx")}, ConfigError, r"http://\S+ is not a vLLM server"),
-    ({"/health": (503, {})}, SamplerError, r"no vLLM server at http://\S+ within 1 s \(it is up and not well\)"),
-    ({"/collective_rpc": (404, {})}, SamplerError, "has no /collective_rpc, so it takes no weights; start it as `VLLM_SERVER_DEV_MODE=1"),
+    ({"/health": (503, {})}, SamplerError, r"no vLLM server at http://\S+ within 1 s \(it runs but is not healthy\)"),
+    (
+        {"/collective_rpc": (404, {})},
+        SamplerError,
+        "has no /collective_rpc, so it cannot load weights; start it as `VLLM_SERVER_DEV_MODE=1",
+    ),
     (
         {"/collective_rpc": (500, {"error": "shape mismatch"})},
         SamplerError,
@@ -313,7 +317,7 @@ def test_a_run_that_lost_its_server_goes_on_to_the_bit(stand: tuple[Stand, str],
     # four for the accuracy before, then in the middle of the second batch: beside the first update, where it is sampled ahead
     script.given, script.after, script.trouble = 0, 8 + 4 + 3, {GENERATE: trouble, "/health": trouble}
     began = time.monotonic()
-    with pytest.raises(SamplerError, match=r"of 8 answers to come.*--resume"):
+    with pytest.raises(SamplerError, match=r"of 8 answers outstanding.*--resume"):
         train(config, out=tmp_path / "torn", console=quiet)
     assert time.monotonic() - began < 60  # an answer's own deadline is ten minutes: the heartbeat found it
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("ahead", "vllm"))]
@@ -379,5 +383,5 @@ def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_tol
         stream = sampler.stream([Request([2, 5], 100, seed) for seed in range(64)], Sampling())
         next(stream)
         os.killpg(server.pid, signal.SIGKILL)
-        with pytest.raises(SamplerError, match=re.escape(url) + r".*with \d+ of 64 answers to come.*--resume"):
+        with pytest.raises(SamplerError, match=re.escape(url) + r".*with \d+ of 64 answers outstanding.*--resume"):
             list(stream)
