@@ -258,7 +258,7 @@ def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monk
 def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
     folder, _ = finished
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with pytest.raises(ConfigError, match="never overwritten"):
+    with pytest.raises(ConfigError, match="is not overwritten"):
         run(folder)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
