@@ -287,7 +287,7 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
 
 
 def test_what_cannot_be_is_refused_in_words(vllm: VLLMSampler) -> None:
-    with pytest.raises(ConfigError, match="134 tokens, and the vLLM engine in this process holds 128"):
+    with pytest.raises(ConfigError, match="134 tokens, and the vLLM engine in this process allows 128"):
         vllm.sample([Request([2] * 34, 100)], Sampling())
     with pytest.raises(ConfigError, match=r"temperature is 0.001; vLLM samples at 0"):
         vllm.sample(requests(1), Sampling(0.001))
