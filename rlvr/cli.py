@@ -83,7 +83,7 @@ def verify(
 ) -> int:
     """Judge one answer, or a file; exit code 1 if any has no score.
 
-    An answer has no score where its task or the verifier failed: that is not a score of 0.
+    An answer has no score if its task or the verifier failed. That is not a score of 0.
     """
     from rlvr.commands import verifying
 

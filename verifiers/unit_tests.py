@@ -195,7 +195,7 @@ def _messages(report: bytes) -> Iterator[dict[str, Any]]:
 
 def _infra(outcome: Outcome) -> Verdict:
     if outcome.refused:
-        return Verdict(None, f"the task asks for what the sandbox does not have: {outcome.reason}", fault=Fault.TASK)
+        return Verdict(None, f"the task needs what the sandbox does not have: {outcome.reason}", fault=Fault.TASK)
     return Verdict(None, f"the sandbox failed: {outcome.reason}", fault=Fault.INFRA)
 
 

@@ -32,9 +32,7 @@ def rescore_run(
     """Judge the samples of a run again; returns 1 if a headline is refused. None of the `sampling` options may be given."""
     given = [f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}" for name, value in sampling.items() if value is not None]
     if given:
-        raise ConfigError(
-            f"--rescore judges the samples of {run} and samples nothing: {', '.join(given)} would change nothing; leave it out"
-        )
+        raise ConfigError(f"--rescore judges the samples of {run} and samples nothing: {', '.join(given)} has no effect then; leave it out")
     report = rescore(run, out=out, settings=settings_from(pairs), select=select, console=screen.err())
     return _told(report, allow_unscored=allow_unscored, json=json)
 
@@ -108,7 +106,7 @@ def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
     if env.refused and not allow_unscored:
         lines.append(
             f"{env.name}: no headline, {share(env.unscored, env.samples)} have no score; "
-            f"--retry asks for them again, --allow-unscored shows the figure over the rest"
+            f"--retry samples them again, --allow-unscored shows the figure of the rest"
         )
     shown = list(env.reasons.items())[:REASONS]
     lines += [f"{env.name}: {count} unscored: {_one_line(reason):.120}" for reason, count in shown]

@@ -269,7 +269,7 @@ def _suite(
     if isinstance(suite, str):
         return suite_from(suite, settings, **asked), None
     if isinstance(suite, Environment) and settings:
-        raise ConfigError(f"settings {dict(settings)} would do nothing: this {type(suite).__name__} is made already; make it with them")
+        raise ConfigError(f"settings {dict(settings)} have no effect: this {type(suite).__name__} is already built; build it with them")
     env = {"name": type(suite).__name__} if isinstance(suite, Environment) else {**suite, **(settings or {})}
     item = checked(Item, {"env": env, **{key: value for key, value in asked.items() if value is not None}}, "this evaluation")
     return Suite(item.name, (item,)), suite if isinstance(suite, Environment) else None

@@ -135,7 +135,7 @@ def _parquet(run: Path, out: Path) -> None:
 def _trl(run: Path, out: Path) -> Counter[str]:
     """Prompt and completion as messages, and whether the answer was right: for supervised and for KTO training. No score, no row.
 
-    Of a conversation the last turn is the completion, and what was said before belongs to the prompt.
+    In a conversation the last turn is the completion, and all messages before it are the prompt.
     """
     left_out: Counter[str] = Counter()
     tokenizer = _tokenizer(run)

@@ -82,6 +82,7 @@ def test_list_shows_every_kind(capsys: Said) -> None:
         "verifiers",
         "sandboxes",
         "samplers",
+        "tools",
         "algorithms",
         "recipes",
         "suites",

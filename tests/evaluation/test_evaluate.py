@@ -449,7 +449,7 @@ def test_other_bad_requests(tmp_path: Path) -> None:
         ("quik", "scripted:gold", {}, "did you mean 'quick'"),
         ("quik.yaml", "scripted:gold", {}, "no suite 'quik.yaml'"),
         ("quick", "scripted:gold", {"settings": {"levels": []}}, "arithmetic.levels"),
-        (Sums(), "scripted:gold", {"settings": {"below": 3}}, "would do nothing: this Sums is made already"),
+        (Sums(), "scripted:gold", {"settings": {"below": 3}}, "have no effect: this Sums is already built"),
         ("quick", "scripted:gold", {"settings": {"arthmetic.levels": []}}, "did you mean 'arithmetic'"),
     ]
     for suite, policy, kwargs, told in cases:
