@@ -106,7 +106,7 @@ def test_an_answer_without_a_first_thread_scores_zero(docker_sandbox: Sandbox, k
 def test_nothing_is_left_when_a_judge_was_there(process_sandbox: Sandbox, source: str) -> None:
     outcome = process_sandbox.run(Program(source, judge=Judge("import os, time\ntime.sleep(0.5)\nos.write(5, b'end')")))
     assert outcome.stop is Stop.OK and outcome.report == b"end", outcome
-    assert SURVIVORS["nobody outlives the run"](process_sandbox) == ""
+    assert SURVIVORS["no process outlives the run"](process_sandbox) == ""
 
 
 @pytest.mark.docker
