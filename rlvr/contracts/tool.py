@@ -1,4 +1,4 @@
-"""What a tool is: a plugin whose marked methods a policy may call, with a state of its own for each conversation.
+"""The contract of a tool: a plugin with marked methods that a policy may call, with separate state for each conversation.
 
 >>> class Counter(Tool):
 ...     '''Count.'''
@@ -30,29 +30,29 @@ from rlvr.turns import Call, CallStatus, Result, ToolSpec
 
 MARK = "_rlvr_tool"
 MAX_CHARACTERS = 8_000
-"""How much of a result the policy reads where nobody says otherwise."""
+"""The default limit on the length of a result, in characters."""
 Method = TypeVar("Method", bound=Callable[..., str])
 
 
 class Box(Protocol):
-    """A place in a sandbox that lasts for one conversation: files, working folder and processes stay between calls."""
+    """A workspace in a sandbox that lasts for one conversation: files, working folder and processes stay between calls."""
 
     def run(self, source: str, *, language: Literal["bash", "python"], timeout: float) -> Outcome:
-        """Run it in the box. A program past its time is killed and the box lives on; a box that fails gives `Stop.IE`."""
+        """Run a program in the box. A program over its time limit is killed and the box stays usable; a box that fails gives `Stop.IE`."""
         ...
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a file; OSError when that is not possible. Folders above it are made."""
+        """Write a file; OSError if that is not possible. Its parent folders are created."""
         ...
 
     def get(self, path: str, limit: int) -> bytes:
-        """The first `limit` bytes of a file; OSError when there is none."""
+        """The first `limit` bytes of a file; OSError if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a conversation gives to its tools.
+    """What a conversation provides to its tools.
 
     >>> ToolContext(data={"database": "sales.db"}).box is None
     True
@@ -60,7 +60,7 @@ class ToolContext:
 
     box: Box | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What the task brings for its tools, such as the path of a database."""
+    """What the task provides for its tools, such as the path of a database."""
     seed: int = 0
 
 
@@ -72,7 +72,7 @@ class Final(str):
 
 @dataclass(frozen=True, slots=True)
 class ToolExample:
-    """One call that a tool shows of itself, and what its result holds: for the kit, and for readers.
+    """An example call of a tool, and a part of its result: for the conformance kit, and for readers.
 
     >>> ToolExample("calculator", {"expression": "2+2"}, "4").ok
     True
@@ -87,7 +87,7 @@ class ToolExample:
 
 
 def tool(method: Method) -> Method:
-    """Mark a method as a tool: its name, docstring and signature are what the policy is told."""
+    """Mark a method as a tool: its name, docstring and signature are the description that the policy gets."""
     setattr(method, MARK, True)
     return method
 
@@ -95,46 +95,46 @@ def tool(method: Method) -> Method:
 class Tool(Plugin):
     """A kind of plugin: one or more methods marked with `@tool`, that take plain arguments and return a text.
 
-    The plugin holds what all conversations share. Each conversation gets a copy (`open`), whose `begin` makes what it needs
-    of its own, and whose `end` puts that away. One copy is used by one thread at a time.
+    The plugin holds what all conversations share. Each conversation gets a copy (`open`), whose `begin` creates its own
+    state, and whose `end` releases it. One copy is used by one thread at a time.
     A method raises ToolError with a text for the policy. Any other exception means that the tool is broken.
     """
 
     needs_box: ClassVar[bool] = False
-    """Whether it works in a sandbox box of the conversation."""
+    """Whether it needs a sandbox box of the conversation."""
     examples: ClassVar[Sequence[ToolExample]] = ()
     """Calls that the kit makes, in this order, in one conversation."""
     context: ToolContext = ToolContext()
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """What the policy may call, in the order of the class. A tool that learns it late (a server) is asked once opened."""
+        """The specs of the callable methods, in the order of the class. A tool that gets them from a server knows them after `open`."""
         found = []
         for name, method in _marked(type(self)).items():
             about = summary_of(method.__doc__ or "")
             if not about:
-                raise PluginError(f"{type(self).__name__}.{name} has no docstring; say in it what the policy gets from it")
+                raise PluginError(f"{type(self).__name__}.{name} has no docstring; describe in it what the policy gets")
             found.append(ToolSpec(name, about, parameters_of(method)))
         if not found:
             raise PluginError(f"{type(self).__name__} has no method marked with @tool; mark what the policy may call")
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Do one call; name and arguments fit the specs."""
+        """Run one call; name and arguments fit the specs."""
         text: str = getattr(self, name)(**arguments)
         return text
 
     def begin(self) -> None:
-        """Make what one conversation needs of its own. `self.context` says what it gives."""
+        """Create the state of one conversation. `self.context` has what the conversation provides."""
 
     def end(self) -> None:
-        """Put that away. Called any number of times, also after a `begin` that failed."""
+        """Release that state. May be called any number of times, also after a `begin` that failed."""
 
     def open(self, context: ToolContext | None = None) -> Self:
-        """The tool for one conversation. Whoever opens it calls `end`."""
+        """The tool for one conversation. The caller must call `end`."""
         context = context or ToolContext()
         if self.needs_box and context.box is None:
             raise ConfigError(
-                f"{type(self).__name__} runs in a sandbox, and this conversation has none; use it in an environment that opens one"
+                f"{type(self).__name__} runs in a sandbox, but this conversation has none; use it in an environment that opens one"
             )
         one = copy.copy(self)
         one.context = context
@@ -163,9 +163,9 @@ class Tool(Plugin):
 
 
 def run_call(opened: Tool, call: Call, *, max_characters: int = MAX_CHARACTERS) -> Result:
-    """Do one call of a conversation. What the policy got wrong is a Result with `ok` false; ToolCrash when the tool breaks.
+    """Run one call of a conversation. The policy's mistakes give a Result with `ok` false; a broken tool raises ToolCrash.
 
-    A call that was misread is not run: its result says what is wrong.
+    A call that could not be read is not run: its result says what is wrong.
     """
     if call.status is not CallStatus.OK:
         return Result(call.id, call.told, ok=False)
@@ -187,7 +187,7 @@ def run_call(opened: Tool, call: Call, *, max_characters: int = MAX_CHARACTERS) 
         raise ToolCrash(f"the tool {spec.name!r} raised {type(error).__name__}: {error}") from error
     seconds = time.monotonic() - start
     if not isinstance(text, str):
-        raise ToolCrash(f"the tool {spec.name!r} returned {text!r:.80}; a tool returns a text")
+        raise ToolCrash(f"the tool {spec.name!r} returned {text!r:.80}; a tool must return a string")
     if isinstance(text, Final):
         return Result(call.id, str(text), ok, seconds, over=True)
     short = cut_middle(text, max_characters)

@@ -1,4 +1,4 @@
-"""Choosing tokens: the distribution that is sampled from, and one token of it for each row."""
+"""Choose tokens: the sampling distribution, and one token of it for each row."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlvr.contracts import Request, Sampling
 
 
 def uniform(requests: Sequence[Request], width: int) -> Tensor:
-    """One row of random numbers an answer, from its own seed."""
+    """One row of random numbers for each answer, from its own seed."""
     generator, numbers_BT = torch.Generator(), torch.zeros(len(requests), width)
     for row, request in zip(numbers_BT, requests, strict=True):
-        # one after another, so that the first n do not depend on how many are drawn
+        # drawn in sequence, so that the first n do not depend on how many are drawn
         row[: request.max_tokens] = torch.rand(request.max_tokens, generator=generator.manual_seed(request.seed % 2**63))
     return numbers_BT
 
 
 def choose(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """A token for each row by inverting the cumulative distribution, and its log-probability."""
+    """Choose a token for each row by inverting the cumulative distribution; returns it with its log-probability."""
     if sampling.temperature == 0:
         return logits_BV.argmax(dim=-1), torch.zeros_like(uniform_B)
     logits_BV = logits_BV / sampling.temperature
@@ -37,7 +37,7 @@ def choose(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Te
 
 
 def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Everything outside top_k and top_p at minus infinity."""
+    """Set everything outside top_k and top_p to minus infinity."""
     if sampling.top_k and sampling.top_k < logits_BV.shape[-1]:
         floor_B1 = logits_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < floor_B1, -torch.inf)

@@ -1,10 +1,10 @@
-"""Fitting: which memory a model's answers are written in.
+"""Choose the memory layout in which a model's answers are sampled.
 
-    Slots         fast; for models whose tokens reach each other by plain attention alone
-    Padded        for the other ways to attend: a sliding window, a soft cap
-    Recomputed    slow; for models that keep a state of their own
+    Slots         fast; for models with plain attention only
+    Padded        for other kinds of attention: a sliding window, a soft cap
+    Recomputed    slow; for models with a state of their own
 
-Each is tried on a few tokens against plain forward passes.
+Each is tested on a few tokens against plain forward passes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Memory = Slots | Padded | Recomputed
 
 
 def fits(model: Any) -> str:
-    """Whether slots may be used: '' if so, else the reason why not."""
+    """Whether slots may be used: '' if so, else the reason."""
     return adopt(model, lambda: _truth(model), lambda: _trial(model, Slots(model)))
 
 
 @torch.no_grad()
 def without_slots(model: Any) -> type[Padded] | type[Recomputed]:
-    """What a model that does not fit slots is sampled with; ConfigError if no way gives its own probabilities."""
+    """The layout for a model that slots do not support; ConfigError if no layout gives the model's own probabilities."""
     training = model.training
     model.eval()
     try:
@@ -43,7 +43,7 @@ def without_slots(model: Any) -> type[Padded] | type[Recomputed]:
                 if (not isinstance(memory, Padded) or memory.holds_all) and alike(found, expected, model.dtype):
                     return kind
                 reason = f"its log-probabilities differ by {float((found - expected).abs().max()):.2g} from a plain forward pass"
-            except Exception as error:  # each family fails in a way of its own
+            except Exception as error:  # each family fails in a different way
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     finally:
         model.train(training)
@@ -57,14 +57,14 @@ def _material(model: Any) -> tuple[list[list[int]], list[int]]:
 
 
 def _truth(model: Any) -> Tensor:
-    """The logits after the prompts and after each token that follows, one plain row at a time."""
+    """The logits after the prompts and after each following token, one plain row at a time."""
     (long, short), (a, b, c) = _material(model)
     rows = (torch.tensor([row], device=model.device) for row in ([*long, a], [*short, b, c]))
     return torch.cat([model(input_ids=row, use_cache=False).logits[0, -n:].float() for row, n in zip(rows, (2, 3), strict=True)])
 
 
 def _trial(model: Any, memory: Memory) -> Tensor:
-    """The same from a memory: two steps of both rows, then the first row ends and the second takes its place."""
+    """The same with a memory layout: two steps of both rows, then the first row finishes and the second takes its place."""
     prompts, (a, b, c) = _material(model)
     long, short = map(len, prompts)
 

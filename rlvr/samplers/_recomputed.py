@@ -1,6 +1,6 @@
-"""Recomputed: no state at all. Every step computes every row from its first token on, as a plain forward pass does.
+"""Recomputed: no stored state. Every step computes every row from its first token on, as a plain forward pass does.
 
-For models whose state fits neither `Slots` nor `Padded` (a recurrence, a convolution). It is slow, and right for any of them.
+For models whose state is supported by neither `Slots` nor `Padded` (a recurrence, a convolution). Slow, but correct for all of them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 TOKENS_AT_ONCE = 8192
-"""How many tokens are computed at once: a matter of memory and speed alone."""
+"""How many tokens are computed at a time: affects memory and speed only."""
 
 
 class Recomputed:
-    """What `Slots` is, for models that keep a state of their own.
+    """The counterpart of `Slots` for models with a state of their own.
 
     >>> Recomputed(model).refills                                               # doctest: +SKIP
     False
@@ -30,12 +30,12 @@ class Recomputed:
         self.last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
     def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Begin a row for each owner with its prompt but for the last token."""
-        assert not start and rows, "nobody can join"
+        """Start a row for each owner with its prompt without the last token."""
+        assert not start and rows, "no row can be added"
         self.rows = [torch.tensor(prompts[owner][:-1], dtype=torch.long, device=self.model.device) for owner in owners]
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
-        """One more token for each row; the logits of the next. Rows of one length go together, so none is padded."""
+        """Append one token to each row; returns the logits of the next. Rows of one length are computed together, so none is padded."""
         self.rows = [torch.cat([row, token]) for row, token in zip(self.rows, token_B[:, None], strict=True)]
         found: dict[int, Tensor] = {}
         for length in sorted({len(row) for row in self.rows}):
@@ -49,7 +49,7 @@ class Recomputed:
         return torch.stack([found[place] for place in range(len(self.rows))])
 
     def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """The rows `movers` take the places `holes`; the first `left` rows remain."""
+        """Move the rows `movers` to the places `holes`; the first `left` rows remain."""
         for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
             self.rows[hole] = self.rows[mover]
         del self.rows[left:]
