@@ -1,9 +1,9 @@
-"""Foreign programs in hardened, long-lived containers; a fresh child under a user id of its own for every program.
+"""Run untrusted programs in hardened, long-lived containers; each program is a fresh child process under a user id of its own.
 
-What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process count, no new
-privileges, its own system-call profile, and few capabilities, none of them a program's (`_outside/container.py` argues for each). What
+What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process limit, no new
+privileges, its own system-call profile, and few capabilities, none of them for programs (reasons: `_outside/container.py`). What
 the supervisor adds: one program at a time in each container (with `namespaces`, in a process space of its own), a second system-call
-filter, per-program limits measured by the control group from outside the program, everything ended and wiped before the verdict leaves.
+filter, per-program limits measured by the control group from outside the program, all killed and wiped before the verdict is returned.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rlvr.sandbox._outside.channel import lacking, refused
 from rlvr.sandbox._outside.container import Container
 from rlvr.sandbox._outside.pool import Pool, processors
 
-RESERVED = 16  # processes of a container that are ours; the rest is for a program and its judge
+RESERVED = 16  # our own processes in a container; the rest is for a program and its judge
 
 
 class DockerSandbox(Sandbox):
-    r"""Run programs in containers. `containers` at once (0: one for each processor), each with `memory_mb` at the most.
+    r"""Run programs in containers: `containers` of them (0: one for each processor), each with at most `memory_mb`.
 
     >>> DockerSandbox(containers=2).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
     b'42\n'
@@ -44,19 +44,19 @@ class DockerSandbox(Sandbox):
         namespaces: bool = False,
         queue_s: float = 900.0,
     ) -> None:
-        """Say how much of the machine it may have.
+        """Set the image, the size and the isolation.
 
         Args:
-            image: what the containers are made of; built at first use if it is ours.
+            image: the image of the containers; the default one is built at first use.
             containers: how many programs run at once; 0: one for each processor.
-            memory_mb: memory of one container.
-            disk_mb: room for the files that a program writes; they lie in memory.
-            pids: processes of one container, ours and a judge's included: a program may have somewhat less than half of them.
-            runtime: the engine's runtime, such as runsc for gVisor; None: the engine's own.
+            memory_mb: memory of one container, in MB.
+            disk_mb: space for the files that a program writes; they are kept in memory.
+            pids: limit of processes in one container, ours and a judge's included: a program gets a little less than half of them.
+            runtime: the engine's runtime, such as runsc for gVisor; None: the engine's default.
             namespaces: whether each program gets a process space of its own, with a /proc that shows nothing else. It costs some 2 ms for
                 each program, and CAP_SYS_ADMIN for the container's zygote, which never reads a byte of a program. False: programs
-                are ended by their user id, and the control group's count shows that nobody is left.
-            queue_s: how long a program waits for its turn at the most.
+                are killed by their user id, and the control group's process count shows that nothing is left.
+            queue_s: the longest time that a program waits for a free container.
         """
         for name, value, least in (
             ("containers", containers, 0),
@@ -72,12 +72,12 @@ class DockerSandbox(Sandbox):
         self._ready = threading.Lock()
         self._prepared = 0
         self._pool: Pool[Container] = Pool(self._start, size, queue_s)
-        # the reaper: containers end with our sockets anyway, this also waits for them to be gone
+        # the reaper: containers end with our sockets anyway, this also waits until they are removed
         self._reaper = weakref.finalize(self, self._pool.close)
         atexit.register(self._reaper)
 
     def run(self, program: Program) -> Outcome:
-        """Run it in the next free container. Whatever fails on our side is an Outcome with `Stop.IE`."""
+        """Run the program in the next free container. Any failure on our side is an Outcome with `Stop.IE`."""
         try:
             return self._run(program)
         except SandboxError as error:
@@ -100,8 +100,8 @@ class DockerSandbox(Sandbox):
                 end = _obituary(container, error)
             finally:
                 self._pool.give(container, sound=sound)
-        # it took two fresh containers down, and the engine lives: that is the program's own work
-        return Outcome(Stop.SV, reason=f"it broke its container, twice: {end}")
+        # it broke two fresh containers, and the engine works: the program did it
+        return Outcome(Stop.SV, reason=f"the program broke its container, twice: {end}")
 
     def _start(self) -> Container:
         if self._prepared != os.getpid():
@@ -117,23 +117,23 @@ class DockerSandbox(Sandbox):
         try:
             return Container(self.image, self._settings)
         except SandboxError:
-            self._prepared = 0  # the engine may come back without our image: look again
+            self._prepared = 0  # a restarted engine may not have our image: check again
             raise
 
     def containers(self) -> list[str]:
-        """The ids of the containers that run for us now."""
+        """The ids of the running containers of this sandbox."""
         return [container.id for container in self._pool.living()]
 
     @staticmethod
     def missing() -> list[tuple[str, str]]:
-        """What keeps it from working here, and what mends each: for `rlvr doctor`."""
+        """What prevents it from working here, and how to fix each problem: for `rlvr doctor`."""
         try:
             client = engine.connect(10)
         except SandboxError as error:
             return [(str(error).removesuffix(f"; {engine.ENGINE_HINT}"), engine.ENGINE_HINT)]
         try:
             if not engine.has_image(client, engine.IMAGE):
-                return [(f"the image {engine.IMAGE!r} is not there", f"{engine.IMAGE_HINT}; the first use does it too, where it can")]
+                return [(f"the image {engine.IMAGE!r} was not found", f"{engine.IMAGE_HINT}; or let the first use build it")]
         except SandboxError as error:
             return [(str(error), "restart the engine")]
         finally:
@@ -147,12 +147,12 @@ class DockerSandbox(Sandbox):
 
 
 def _obituary(container: Container, error: Torn) -> str:
-    """How a container died while a program ran in it. Raises SandboxError when that was done to it from outside."""
-    client = engine.connect(10)  # raises when the engine itself is gone: that is no program's doing
+    """How a container died while a program ran in it. Raises SandboxError if the cause came from outside the container."""
+    client = engine.connect(10)  # raises when the engine itself is gone: no program caused that
     client.close()
     said = container.errors()
     if not said:
-        raise SandboxError(f"the container was ended or held up from outside while a program ran in it ({error})")
+        raise SandboxError(f"the container was killed or blocked from outside while a program ran in it ({error})")
     return said[-300:]
 
 

@@ -1,13 +1,13 @@
-"""What a reader has to read to follow one GRPO step from `train()` to the gradient of a prompt: counted, not estimated.
+"""Count what one must read to follow one GRPO step from `train()` to the gradient of a prompt.
 
     python benchmarks/learn/reading_path.py                    this tree
     python benchmarks/learn/reading_path.py --root DIR         another one, for a comparison
     python benchmarks/learn/reading_path.py --files            file by file; --functions: function by function
 
 One step of GRPO (HF sampler, copy_reverse, a tiny model, no warm start) runs under a tracer from the call of `train()` to the
-first `optimizer.step()`. Counted are all functions of the tree that ran, in whatever file and thread: `to read` is every line of
+first `optimizer.step()`. It counts all functions of the tree that ran, in any file and thread: `to read` is every line of
 them (signature, docstring and comments too, each line once), `executed` the lines that ran. Modules and class bodies are not counted.
-`step` is what ran inside `one_step`, `setup` what ran only before it. The end of the step (optimizer, logs, checkpoint) is not in it.
+`step` is what ran inside `one_step`, `setup` what ran only before it. The end of the step (optimizer, logs, checkpoint) is not included.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ RUN: dict[str, Any] = {
 
 
 class Arrived(BaseException):
-    """The first optimizer step is reached."""
+    """Raised when the first optimizer step is reached."""
 
 
 class Tracer:
-    """Notes every line of the tree that runs, apart for what runs inside `one_step`."""
+    """Records every line of the tree that runs, separately for what runs inside `one_step`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.inside = f"{root}/", False
@@ -68,7 +68,7 @@ class Tracer:
         return lambda frame, event, arg: self.line(path, frame, event)
 
     def line(self, path: str, frame: FrameType, event: str) -> Any:
-        """Note one line."""
+        """Record one line."""
         self.lines[self.inside].add((path, frame.f_lineno))
         return lambda frame, event, arg: self.line(path, frame, event)
 
@@ -110,7 +110,7 @@ def traced(root: Path) -> Tracer:
             return tracer
         finally:
             sys.settrace(None)
-    raise SystemExit("the step took no optimizer step: all answers of a group scored the same; choose another seed")
+    raise SystemExit("there was no optimizer step: all answers of a group scored the same; choose another seed")
 
 
 def measured(tracer: Tracer) -> dict[str, dict[str, dict[str, int]]]:
@@ -123,10 +123,10 @@ def measured(tracer: Tracer) -> dict[str, dict[str, dict[str, int]]]:
         for path, line in sorted(tracer.lines[inside]):
             body = bodies.setdefault(path, functions(path))
             around = [f for f in body if f[0] <= line <= f[1]]
-            if not around:  # the body of a class that is made now
+            if not around:  # the body of a class that is being created
                 continue
             name = f"{path.removeprefix(tracer.root)}:{max(around)[2]}"
-            first, last = min(around)[0], min(around)[1]  # the outermost function: who reads a nested one has it before him
+            first, last = min(around)[0], min(around)[1]  # the outermost function: it contains the nested ones
             fresh = [(path, k) for k in range(first, last + 1) if (path, k) not in seen]
             seen.update(fresh)
             if (path, -line) not in seen:

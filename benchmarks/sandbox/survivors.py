@@ -1,7 +1,7 @@
-# ruff: noqa: E501  (programs stand in one line each)
-"""Does any program outlive its run, delay its verdict or touch the next answer? Thousands of attempts at random moments; one JSON line.
+# ruff: noqa: E501  (each program is on one line)
+"""Attack the sandboxes with programs that try to outlive their run, delay a verdict or affect the next answer. Thousands of attempts; one JSON line.
 
-Every attack runs at a random timing. After each one the kernel is asked, from outside, who still runs under a program's user id in
+Every attack uses random timing. After each one the kernel shows, from outside, which processes still run under a program's user id in
 the sandbox's containers (or below this process); at the end honest answers are judged. The verdicts' times are taken in the same run.
 """
 
@@ -42,7 +42,7 @@ int main(int, char **) {
 
 
 def headless(rng: random.Random) -> Made:
-    """The main process ends its first thread and stays."""
+    """The main process ends its first thread and stays alive."""
     return (
         f"{LEAVE}threading.Thread(target=time.sleep, args=(300,), daemon=True).start()\ntime.sleep({rng.uniform(0, 0.02):.4f})\nleave()",
         "python",
@@ -50,7 +50,7 @@ def headless(rng: random.Random) -> Made:
 
 
 def hidden(rng: random.Random) -> Made:
-    """A child does, and the main process ends."""
+    """A child does so, and the main process exits."""
     return (
         f"{LEAVE}if os.fork() == 0:\n    threading.Thread(target=time.sleep, args=(300,)).start()\n    leave()\ntime.sleep({rng.uniform(0, 0.1):.4f})",
         "python",
@@ -67,7 +67,7 @@ def below(rng: random.Random) -> Made:
 
 
 def row(rng: random.Random) -> Made:
-    """A row of processes that each fork and end, begun around the moment of the kill."""
+    """A chain of processes that each fork and exit, started around the moment of the kill."""
     return RUNNER, "cpp"
 
 
@@ -90,7 +90,7 @@ def swelling(rng: random.Random) -> Made:
 
 
 def renaming(rng: random.Random) -> Made:
-    """It renames its own source."""
+    """The program renames its own source."""
     return "require('fs').renameSync('answer.js', 'x' + Math.random() + '.js')", "javascript"
 
 
@@ -98,7 +98,7 @@ ATTACKS: list[Callable[[random.Random], Made]] = [headless, hidden, below, row, 
 
 
 def under_programs(pids: list[int]) -> int:
-    """How many processes in these process spaces (or below these processes) run under a program's user id, threads counted as theirs."""
+    """How many processes in these process spaces (or below these processes) run under a program's user id, threads included."""
     spaces = {os.readlink(f"/proc/{pid}/ns/pid") for pid in pids}
     found = 0
     for entry in Path("/proc").iterdir():
@@ -126,7 +126,7 @@ def _within(pid: int, above: set[int]) -> bool:
 
 
 def supervisors(sandbox: Any, name: str) -> tuple[list[int], list[Path]]:
-    """The first processes of a sandbox as this machine calls them, and the files in which the kernel counts its processes."""
+    """The first processes of a sandbox by their pids on this machine, and the files in which the kernel counts its processes."""
     if name == "process":
         return [channel._process.pid for channel in sandbox._pool.living()], []
     from rlvr.sandbox._outside import engine
@@ -165,7 +165,7 @@ def attack(name: str, runs: int, seed: int, settings: dict[str, Any]) -> dict[st
             outcome = sandbox.run(Program(source, stdin, language, limits))
             beyond = time.monotonic() - began - limits.wall_s
             if language == "cpp" and outcome.stop is Stop.CE:
-                raise SystemExit(f"the row of forks did not compile: {outcome.reason}")
+                raise SystemExit(f"the chain of forks did not compile: {outcome.reason}")
             late += beyond > 2
             if beyond > slowest:
                 slowest, which = beyond, f"{chosen.__name__}: {outcome.stop.value}, {outcome.wall_s:.2f} s"
@@ -190,7 +190,7 @@ def attack(name: str, runs: int, seed: int, settings: dict[str, Any]) -> dict[st
 
 
 def honest(verifier: Verifier, n: int) -> bool:
-    """One honest answer after the attacks: whether it is paid in full."""
+    """One honest answer after the attacks: whether it gets the full score."""
     reference = {"kind": "asserts", "entry_point": "f", "test": f"assert f({n}) == {n * 7919 + 131}", "limits": {"memory_mb": 128}}
     verdict = verifier.verify(Task("t", user("?"), reference), "```python\ndef f(x):\n    return x * 7919 + 131\n```")
     return verdict.score == 1.0

@@ -1,14 +1,14 @@
 """Sample with a Hugging Face causal language model, in this process: for laptops, tests and small machines.
 
-What differs from `model.generate`:
+Differences from `model.generate`:
   - each distinct prompt is computed once, however many answers it gets;
-  - an answer that has ended leaves the batch, and one that waits takes its place;
-  - keys and values stand in memory that is there beforehand, and no row is padded (`_slots`; where that does not fit, see `_fitting`);
-  - every answer has random numbers of its own, so it does not depend on what is sampled beside it;
-  - the log-probability handed back is under the very distribution that was sampled from.
+  - a finished answer leaves the batch, and a waiting one takes its place;
+  - keys and values are in preallocated memory, and no row is padded (`_slots`; for models that do not fit, see `_fitting`);
+  - every answer has its own random numbers, so it does not depend on the other answers in the batch;
+  - the returned log-probability is under the distribution that was actually sampled from.
 
-The same seed gives the same tokens in any company, but for rounding: the last bits of a logit depend on how many rows are
-multiplied at once, and a random number that falls within them of the border between two tokens takes the other one. In
+The same seed gives the same tokens in any batch, except for rounding: the last bits of a logit depend on how many rows are
+multiplied together, and a random number that is that close to the border between two tokens selects the other one. In
 float32 that is about one token in a million. The same requests in the same order always give the same bits.
 """
 
@@ -31,7 +31,7 @@ from rlvr.samplers._slots import Slots
 
 
 class HFSampler(Sampler):
-    """Samples from the trainer's own model, or from one in a folder.
+    """Sample from the trainer's own model, or from one in a folder.
 
     >>> HFSampler(batch_size=64).batch_size
     64
@@ -46,24 +46,24 @@ class HFSampler(Sampler):
         return {"model": rest}
 
     def __init__(self, *, batch_size: int = 512, model: str | None = None) -> None:
-        """Say who is sampled from.
+        """Set the model and the batch size.
 
         Args:
-            batch_size: how many answers are under way at once.
-            model: a folder that holds a model; None: the trainer hands its own over.
+            batch_size: how many answers are sampled at the same time.
+            model: a folder with a model; None: the trainer passes its own.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; at least 1 answer must be sampled at a time")
         self.batch_size, self.tokenizer = batch_size, model
         self.model: Any = None
         self.padded = ""
-        """Why rows do not stand in slots; empty where they do."""
+        """Why slots cannot be used; empty if they can."""
         self.kind: type[Memory] = Slots
         if model is not None:
             self.load(model_from(ModelConfig(path=model)), 0)
 
     def load(self, model: Any, version: int) -> None:
-        """The trainer's model is sampled from as it stands; nothing is copied."""
+        """Sample from the trainer's model directly; nothing is copied."""
         if model is not self.model:
             self.padded = fits(model)
             self.kind = without_slots(model) if self.padded else Slots
@@ -75,7 +75,7 @@ class HFSampler(Sampler):
         return f"each token computes its whole row again, since {self.padded}" if self.kind is Recomputed else ""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """As many at a time as `batch_size` allows, those with a common prompt side by side."""
+        """Sample as many at a time as `batch_size` allows, those with a common prompt together."""
         if self.model is None:
             raise SamplerError("the hf sampler has no model yet; give it model: DIR, or load one")
         if not requests:
@@ -95,13 +95,13 @@ class HFSampler(Sampler):
 
 
 class _Desk:
-    """Answers under way, one row each, in the first `live` rows. B = rows, T = the longest cap on an answer."""
+    """The running answers, one row each, in the first `live` rows. B = rows, T = the longest limit of an answer."""
 
     def __init__(self, memory: Memory, requests: Sequence[Request], sampling: Sampling, batch_size: int) -> None:
         self.memory, self.requests, self.sampling = memory, requests, sampling
         self.rows, self.live = min(batch_size, len(requests)), 0
         self.index = [0] * self.rows
-        """Which request each row answers."""
+        """The request that each row answers."""
         device, longest = memory.model.device, max(request.max_tokens for request in requests)
         self.token_B, self.position_B, self.count_B, self.cap_B = torch.zeros(4, self.rows, dtype=torch.long, device=device)
         self.uniform_BT, self.logprob_BT = torch.zeros(2, self.rows, longest, device=device)
@@ -114,14 +114,14 @@ class _Desk:
 
     @property
     def inviting(self) -> bool:
-        """New rows come several at a time: computing a prompt for one alone would hold up everybody."""
+        """Add new rows several at a time: computing a prompt for one alone would delay all others."""
         return not self.live or (self.memory.refills and self.free >= max(1, self.rows // 8))
 
     @torch.inference_mode()
     def begin(self, invited: Sequence[int]) -> None:
-        """Give each of the invited a row; a prompt that a live row has is copied from there."""
+        """Give each invited request a row; a prompt that a live row has is copied from there."""
         prompts = {i: tuple(self.requests[i].prompt) for i in invited}
-        first = prompts[invited[0]]  # they come in order, so no other prompt of theirs can be live
+        first = prompts[invited[0]]  # they are in order, so no other prompt of theirs can be live
         source = next((row for row in range(self.live) if tuple(self.requests[self.index[row]].prompt) == first), None)
         known = [i for i in invited if source is not None and prompts[i] == first]
         new = invited[len(known) :]
@@ -143,7 +143,7 @@ class _Desk:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
-        """One more token in every row; the answers that end with it."""
+        """Sample one more token in every row; returns the answers that end with it."""
         live = slice(0, self.live)
         at, count_B = torch.arange(self.live, device=self.token_B.device), self.count_B[live]
         logits_BV = self.memory.step(self.token_B[live], self.position_B[live])
@@ -166,7 +166,7 @@ class _Desk:
         return done
 
     def _close_up(self, ended_B: Tensor, left: int) -> None:
-        """The last live rows move to where rows have ended."""
+        """Move the last live rows to the places of finished rows."""
         holes, movers = ended_B[:left].nonzero()[:, 0], (~ended_B[left:]).nonzero()[:, 0] + left
         for state in (self.token_B, self.position_B, self.count_B, self.cap_B, self.uniform_BT, self.logprob_BT, self.said_BT):
             state[holes] = state[movers]

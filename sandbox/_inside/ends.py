@@ -1,12 +1,12 @@
-"""The end of a program: everything of it is killed, and the kernel itself says that nothing is left.
+"""End a program: kill every process of it, and let the kernel confirm that none is left.
 
-Three ways, the strongest that can be had here:
+There are three ways; the strongest available one is used:
 
-    a nest       the init of the program's process space is dead; the kernel ends it after everything in it (`nest.py`)
+    a nest       the init of the program's process space is dead; its init is dead only after everything in it (`nest.py`)
     user ids     one kill(-1) as the program's user reaches all its processes at once, forking ones too; then the group's count
-    process table   for a sandbox without root and without namespaces: look and kill until nobody is seen; a row of forks can outrun it
+    process table   for a sandbox without root and without namespaces: list and kill until the list is empty; a chain of forks can outrun it
 
-Which one applies is listed in `Outcome.isolation`. Runs inside the container: standard library only.
+The way in use is listed in `Outcome.isolation`. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEST, USERS, TABLE = "a process space of its own", "its user id and the count of
 
 
 class Ends:
-    """Kills what a program started, and tells whether anything of it is left.
+    """Kill what a program started, and report whether anything of it is left.
 
     >>> Ends(None, group=False, spared=set(), users=False).way
     'the process table'
@@ -39,7 +39,7 @@ class Ends:
         self.way = NEST if nursery else USERS if users else TABLE
 
     def kill(self, uids: list[int]) -> None:
-        """Kill everything: the inits of the nests, everybody under these user ids, or whoever is seen."""
+        """Kill everything: the inits of the nests, all processes under these user ids, or all that are found."""
         for pid in self._nursery.living if self._nursery else self.left() if not uids else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -47,7 +47,7 @@ class Ends:
             kill_user(uid)
 
     def nobody(self, seconds: float) -> bool:
-        """Whether nothing is left, asked when the first process has been reaped; waits so long for it."""
+        """Whether nothing is left, after the first process has been reaped; waits up to the given time."""
         if self._nursery:
             return self._nursery.ended(seconds)
         if (self._left() if self._count >= 0 else len(self.left())) <= 0:
@@ -56,18 +56,18 @@ class Ends:
         return False
 
     def _left(self) -> int:
-        """How many processes there are beside the supervisor and its own, as the kernel counts them."""
+        """The number of processes besides the supervisor and its own, as the kernel counts them."""
         return int(os.pread(self._count, 32, 0)) - 1 - len(self._spared)
 
     def left(self) -> list[int]:
-        """Who still lives: the inits, or the process table, which is complete once nobody can fork any more."""
+        """The processes still alive: the inits, or the process table, which is complete once no process can fork."""
         return sorted(self._nursery.living) if self._nursery else meter.descendants(os.getpid(), self._spared)
 
 
 def kill_user(uid: int) -> None:
-    """Kill everything under a user id in one call: the kernel lets no fork slip past it.
+    """Kill every process of a user id in one call: the kernel lets no fork escape it.
 
-    Only our effective user id is theirs while we do it: so the call reaches nobody else, and none of them may signal us.
+    Only our effective user id changes to theirs for the call: so it reaches no other process, and none of them may signal us.
     """
     os.setresuid(uid + (1 << 30), uid, 0)  # user ids of programs stay far below that
     try:

@@ -1,11 +1,11 @@
-"""A nest: a process space of its own for one program, so that its end is a fact of the kernel's.
+"""A nest: a separate process space for each program, so that the kernel ends the program as a whole.
 
 The first process of a process space (its init) is ours, and does nothing. When it is killed, the kernel kills everything in that space,
-and the init counts as ended only after the last of them: no fork outruns that, no process hides from it. In the nest, the program also
-gets mounts of its own (a read-only /proc that shows only this program; no /sys, no queues, no terminals) and IPC and control-group
+and the init is dead only after the last of them: no fork outruns that, no process escapes it. In the nest, the program also
+gets its own mounts (a read-only /proc that shows only this program; no /sys, no queues, no terminals) and IPC and control-group
 names of its own. That needs CAP_SYS_ADMIN, which the nursery and the zygote keep for this alone; neither ever reads a byte of a program.
 
-The inits are forked by the nursery, a small process, because forking the warm zygote twice for each program would cost more than all
+The nursery, a small process, forks the inits, because forking the warm zygote twice for each program would cost more than all
 the rest. Runs inside the container: standard library only.
 """
 
@@ -34,11 +34,11 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Gone(Exception):
-    """Our owner, our zygote or our nursery is gone: there is nothing left to do here."""
+    """Our owner, our zygote or our nursery has exited: there is nothing left to do here."""
 
 
 class Nursery:
-    """The supervisor's side of the nursery: a nest for each program, and the news of its end.
+    """The supervisor's side of the nursery: it requests a nest for each program and learns when its init is dead.
 
     >>> open_nursery().nest()        # doctest: +SKIP
     """
@@ -46,12 +46,12 @@ class Nursery:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self.connection, self.pid = connection, pid
         self.living: dict[int, int] = {}
-        """The inits that have not ended yet, each with a descriptor that tells its end."""
+        """The inits that are still alive, each with a descriptor that reports its end."""
         self._ready: list[int] = []
         self._asked = 0
 
     def ask(self, count: int) -> None:
-        """Have so many nests made while there is time."""
+        """Request so many nests in advance, while there is time."""
         for _ in range(count):
             self.connection.send(b"+")
             self._asked += 1
@@ -63,13 +63,13 @@ class Nursery:
         deadline = time.monotonic() + BIRTH_S
         while not self._ready:
             if not self.hear(deadline - time.monotonic()):
-                raise Gone(f"no process space was made within {BIRTH_S:.0f} s")
+                raise Gone(f"no process space was created within {BIRTH_S:.0f} s")
         pid = self._ready.pop(0)
         self.living[pid] = os.pidfd_open(pid)
         return pid
 
     def ended(self, seconds: float) -> bool:
-        """Whether all inits are dead, which the kernel lets them be only after everything in their nests; waits a little for it."""
+        """Whether all inits are dead, which happens only after everything in their nests is dead; waits a little for it."""
         deadline = time.monotonic() + seconds
         for pid, number in list(self.living.items()):
             if not select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
@@ -79,19 +79,19 @@ class Nursery:
         return True
 
     def hear(self, seconds: float) -> bool:
-        """Take one message, if it comes in time."""
+        """Receive one message, if it arrives in time."""
         if not select.select([self.connection], [], [], max(seconds, 0))[0]:
             return False
         raw = self.connection.recv(64)
         if not raw:
-            raise Gone("the nursery is gone")
+            raise Gone("the nursery exited")
         self._ready.append(PID.unpack(raw)[0])
         self._asked -= 1
         return True
 
 
 def nurse(door: socket.socket) -> NoReturn:
-    """The nursery's life: an init for every byte that comes."""
+    """The nursery's main loop: one init for every byte received."""
     rights.keep(rights.SYS_ADMIN)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     while door.recv(1):
@@ -103,7 +103,7 @@ def nurse(door: socket.socket) -> NoReturn:
 
 
 def patiently(fork: Callable[[], int]) -> int:
-    """Fork, and try again for a while where memory or processes are short: a program that is about to be ended may hold them."""
+    """Fork, and retry for a while if memory or processes are short: a program that is about to be killed may hold them."""
     deadline = time.monotonic() + BIRTH_S / 2
     while True:
         try:
@@ -115,7 +115,7 @@ def patiently(fork: Callable[[], int]) -> int:
 
 
 def make(home: int) -> int:
-    """An init in a new process space; its pid as it is called here."""
+    """An init in a new process space; returns its pid in our process space."""
     if libc.unshare(NEW_PID) != 0:
         raise OSError(ctypes.get_errno(), "no process space")
     try:
@@ -125,9 +125,9 @@ def make(home: int) -> int:
         raise
     if pid:
         if libc.setns(home, NEW_PID) != 0:
-            os._exit(97)  # the next child would be born into a space that ends
+            os._exit(97)  # the next child would be created in a space that is ending
         return pid
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries orphans by itself
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans by itself
     libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
     os.closerange(0, 4096)
     while True:
@@ -135,7 +135,7 @@ def make(home: int) -> int:
 
 
 def fork(init: int, home: int) -> int:
-    """In the zygote: like `os.fork`, but the child is in the nest of that init. The child has yet to call `settle`."""
+    """In the zygote: like `os.fork`, but the child is in the nest of that init. The child must still call `settle`."""
     space = os.open(f"/proc/{init}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if libc.setns(space, NEW_PID) != 0:
@@ -153,27 +153,27 @@ def fork(init: int, home: int) -> int:
 
 
 def prepare() -> None:
-    """In the zygote, once for all programs: mounts, IPC and control-group names that are not the supervisor's."""
+    """In the zygote, once for all programs: mounts, IPC and control-group names separate from the supervisor's."""
     if libc.unshare(NEW_MOUNTS | NEW_IPC) != 0 or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
-        raise OSError(ctypes.get_errno(), "no mounts of its own")
+        raise OSError(ctypes.get_errno(), "no separate mounts")
     libc.unshare(NEW_CGROUP)  # hides the container's name; kernels without it show it
     for place in UNSEEN:
         libc.umount2(place, DETACH)
 
 
 def settle(oom: int) -> None:
-    """In the child, for this program alone: mounts with a /proc of its own. OSError when it cannot be had."""
+    """In the child, for this program alone: mounts with their own /proc. Raises OSError if that is not possible."""
     with contextlib.suppress(OSError), open("/proc/thread-self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write(str(oom))  # nobody can lower it again: /proc is read-only in the nest
+        file.write(str(oom))  # no process can lower it again: /proc is read-only in the nest
     flags = READ_ONLY | NOSUID | NODEV | NOEXEC
     if libc.unshare(NEW_MOUNTS) != 0:
-        raise OSError(ctypes.get_errno(), "no mounts of its own")
+        raise OSError(ctypes.get_errno(), "no separate mounts")
     if all(libc.mount(b"proc", b"/proc", b"proc", flags, data) != 0 for data in (b"hidepid=2", None)):
-        raise OSError(ctypes.get_errno(), "no /proc of its own")
+        raise OSError(ctypes.get_errno(), "no separate /proc")
 
 
 def possible() -> bool:
-    """Whether nests work here: one is made and thrown away, by a process of its own."""
+    """Whether nests work here: one is created and removed again, by a separate process."""
     pid = os.fork()
     if pid == 0:
         status = 1

@@ -1,4 +1,4 @@
-"""Capabilities: each of our processes keeps what it needs and nothing else. Runs inside the container: standard library only."""
+"""Capabilities: each of our processes keeps only those it needs. Runs inside the container: standard library only."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def held() -> int:
 
 
 def keep(wanted: int) -> None:
-    """Give up every capability that is not wanted, for good; nothing is inherited across an exec."""
+    """Drop every capability that is not wanted, permanently; nothing is inherited across an exec."""
     left = held() & wanted
     head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
     low, high = left & 0xFFFFFFFF, left >> 32
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
     if libc.capset(head, data) != 0:
-        raise OSError(ctypes.get_errno(), "capabilities could not be given up")
+        raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
 
 
 def none() -> None:
-    """Give up all of them; cheap enough for every program."""
+    """Drop all capabilities; cheap enough for every program."""
     head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
     if libc.capset(head, (ctypes.c_uint32 * 6)()) != 0:
-        raise OSError(ctypes.get_errno(), "capabilities could not be given up")
+        raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
 
 
 def empty_bounding() -> None:
-    """No later exec can gain a capability. Done where CAP_SETPCAP allows it; what came of it shows in /proc/self/status."""
+    """Stop any later exec from gaining a capability. Works only with CAP_SETPCAP; the result shows in /proc/self/status."""
     for number in range(LAST + 1):
         libc.prctl(DROP_BOUND, number, 0, 0, 0)

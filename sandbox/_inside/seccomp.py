@@ -1,9 +1,9 @@
 # ruff: noqa: RUF005
 """A system-call filter that the supervisor puts on itself and, tighter, on every program.
 
-It comes on top of the engine's own profile and takes away what one program could use against the next one or against the
+It comes on top of the engine's own profile and blocks what one program could use against the next one or against the
 kernel: shared memory and queues that outlive a process, tracing, sockets other than local pairs, namespaces, keys, io_uring,
-and whatever call is newer than this table. A refused call fails with an error; nothing is killed for trying.
+and every call newer than this table. A refused call fails with an error; the process is not killed for trying.
 Runs inside the container: standard library only.
 """
 
@@ -19,7 +19,7 @@ EPERM, EACCES, ENOSYS = 1, 13, 38
 AF_UNIX, NEW_NAMESPACES = 1, 0x7E020000
 SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
 SUPERVISOR, PROGRAM = False, True
-UNKNOWN = 450  # calls from here on are newer than this table: as if the kernel did not have them
+UNKNOWN = 450  # calls from this number on are newer than this table: refused as if the kernel did not have them
 
 # the same numbers on both machines: open_tree and mounts, io_uring, pidfds, process_madvise, landlock, secret memory, quotactl_fd
 BOTH = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 438, 440, 443, 444, 445, 446, 447)
@@ -50,7 +50,7 @@ class _Program(ctypes.Structure):
 
 
 def instructions(machine: str, program: bool) -> bytes:
-    """The filter for one kind of processor, as the kernel wants it; the tighter one for programs."""
+    """The filter for one kind of processor, in the kernel's format; the stricter one for programs."""
     (arch, socket, clone, clone3), to_all, to_programs = TABLES[machine]
     refused = to_all + BOTH + (to_programs if program else ())
 
@@ -73,7 +73,7 @@ _READY: dict[bool, bytes] = {}  # a filter is built once, and inherited by every
 
 
 def apply(program: bool) -> bool:
-    """Put the filter on this process and all its children, for good. False where the machine or the kernel has none."""
+    """Install the filter on this process and all its children, permanently. False if the processor or the kernel does not support it."""
     if not known():
         return False
     code = _READY.get(program) or instructions(os.uname().machine, program)
@@ -86,5 +86,5 @@ def apply(program: bool) -> bool:
 
 
 def known() -> bool:
-    """Whether there is a table for this machine."""
+    """Whether there is a table for this processor."""
     return os.uname().machine in TABLES

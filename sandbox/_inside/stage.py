@@ -1,4 +1,4 @@
-"""The descriptors of one program and its judge: what each gets under which number, and the ends that we keep.
+"""The descriptors of one program and its judge: the number of each in the child, and the ends that we keep.
 
 Runs inside the container: standard library only.
 """
@@ -23,9 +23,9 @@ class Stage:
 
     def __init__(self, parts: dict[str, bytes]) -> None:
         self.ours: dict[int, str] = {}
-        """The reading ends that we keep, by what comes out of them."""
+        """The read ends that we keep, by the stream they carry."""
         self.settled: list[int] = []
-        """From each process, one byte when it has become the program."""
+        """From each process, one byte once it has become the program."""
         self._theirs: list[int] = []
         self.program: dict[int, int] = {
             0: self._given(parts.get("stdin", b"")),
@@ -39,7 +39,7 @@ class Stage:
             self._theirs += [from_program, to_judge, from_judge, to_program]
             self.program |= {3: from_judge, 4: to_judge}
             self.judge = {0: self._given(parts["brief"]), 3: from_program, 4: to_program, 5: self._out("report")}
-            self.judge[1] = self.judge[2] = self._out("stderr")  # not the program's own: what it does to a pipe must not be felt here
+            self.judge[1] = self.judge[2] = self._out("stderr")  # separate from the program's pipe, so that the program cannot affect it
             self.judge[9] = self._given(parts["judge"])
         else:
             self.program[5] = self._out("report")
@@ -67,17 +67,17 @@ class Stage:
         return write
 
     def hand_over(self) -> None:
-        """Everybody has started: close the ends that are theirs."""
+        """All processes have started: close their ends here."""
         for number in set(self._theirs):
             os.close(number)
         self._theirs = []
 
     def all_settled(self) -> bool:
-        """Whether each process came so far that what happens is its own doing."""
+        """Whether each process came so far that what happens next is caused by the program."""
         return all(_first(number) == b"+" for number in self.settled)
 
     def close(self) -> None:
-        """Close what is left open."""
+        """Close all open descriptors."""
         self.hand_over()
         for number in [*self.ours, *self.settled]:
             os.close(number)

@@ -1,7 +1,7 @@
-"""The trusted process inside a container: takes one program at a time, watches it, kills what is left of it, wipes after it.
+"""The trusted process inside a container: it runs one program at a time, watches it, kills what is left of it, and wipes its files.
 
-It speaks frames over its own standard input and output: two lengths, a JSON header, raw bytes. Nothing a program writes is
-ever parsed here. When its input ends (its owner died) it kills everything and ends, and the container goes with it.
+It exchanges frames over its own standard input and output: two lengths, a JSON header, raw bytes. Nothing a program writes is
+ever parsed here. When its input ends (its owner died) it kills everything and exits, and the container with it.
 Runs inside the container: standard library only.
 """
 
@@ -25,14 +25,14 @@ from rlvr.sandbox._inside.stage import Stage
 from rlvr.sandbox._inside.zygotes import Born, Door
 
 LOOK_S = 0.005  # how often a running program is measured
-HARD = 10.0  # times the wall limit: the end of patience with a machine that is too busy to run the program
-END_S = 10.0  # for the kernel to end what was killed; a program that lasts longer has broken its container
+HARD = 10.0  # times the wall limit: the final deadline on a machine that is too busy to run the program
+END_S = 10.0  # time for the kernel to end what was killed; after it, the container counts as broken
 SUBREAPER, CHUNK = 36, 1 << 18
 MEGABYTE = 1 << 20
 
 
 class Supervisor:
-    """Starts, watches and clears away one program after another."""
+    """Starts, watches and cleans up one program after another."""
 
     def __init__(self, settings: dict[str, Any], spared: set[int], door: socket.socket, nursery: Nursery | None) -> None:
         self.places: list[str] = settings["places"]
@@ -43,14 +43,14 @@ class Supervisor:
         self.compiled = toolchains.Compiled()
 
     def run(self, request: dict[str, Any], parts: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """One program from its first byte to its last trace; the reply's header, and the bytes it goes with.
+        """Run one program from start to cleanup; returns the reply's header and its raw parts.
 
-        `fatal` in the reply says why this supervisor cannot go on; that is a failure of ours (IE) only where it came before the program.
+        `fatal` in the reply says why this supervisor cannot continue; it is our failure (IE) only if it came before the program ran.
         """
         run = streams.Run(request["limits"])
         language = request["language"]
         if self.uid is not None:
-            self.uid += 2  # one for the program, one for its judge; nobody had them before
+            self.uid += 2  # one for the program, one for its judge; they were never used before
         fatal = ""
         try:
             laid = self._lay_out(language, parts)
@@ -62,13 +62,13 @@ class Supervisor:
                 run.stop, run.reason = "IE", fatal
         except OSError as error:
             if run.born:
-                raise  # it was running: whatever broke us then is its own work
+                raise  # it was running: whatever broke us then was caused by the program
             fatal = f"the program could not be set up: {error}"
             run.stop, run.reason = "IE", fatal
         try:
             self.clear()
         except OSError as error:
-            fatal = f"could not clear up: {error}"  # the verdict stands: this concerns the next program only
+            fatal = f"could not clean up: {error}"  # the verdict is valid: this concerns the next program only
         reply = {"stop": run.stop or "OK", "exit": run.exit, "reason": run.reason, "cut": run.cut, "cpu": run.cpu, "wall": run.wall}
         return reply | {"peak": run.peak, "fatal": fatal or run.fatal}, {name: bytes(data) for name, data in run.said.items()}
 
@@ -77,7 +77,7 @@ class Supervisor:
         places.empty(self.places, self.uid, self.uid)
 
     def _lay_out(self, language: str, parts: dict[str, bytes]) -> set[tuple[int, int]]:
-        """Lend the folders and put the program's files there; which files these are, whatever they may be renamed to."""
+        """Lend the folders and put the program's files there; remember them by inode, since the program may rename them."""
         places.lend(self.places, self.uid)
         laid = {self._write(name[5:], data) for name, data in parts.items() if name.startswith("file:")}
         if language in toolchains.FILES:
@@ -85,7 +85,7 @@ class Supervisor:
         return laid
 
     def _compile(self, run: streams.Run, language: str, source: bytes, laid: set[tuple[int, int]]) -> streams.Run:
-        """Compile under limits of its own; what comes back is stopped with CE, or fresh for the program."""
+        """Compile under separate limits; on failure the stop is CE, else the run is fresh for the program."""
         binary = self.compiled.get(language, source)
         if binary is not None:
             laid.add(self._write(toolchains.BINARY, binary, 0o755))
@@ -102,11 +102,11 @@ class Supervisor:
         return compiling
 
     def _strangers(self, laid: set[tuple[int, int]]) -> str:
-        """What somebody else than the program left in its folders while it ran; no verdict can be trusted then."""
+        """Files in the program's folders that another user wrote while it ran; no verdict can be trusted then."""
         if self.uid is None:
             return ""
         found = places.foreign(self.places, {self.uid, self.uid + 1}, laid)
-        return f"somebody else wrote into the program's folders: {sorted(found)[:3]}" if found else ""
+        return f"another user wrote into the program's folders: {sorted(found)[:3]}" if found else ""
 
     def _write(self, name: str, data: bytes, mode: int = 0o644) -> tuple[int, int]:
         path = os.path.join(self.places[0], os.path.basename(name))
@@ -117,7 +117,7 @@ class Supervisor:
         return about.st_dev, about.st_ino
 
     def _stage(self, run: streams.Run, parts: dict[str, bytes], argv: list[str]) -> None:
-        """Start the program (and its judge), watch until the end, note what became of it."""
+        """Start the program (and its judge), watch it until the end, record the result."""
         stage = Stage(parts)
         try:
             base = self.meter.begin()
@@ -129,7 +129,7 @@ class Supervisor:
             stage.hand_over()
             began = time.monotonic()
             if self.nursery:
-                self.nursery.ask(len(run.born))  # for the next one, while this one runs
+                self.nursery.ask(len(run.born))  # in advance for the next program
             self._watch(run, stage.ours, (base, cpu, began))
             self._end(run)
             streams.drain(run, stage.ours)
@@ -152,7 +152,7 @@ class Supervisor:
         }
         if uid is not None:
             rlimits["NPROC"] = int(limits["processes"])
-        if isinstance(self.meter, meter.TreeMeter):  # nobody else holds the line then
+        if isinstance(self.meter, meter.TreeMeter):  # nothing else enforces the limit then
             rlimits["AS"] = int(limits["memory_mb"]) * MEGABYTE + 512 * MEGABYTE
         order = {
             "argv": argv,
@@ -168,7 +168,7 @@ class Supervisor:
         return self.door.order(ports, order)
 
     def _watch(self, run: streams.Run, ours: dict[int, str], start: tuple[int, float, float]) -> None:
-        """Read what it says and measure what it uses, until it ends or breaks a limit."""
+        """Read its output and measure what it uses, until it ends or exceeds a limit."""
         with selectors.DefaultSelector() as selector:
             for number in ours:
                 selector.register(number, selectors.EVENT_READ)
@@ -180,7 +180,7 @@ class Supervisor:
                     if key.fileobj is self.door.connection:
                         self.door.hear(0)
                     elif key.fd == 0:
-                        raise Gone("the owner is gone")
+                        raise Gone("the owner exited")
                     elif streams.read(run, key.fd, ours[key.fd]) == 0:
                         selector.unregister(key.fd)
                 now = time.monotonic()
@@ -193,26 +193,26 @@ class Supervisor:
         run.peak = max(run.peak, self.meter.memory() - base)
         run.cpu = self.meter.cpu() - cpu
         if self.meter.over(int(limits["memory_mb"] * MEGABYTE)):
-            run.halt("MLE", f"it used more than {limits['memory_mb']} MB")
+            run.halt("MLE", f"the program used more than {limits['memory_mb']} MB")
         elif run.cpu > limits["cpu_s"]:
-            run.halt("TLE", f"it used more than {limits['cpu_s']} s of processor time")
+            run.halt("TLE", f"the program used more than {limits['cpu_s']} s of processor time")
         elif elapsed > limits["wall_s"] / 2:
             self._look_at_the_clock(run, elapsed)
 
     def _look_at_the_clock(self, run: streams.Run, elapsed: float) -> None:
-        """Stop it for its wall time, less what it waited for a processor; at HARD times the limit whatever else is true."""
+        """Stop it at its wall limit, less the time it waited for a processor; at HARD times the limit in any case."""
         limit = run.limits["wall_s"]
-        for born in run.born:  # a process that is gone tells nothing any more: what it told before stands
+        for born in run.born:  # a process that exited reports nothing: its last value is kept
             if not born.over:
                 run.waited[born.pid] = max(run.waited.get(born.pid, 0.0), meter.waited(born.pid))
         judged = run.born[-1]
         ended = meter.stat(judged.pid)
         late = elapsed - sum(run.waited.values()) > limit and not judged.over
         if elapsed > HARD * limit or (late and not (ended and meter.dead(ended))):
-            run.halt("TLE", f"it did not end within {limit} s")
+            run.halt("TLE", f"the program did not end within {limit} s")
 
     def _end(self, run: streams.Run) -> None:
-        """Kill whatever is left of the program, until the kernel says that nothing is; or give the container up."""
+        """Kill what is left of the program until the kernel confirms that nothing is, or give up the container."""
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
@@ -224,10 +224,10 @@ class Supervisor:
                 return
         run.fatal = f"processes are left {END_S:.0f} s after they were killed"
         if not all(born.over for born in run.born) or self.ends.left():
-            run.halt("SV", "it could not be ended")  # else somebody from outside is in the container, and the verdict stands
+            run.halt("SV", "the program could not be killed")  # else the processes are not the program's, and the verdict is valid
 
     def abandon(self) -> None:
-        """The owner is gone: end whatever runs."""
+        """The owner exited: kill everything that runs."""
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
@@ -244,11 +244,11 @@ class Supervisor:
         if not settled and not run.stop:
             run.halt("IE", f"the program could not be set up: {bytes(run.said['stderr'])[-500:].decode(errors='replace')}")
         elif self.meter.kills() > kills:
-            run.stop, run.reason = "MLE", "the kernel killed it for want of memory"
+            run.stop, run.reason = "MLE", "the kernel killed the program because memory ran out"
         elif run.exit == -signal.SIGXCPU:
-            run.halt("TLE", "it used up its processor time")
+            run.halt("TLE", "the program used up its processor time")
         elif run.exit == -signal.SIGSYS:
-            run.halt("SV", "it made a forbidden system call")
+            run.halt("SV", "the program made a forbidden system call")
         elif run.exit:
             run.halt("RE", f"killed by signal {-run.exit}" if run.exit < 0 else f"exit status {run.exit}")
 
@@ -260,12 +260,12 @@ def _reap() -> None:
 
 
 def _exactly(count: int) -> bytes:
-    """The next `count` bytes from our owner."""
+    """Read the next `count` bytes from our owner."""
     data = bytearray()
     while len(data) < count:
         more = os.read(0, min(count - len(data), CHUNK))
         if not more:
-            raise Gone("the owner is gone")
+            raise Gone("the owner exited")
         data += more
     return bytes(data)
 
@@ -278,7 +278,7 @@ def _say(header: dict[str, Any], parts: dict[str, bytes]) -> None:
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Settle in, fork the zygote, then serve until the owner goes away. In a child: become the program."""
+    """Set up, fork the zygote, then serve until the owner exits. In a child: become the program."""
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     spaces = namespaces.enter(settings["disk_mb"]) if settings.get("namespaces") else []
     if namespaces.OWN_DISK in spaces:
@@ -297,7 +297,7 @@ def main(settings: dict[str, Any]) -> None:
         zygote.become(order)
         return
     other.close()
-    measuring = 0 if settings["cgroup"] else rights.SYS_PTRACE  # the process table tells the memory of others to nobody else
+    measuring = 0 if settings["cgroup"] else rights.SYS_PTRACE  # reading the memory of other users' processes needs it
     rights.keep(rights.KILL | rights.SETUID | rights.SETGID | measuring)
     filtered = seccomp.apply(seccomp.SUPERVISOR)
     supervisor = Supervisor(settings, {child, nursery.pid} if nursery else {child}, door, nursery)
@@ -312,7 +312,7 @@ def main(settings: dict[str, Any]) -> None:
             fatal = reply["fatal"]
             _say(reply, said)
     except Gone as error:
-        os.write(2, f"{error}\n".encode())  # said inside, so that nobody takes it for something done from outside
+        os.write(2, f"{error}\n".encode())  # reported from inside, so that it is not taken for a failure from outside
     except OSError:
         pass
     supervisor.abandon()

@@ -1,4 +1,4 @@
-"""How programs in other languages are compiled and started. Runs inside the container: standard library only."""
+"""Compile and start programs in other languages. Runs inside the container: standard library only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_S, MOST_S = 10.0, 20.0
 
 
 def compiling(limits: dict[str, float]) -> dict[str, float]:
-    """The limits of the compiler: twice the program's processor time, but from 10 to 20 s; a wait of twice that.
+    """The limits of the compiler: twice the program's processor time, at least 10 s and at most 20 s; twice that as wall time.
 
     >>> compiling({"cpu_s": 1, "wall_s": 2})["wall_s"]
     20.0
@@ -26,7 +26,7 @@ def compiling(limits: dict[str, float]) -> dict[str, float]:
 
 
 class Compiled:
-    """The last few binaries, by their source: a program with twenty cases is compiled once in each container.
+    """A cache of the last binaries, by their source: a program with twenty cases is compiled once in each container.
 
     >>> kept = Compiled()
     >>> kept.put("cpp", b"int main() {}", b"ELF")
@@ -39,11 +39,11 @@ class Compiled:
         self._entries, self._room = entries, room
 
     def get(self, language: str, source: bytes) -> bytes | None:
-        """The binary of this source, if it was compiled here lately."""
+        """The binary of this source, if it was compiled here recently."""
         return self._kept.get(_key(language, source))
 
     def put(self, language: str, source: bytes, binary: bytes) -> None:
-        """Keep a binary, and let the oldest ones go."""
+        """Store a binary, and drop the oldest ones."""
         self._kept[_key(language, source)] = binary
         while len(self._kept) > self._entries or sum(map(len, self._kept.values())) > self._room:
             self._kept.popitem(last=False)
@@ -54,7 +54,7 @@ def _key(language: str, source: bytes) -> bytes:
 
 
 def binary(folder: str, most: int = 4 << 20) -> bytes | None:
-    """What the compiler made, if it is a plain file of a fair size."""
+    """The compiler's output, if it is a plain file of reasonable size."""
     try:
         number = os.open(os.path.join(folder, BINARY), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""The supervisor's side of the zygote: orders go out, births and ends come back. Runs inside the container: standard library only."""
+"""The supervisor's side of the zygote: it sends orders and receives births and exits. Runs inside the container: standard library only."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Born:
 
 
 class Door:
-    """Orders children, and keeps what was heard of them."""
+    """Orders children, and stores what is reported about them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self._serial, self._born = connection, 0, dict[int, Born]()
 
     def order(self, ports: dict[int, int], order: dict[str, Any]) -> Born:
-        """Have a child forked that becomes the program, with these descriptors."""
+        """Fork a child that becomes the program, with these descriptors."""
         self._serial += 1
         born = self._born[self._serial] = Born(self._serial)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", ports.values()))]
@@ -49,12 +49,12 @@ class Door:
         return born
 
     def hear(self, seconds: float) -> bool:
-        """Take one message, if it comes in time."""
+        """Receive one message, if it arrives in time."""
         if not select.select([self.connection], [], [], max(seconds, 0))[0]:
             return False
         raw = self.connection.recv(65536)
         if not raw:
-            raise Gone("the zygote is gone")
+            raise Gone("the zygote exited")
         message: dict[str, Any] = json.loads(raw)
         born = self._born[message["serial"]]
         born.pid = message.get("pid", born.pid)

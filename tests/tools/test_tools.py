@@ -111,8 +111,8 @@ def test_files_are_read_written_and_edited() -> None:
         box.files |= {"bin": b"\xff\xfe", "big": b"x" * (MOST_BYTES + 1), "e": b""}
         assert said(files, "read_file", path="e").text == "[the file is empty]"
         refusals: list[tuple[str, dict[str, Any], str]] = [
-            ("edit_file", {"path": "a/b.txt", "old": "e", "new": ""}, "stands 3 times"),
-            ("edit_file", {"path": "a/b.txt", "old": "zwei", "new": ""}, "stands 0 times"),
+            ("edit_file", {"path": "a/b.txt", "old": "e", "new": ""}, "occurs 3 times"),
+            ("edit_file", {"path": "a/b.txt", "old": "zwei", "new": ""}, "occurs 0 times"),
             ("edit_file", {"path": "a/b.txt", "old": "", "new": "x"}, "old is empty"),
             ("read_file", {"path": "none"}, "No such file"),
             ("read_file", {"path": "a/b.txt", "first": 9}, "behind its end"),
@@ -222,7 +222,7 @@ def test_search_finds_by_words(texts: Path) -> None:
         assert best.startswith("[1] (b.txt#0)\nAda Lovelace") and "c.bin" not in best
         assert said(search, "search", query="cranes", limit=1).text.endswith("...")
         for nothing in ("zebra", "", "\ud800", "\0"):
-            assert said(search, "search", query=nothing).text == "No passage holds any of these words."
+            assert said(search, "search", query=nothing).text == "No passage contains any of these words."
         assert not said(search, "search", query="a", limit=0).ok and not said(search, "search", query="x" * 5000).ok
 
 

@@ -1,4 +1,4 @@
-"""Judging a tree against the gold's tree: dispatch by the kind of the gold; collections are matched member by member."""
+"""Judge a tree against the gold's tree: dispatch by the kind of the gold; collections are matched member by member."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlvr.verifiers._math.value.exact import exact
 
 
 def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Whether the answer is the gold, under the bench's policy."""
+    """Whether the answer equals the gold, under the bench's policy."""
     if _bare(gold) and _bare(answer):
         return match(gold, answer, bench)
     gold, answer = remainder(gold), worked(remainder(answer) if remainder(gold)[0] == "mod" else answer)
     if bench.policy.evaluated and unworked(answer) and not unworked(gold):
-        return Judged(False, f"it was not worked out: {unworked(answer)} is left in it")
+        return Judged(False, f"it is not evaluated: it still contains {unworked(answer)}")
     wrong = finite(answer)
     if wrong:
         return Judged(False, wrong)
@@ -33,15 +33,15 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _bare(tree: Tree) -> bool:
-    """Whether a tree is one numeral, with or without a unit: there is nothing in it to bring into shape."""
+    """Whether a tree is one numeral, with or without a unit: it needs no normalisation."""
     return tree[0] in ("num", "dec") or (tree[0] == "unit" and tree[1][0] in ("num", "dec"))
 
 
 def match(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Judge an answer that is in shape already: what is left to do for a member of a list."""
+    """Judge an answer that is already normalised: the remaining work for a member of a list."""
     bench.steps -= 1
     if bench.steps < 0:
-        raise TooBig("it takes too many comparisons")
+        raise TooBig("it needs too many comparisons")
     if gold == answer and not bench.policy.form:
         return Judged(True, f"{say(answer)} is the gold")
     rule = RULES.get(gold[0])
@@ -62,7 +62,7 @@ def match(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if value[0] == "ratio" and len(value) == 3:
         value = ("div", value[1], value[2])
     if value[0] == "list" and _repeats(value) and all(match(gold, arg, bench).right for arg in value[1:]):
-        return Judged(True, f"{say(value)} says {show(gold)} in several forms")
+        return Judged(True, f"{say(value)} is {show(gold)} in several forms")
     if value[0] == "cases" and symbols(gold) and formula(value, gold, bench):
         return Judged(True, f"{say(value)} has the values of {show(gold)}")
     if value[0] in NOT_VALUES:
@@ -71,7 +71,7 @@ def match(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _repeats(tree: Tree) -> bool:
-    """Whether a short list may be one value in several forms, `1/2, 0.5`: no repeats, and not of several letters."""
+    """Whether a short list may be one value in several forms, `1/2, 0.5`: no repeats, and only one letter."""
     return len(set(tree[1:])) == len(tree) - 1 < 4 and len({named(arg)[0] for arg in tree[1:]} - {""}) < 2
 
 
@@ -171,7 +171,7 @@ def _cases(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     value, why = settled(gold, answer, bench)
     if value is not None and value[0] not in NOT_VALUES:
         right = formula(gold, value, bench)
-        return Judged(right, f"{say(value)} {'has' if right else 'has not'} the values of {say(gold)}")
+        return Judged(right, f"{say(value)} {'has' if right else 'does not have'} the values of {say(gold)}")
     if value is None or value[0] != "cases" or len(value) != len(gold):
         return Judged(False, why or f"parsed as {say(answer)}; the gold is {say(gold)}")
     gold, value = otherwise(gold, value), otherwise(value, gold)

@@ -1,4 +1,4 @@
-"""Judging what has members: lists, sets, tuples, matrices, and the sets of numbers that intervals and conditions describe."""
+"""Judge collections: lists, sets, tuples, matrices, and the sets of numbers that intervals and conditions describe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_MEMBERS = 60
 
 
 def members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """A list or a set against what should be one: every member matched once, order or no order."""
+    """Judge a list or a set: every member must match exactly one member, in order or in any order."""
     if gold[0] == "list" and any(arg[0] == "rel" for arg in gold[1:]):
         spans = region(gold)
         if spans is not None and any(arg[2] != "=" for arg in gold[1:] if arg[0] == "rel"):
@@ -63,7 +63,7 @@ def members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _values(tree: Tree, whole: bool) -> list[Tree]:
-    """The members; `x = 1, x = 2` lists two values of one letter unless the whole equations are wanted, `x = 1, y = 2` stays as it is."""
+    """The members; `x = 1, x = 2` lists two values of one letter unless the gold has whole equations; `x = 1, y = 2` is unchanged."""
     members = list(tree[1:])
     names = {named(arg)[0] for arg in members if named(arg)[0]}
     return [named(arg)[1] for arg in members] if len(names) == 1 and not whole else members
@@ -82,11 +82,11 @@ def _ordered(golds: Sequence[Tree], answers: Sequence[Tree], bench: Bench) -> Ju
         judged = bench.match(spread(want), spread(have), bench)
         if not judged.right:
             return Judged(False, f"member {place}: {judged.reason}")
-    return Judged(True, "every member is the gold's, in order")
+    return Judged(True, "every member matches the gold's, in order")
 
 
 def matched(golds: Sequence[Tree], answers: Sequence[Tree], bench: Bench) -> Judged:
-    """Every member of the gold once, in any order."""
+    """Match every member of the gold once, in any order."""
     left = list(answers)
     values = [exact_or_none(quantity(arg)[0]) for arg in left]
     for want in golds:
@@ -96,11 +96,11 @@ def matched(golds: Sequence[Tree], answers: Sequence[Tree], bench: Bench) -> Jud
         if found is None:
             return Judged(False, f"the gold's member {show(want)} is missing")
         del left[found], values[found]
-    return Judged(True, "the members are the gold's")
+    return Judged(True, "the members match the gold's")
 
 
 def tuples(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """A point or a pair: as a tuple, a column, a list in order, or named coordinates."""
+    """Judge a point or a pair: as a tuple, a column, a list in order, or named coordinates."""
     if (
         answer[0] == "rel"
         and answer[1][0] == "tuple"
@@ -123,7 +123,7 @@ def tuples(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         names = {name for name, _ in pairs}
         if "" not in names and len(names) == len(pairs):
             pairs.sort(key=lambda pair: pair[0])
-        value = ("tuple", *(part for _, part in pairs)) if names == {""} or len(names) == len(pairs) else value  # x = 1, x = 2 is no pair
+        value = ("tuple", *(part for _, part in pairs)) if names == {""} or len(names) == len(pairs) else value  # x = 1, x = 2: no pair
     if value[0] == "tuple":
         if len(value) != len(gold):
             return Judged(False, f"it has {len(value) - 1} members; the gold {say(gold)} has {len(gold) - 1}")
@@ -134,12 +134,12 @@ def tuples(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def matrix(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """A matrix, a vector among them: row by row."""
+    """Judge a matrix or a vector, row by row."""
     value, why = settled(gold, answer, bench)
     if value is None:
         return Judged(False, why)
     rows = gold[1]
-    if value[0] == "binom" and len(rows) == 2 and len(rows[0]) == 1:  # a column, as some countries write it
+    if value[0] == "binom" and len(rows) == 2 and len(rows[0]) == 1:  # a column, as written in some countries
         value = column(value[1:])
     if value[0] == "interval" and value[3:] == ("[", "]"):
         value = ("tuple", value[1], value[2])
@@ -157,7 +157,7 @@ def matrix(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def regions_or_words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """A set of numbers: as intervals, as a solved condition, in words."""
+    """Judge a set of numbers: as intervals, as a solved condition, or in words."""
     if unsolved(gold) is None and (left := unsolved(answer)) is not None:
         return Judged(False, f"{show(left)} is not solved yet; the gold is {say(gold)}")
     want, have = region(gold), region(answer)

@@ -1,4 +1,4 @@
-"""Relations: assignments peeled off values, chains that must agree, equations and inequalities compared as such."""
+"""Judge relations: take values out of assignments, check chains, compare equations and inequalities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ZERO: Tree = ("num", 0, 1)
 
 
 def name_of(tree: Tree) -> str:
-    """The name on one side of an assignment: `x`, `f(x)`, `(x, y)`; empty when it is none."""
+    """The name on one side of an assignment: `x`, `f(x)`, `(x, y)`; empty if it is not a name."""
     if tree[0] == "sym":
         return str(tree[1])
     if tree[0] == "mul" and all(node[0] == "mul" or (node[0] == "sym" and node[1].isupper()) for node in walk(tree)):
@@ -54,7 +54,7 @@ def named(tree: Tree) -> tuple[str, Tree]:
 
 
 def quantity_of(tree: Tree) -> str:
-    r"""What a question may ask for by more than a letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; empty for anything else."""
+    r"""A requested quantity that is named by more than a letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; empty for anything else."""
     op = tree[0]
     if op == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1].rstrip("'") in _APPLIED and not symbols(tree[2]):
         return show(tree)
@@ -68,9 +68,9 @@ def quantity_of(tree: Tree) -> str:
 
 
 def asked(tree: Tree) -> bool:
-    """Whether the left side of an equation only names what was asked: `m + n = 204`, `f(1) + f(2) = 6`.
+    """Whether the left side of an equation only names what is requested: `m + n = 204`, `f(1) + f(2) = 6`.
 
-    An equation in one letter might be one that is not solved yet; one in several letters determines none of them.
+    An equation in one letter might be unsolved; one in several letters determines none of them.
     """
     if name_of(tree) or quantity_of(tree):
         return True
@@ -97,7 +97,7 @@ def solved(tree: Tree) -> bool:
 
 
 def unsolved(tree: Tree) -> Tree | None:
-    """The first relation in an answer that is not solved; None where there is none."""
+    """The first relation in an answer that is not solved; None if there is none."""
     if tree[0] == "rel":
         name, value = named(tree)
         return None if tree[2] == "in" or solved(tree) or (name and name not in symbols(value)) else tree
@@ -107,14 +107,14 @@ def unsolved(tree: Tree) -> Tree | None:
 
 
 def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
-    """The value that an answer asserts when the gold is one value: `x = 5` says 5, a chain must agree with itself."""
+    """The value that an answer asserts if the gold is one value: `x = 5` asserts 5, a chain must be consistent."""
     if answer[0] != "rel":
         return answer, ""
     signs, parts = answer[2::2], list(answer[1::2])
     if list(signs) == ["in"]:
-        return (parts[1], "") if name_of(parts[0]) else (None, f"{show(parts[0])} is no letter")
+        return (parts[1], "") if name_of(parts[0]) else (None, f"{show(parts[0])} is not a letter")
     if any(sign not in ("=", "~") for sign in signs):
-        return None, f"parsed as {say(answer)}; the gold {show(gold)} is no relation"
+        return None, f"parsed as {say(answer)}; the gold {show(gold)} is not a relation"
     values = parts
     if asked(parts[0]) and (not symbols(parts[0]) & symbols(gold) or (parts[0][0] != "sym" and name_of(parts[0]))):
         values = parts[1:]
@@ -125,9 +125,9 @@ def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
         return None, "it asserts nothing"
     for sign, value in zip(signs, values[1:], strict=False):
         if sign == "=" and not bench.judge(values[0], value, bench).right:
-            return None, f"its chain does not agree: {show(values[0])} is not {show(value)}"
+            return None, f"its chain is inconsistent: {show(values[0])} is not {show(value)}"
         if sign == "~" and not _near(values[0], value):
-            return None, f"its chain does not agree: {show(values[0])} is not near {show(value)}"
+            return None, f"its chain is inconsistent: {show(values[0])} is not close to {show(value)}"
     simple = [value for value in values if value[0] in ("num", "dec") or exact_value(value)]
     return (simple[-1] if simple and len(values) > 1 and "~" not in signs else values[0]), ""
 
@@ -146,7 +146,7 @@ def _near(a: Tree, b: Tree) -> bool:
 
 
 def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """A gold that is a relation: a membership, an assignment, an equation, an inequality."""
+    """Judge a gold that is a relation: a membership, an assignment, an equation, an inequality."""
     judge = bench.judge
     if answer[0] == "mod" and gold[2] == "=":
         return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
@@ -159,7 +159,7 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         if want is not None and have is not None and not (answer[0] == "set" and size > 1):
             if answer[0] == "rel" and symbols(answer) and symbols(gold) and symbols(answer) != symbols(gold):
                 return Judged(
-                    False, f"it is about {', '.join(sorted(symbols(answer)))}; the gold is about {', '.join(sorted(symbols(gold)))}"
+                    False, f"it contains {', '.join(sorted(symbols(answer)))}; the gold contains {', '.join(sorted(symbols(gold)))}"
                 )
             return judge_region(want, have, bench)
         if list(signs) == ["in"]:
@@ -181,7 +181,7 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         same = mine == name or (_points(name) != "" and _points(name) == _points(mine))
         if name and mine and same and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
-        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
+        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is equivalent to y = ...
         applied = applied and (answer[1][0] != "mul" or symbols(answer[1][2]) <= symbols(value))  # f(y) = 2x + 3 is another function
         if name and mine and applied and symbols(value) and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
@@ -195,7 +195,7 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 
 
 def _points(name: str) -> str:
-    """The points of a name, whatever sign stands over or around them: |AB| is AB, but |x| is not x."""
+    """The points of a name, without signs over or around them: |AB| is AB, but |x| is not x."""
     letters = "".join(sorted(name.strip("|").rpartition(" ")[2]))
     return letters if letters.isalpha() and letters.isupper() and len(letters) > 1 else ""
 
@@ -205,13 +205,13 @@ def _moved(tree: Tree) -> Tree:
 
 
 def _total(tree: Tree) -> bool:
-    """Whether an equation only says what a sum of unknown numbers is: `m + n = 204`; with an x in it, it may be a line."""
+    """Whether an equation only states the value of a sum of unknown numbers: `m + n = 204`; with an x in it, it may be a line."""
     terms = tree[1][1:] if tree[1][0] == "add" else ()
     return bool(terms) and not symbols(tree[3]) and all(term[0] == "sym" and term[1] not in ("x", "y", "z", "t") for term in terms)
 
 
 def _cleared(tree: Tree) -> Tree:
-    """A sum without its denominators that hold letters, each of its terms multiplied by them: y - 1/x as xy - 1."""
+    """A sum multiplied by its denominators that contain letters: y - 1/x as xy - 1."""
     lows = {arg[2] for term in tree[1:] for arg in walk(term) if arg[0] == "div" and symbols(arg[2])}
     terms = [(term[0] == "neg", term[1] if term[0] == "neg" else term) for term in tree[1:]]
     if len(lows) != 1 or any(any(low in walk(part) for low in lows) and part[0] != "div" for _, part in terms):
@@ -222,18 +222,18 @@ def _cleared(tree: Tree) -> Tree:
 
 
 def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Two equations with the same letters, one a constant multiple of the other."""
+    """Compare two equations with the same letters: one must be a constant multiple of the other."""
     a, b = _cleared(_moved(gold)), _cleared(_moved(answer))
     if symbols(a) != symbols(b) or not symbols(a):
         return Judged(False, f"{show(answer)} is not {show(gold)}: the letters differ")
     factor = _multiple(a, b, bench)
     if factor is None:
         return Judged(False, f"{show(answer)} is not a multiple of {show(gold)}")
-    return Judged(True, f"{show(answer)} is {show(gold)}, moved or scaled")
+    return Judged(True, f"{show(answer)} is {show(gold)}, rearranged or scaled")
 
 
 def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
-    """The constant factor between two expressions that vanish together; None when there is none."""
+    """The constant factor between two expressions that vanish together; None if there is none."""
     first, second = Normaliser().form(a), Normaliser().form(b)
     if not first or not second or set(first) != set(second):
         return None
@@ -245,7 +245,7 @@ def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
 
 
 def _inequality(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Two inequalities that are not solved: the same one, moved, turned round or scaled."""
+    """Compare two unsolved inequalities: the same one, rearranged, reversed or scaled."""
     size, gold_size = len(answer), len(gold)
     if answer[0] != "rel" or size != gold_size or any(sign not in FLIP for sign in answer[2::2]):
         return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")

@@ -1,4 +1,4 @@
-"""What is said around an answer inside its channel: words that only lead to it, and second readings of one notation."""
+"""Remove words around an answer in its channel that only lead to it, and list alternative readings of one notation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TURNS = re.compile(
 
 
 def states(text: str) -> bool:
-    """Whether words say nothing but that a value follows: `the total number of ways is`; no word in them may turn the value.
+    """Whether words only announce a value: `the total number of ways is`; no word in them may change the value.
 
     >>> states("the required sum of digits is"), states("half of it is")
     (True, False)
@@ -32,7 +32,7 @@ def states(text: str) -> bool:
 
 
 def entitles(text: str) -> bool:
-    """Whether words with a colon only name the value that follows: `Total:`.
+    """Whether words with a colon only announce the value that follows: `Total:`.
 
     >>> entitles("Maximum value:"), entitles("Not the value:")
     (True, False)
@@ -42,7 +42,7 @@ def entitles(text: str) -> bool:
 
 
 def without_lead(text: str) -> str:
-    r"""The text without words that only say that an answer follows.
+    r"""The text without words that only announce the answer.
 
     >>> without_lead(r"\text{The answer is } 204")
     '204'
@@ -76,7 +76,7 @@ _GUESSED = re.compile(
 
 
 def stated(text: str) -> str | None:
-    r"""The one formula of one sentence that states it: `The solution is $x > 2$.`; None when more or less is said.
+    r"""The one formula of one sentence that states it: `The solution is $x > 2$.`; None for anything else.
 
     >>> stated("Thus the required number is $17$."), stated("It is less than $17$.")
     ('17', None)
@@ -107,9 +107,9 @@ _BARE = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
 def readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
-    r"""Gold and answer as they may be read besides: a comma as the decimal point, a bare logarithm to the other one's base of ten,
-    the letter e of the gold where `2e-3` may be 0.002,
-    what stands behind the letter of a choice.
+    r"""Alternative readings of gold and answer: a comma as the decimal point, a bare logarithm with the other's base ten,
+    the letter e of the gold where `2e-3` may be 0.002, and
+    the text after the letter of a choice.
 
     >>> list(readings("2.75", "2,75")), list(readings(r"\lg 2", r"\log 2"))
     ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
@@ -130,7 +130,7 @@ def readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def pointed(text: str, places: int = 1) -> str | None:
-    """A decimal that is written with a comma, with a point; None for anything else, and for a list of round numbers.
+    """A decimal written with a comma, rewritten with a point; None for anything else, and for a list of round numbers.
 
     >>> pointed("2,74"), pointed("2, 74"), pointed("5,0")
     ('2.74', None, None)

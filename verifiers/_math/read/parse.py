@@ -1,6 +1,6 @@
-"""Text to a syntax tree: lists, relations, sets, units and words around the expressions of `_grammar.py`.
+"""Parse text to a syntax tree: lists, relations, sets, units and words around the expressions of `grammar.py`.
 
-`parse` accounts for the whole text or raises; there is no partial reading.
+`parse` uses the whole text or raises; there is no partial reading.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ INFINITE: Tree = ("const", "oo")
 _NUMBER = re.compile(r"(-?)((?:[0-9]{1,15}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?)")
 _JOINED = {"and": "inter", "und": "inter", "or": "union", "oder": "union"}
 _JOINED |= {r"\land": "inter", r"\wedge": "inter", r"\lor": "union", r"\vee": "union"}
-"""What a word between two inequalities about one letter makes of them."""
+"""How a word between two inequalities in one letter joins them."""
 
 
 class Parser(Blocks):
     """The whole grammar over one row of tokens."""
 
     def top(self) -> Tree:
-        """Everything there is, to the last token."""
+        """The whole input, to the last token."""
         items = self.over(self.items())
         self.accept(".")
         if self.peek().kind != "eof":
@@ -60,14 +60,14 @@ class Parser(Blocks):
         return found
 
     def over(self, found: list[Tree]) -> list[Tree]:
-        r"""The older fractions, whose bar stands between all there is in a group: `{1 \\over 2}`, `{n \\choose k}`."""
+        r"""The older fractions, whose bar separates everything in a group: `{1 \\over 2}`, `{n \\choose k}`."""
         sign = self.peek().text
         if len(found) != 1 or not self.accept(r"\over", r"\choose"):
             return found
         return [("div" if sign == r"\over" else "binom", single(found[0]), single(self.sum()))]
 
     def starts_factor(self, token: Token) -> bool:
-        """As below, except for words that end an expression: units, `and`, `mod`."""
+        """As in the superclass, except for words that end an expression: units, `and`, `mod`."""
         if token.kind == "word":
             name = token.text
             if name.lower() in MULTIPLES:
@@ -88,7 +88,7 @@ class Parser(Blocks):
         return super().starts_factor(token)
 
     def ends_clause(self, token: Token) -> bool:
-        """Whether nothing more of this clause follows."""
+        """Whether this clause ends here."""
         return token.kind == "eof" and self.row[self.at - 1].kind == "num" and self.peek().spaced
 
     def is_letter_unit_here(self, token: Token) -> bool:
@@ -109,7 +109,7 @@ class Parser(Blocks):
                 relation += "="
             chain += [relation, self.value()]
             if len(chain) > 15:
-                raise TooBig("the chain of relations is longer than 8")
+                raise TooBig("the chain of relations has more than 8 members")
         tree: Tree = first if len(chain) == 1 else ("rel", *chain)
         return self.modulo(tree)
 
@@ -190,13 +190,13 @@ def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
     if len(found) == 1 and (plainly or (opener, closer) == ("[", "]")):
         return found[0]
     if plainly and len(found) == 2 and (found[0] == ("neg", INFINITE) or found[1] == INFINITE):
-        return ("interval", found[0], found[1], opener, closer)  # no pair of numbers has an infinite member
+        return ("interval", found[0], found[1], opener, closer)  # a pair of numbers never has an infinite member
     if plainly or (len(found) > 2 and (opener, closer) == ("[", "]")):
         return ("tuple", *found)
     if len(found) != 2:
-        raise Unreadable("an interval has two ends")
+        raise Unreadable("an interval must have two ends")
     if any(side in ("[", "]") and infinite(end) for side, end in ((opener, found[0]), (closer, found[1]))):
-        raise Unreadable("an interval is open at infinity")
+        raise Unreadable("an interval must be open at infinity")
     return ("interval", found[0], found[1], opener, closer)
 
 
@@ -208,7 +208,7 @@ def parse(text: str) -> Tree:
     ('div', ('num', 1, 1), ('num', 2, 1))
     """
     numbered = _NUMBER.fullmatch(text)
-    if numbered:  # most answers of most data sets: as below, without the search for anything else
+    if numbered:  # the most common case: a shortcut for the code below
         value = numeral(numbered[2].replace(",", ""))
         return ("neg", value) if numbered[1] else value
     if not text.isascii() and (said := enclosed(text)) is not None:
@@ -236,12 +236,12 @@ def parse(text: str) -> Tree:
         return said
     nodes = len(walk(tree))
     if nodes > MAX_NODES:
-        raise TooBig(f"it has {nodes} parts; at most {MAX_NODES} are judged")
+        raise TooBig(f"it has {nodes} parts; at most {MAX_NODES} are allowed")
     return tree
 
 
 def _titled(text: str) -> Tree | None:
-    r"""A value with a title that is no expression: `P(\text{red}) = 7/12`, `[ABC] = 6`; None when the title says more than a name."""
+    r"""A value with a label that is not an expression: `P(\text{red}) = 7/12`, `[ABC] = 6`; None if the label is more than a name."""
     depth, at = 0, -1
     for place, sign in enumerate(text[:120]):
         depth += (sign in "([{") - (sign in ")]}")
@@ -259,7 +259,7 @@ def _titled(text: str) -> Tree | None:
 
 
 def _named(row: list[Token]) -> list[Token]:
-    r"""Text in math that is no words at all: \mathrm{e}, \operatorname{sin}, \mathbb{R}."""
+    r"""Text commands in math that are not words: \mathrm{e}, \operatorname{sin}, \mathbb{R}."""
     for at, token in enumerate(row):
         if token.kind == "text":
             name = ALIASES.get(token.text, token.text)

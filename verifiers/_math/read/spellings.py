@@ -1,7 +1,7 @@
-r"""The many spellings of one thing, a row for each: what is written, what it becomes, why, and one example, which a test runs.
+r"""A table of alternative spellings: what is written, what it becomes, why, and one example, which a test runs.
 
-Works on text, before there are tokens. Each row is one regular expression with bounded repeats, and leaves all else alone; it is only
-tried where one of its `signs` stands in the text.
+Works on the text before tokenizing. Each row is one regular expression with bounded repeats; it is only
+tried if one of its `signs` is in the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Spelling(NamedTuple):
 
     name: str
     signs: tuple[str, ...]
-    """One of these stands in every text that the row changes."""
+    """One of these is in every text that the row changes."""
     pattern: re.Pattern[str]
     becomes: Change
     why: str
@@ -117,10 +117,10 @@ SPELLINGS: tuple[Spelling, ...] = (
     _row("positive", r"\mathbb",
          r"\\mathbb\s*\{?\s*(?:N\s*\}?\s*\^\s*\{?\s*\*|[NZ]\s*\}?\s*(?:\^\s*\{?\s*\+|_\s*\{?\s*(?:\+|>\s*0)))\s*\}?", r"\\N ",
          "the positive whole numbers", r"\mathbb{Z}^+", r"\N "),
-    _row("colour", "color", r"\\(?:text)?color(?:box)?\s*\{[a-zA-Z0-9!,. ]{1,30}\}", "", "a colour says nothing", r"\color{red}{5}",
+    _row("colour", "color", r"\\(?:text)?color(?:box)?\s*\{[a-zA-Z0-9!,. ]{1,30}\}", "", "a colour has no meaning", r"\color{red}{5}",
          "{5}"),
     _row("size", _SIZES, r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![a-zA-Z])",
-         "", "a size says nothing", r"\large 5", " 5"),
+         "", "a size has no meaning", r"\large 5", " 5"),
     _row("space", "space", r"\\(?:hspace|vspace)\*?\s*\{[^{}]{0,60}\}", " ", "space in points or inches", r"5\hspace{2pt}cm", "5 cm"),
     _row("frame", r"\under \ensure \strut \check \black \square \Box",
          r"\\(?:underline|underbrace|ensuremath|strut|checkmark|blacksquare|square|Box)(?![a-zA-Z])", "",
@@ -182,7 +182,7 @@ SPELLINGS: tuple[Spelling, ...] = (
     _row("for all", "for", _ALL + r"(?:\s*\\in\s*" + _REALS + r")?\s*\}?[\s$.]*$", "", "a formula holds for all of a letter",
          r"2x\text{ for all real }x", "2x"),
     _row("over the reals", r"\in", r"\s*,\s*([a-zA-Z])\s*\\in\s*" + _REALS + r"[\s$.]*$", _over_reals,
-         "a function says no more with its domain, all reals", r"f(x)=2x, x\in\mathbb{R}", "f(x)=2x"),
+         "a function with the default domain, all reals", r"f(x)=2x, x\in\mathbb{R}", "f(x)=2x"),
     _row("all that", "ll", r"^\\text\s*\{\s*[Aa]ll(?:\s+real)?(?:\s+numbers)?\s*\}\s*(?=[a-zA-Z]\s*(?:\\(?:[gl]e|ne)|[<>]))", "",
          "all x with a condition", r"\text{all }x>2", "x>2"),
     _row("therefore", r"\there \because \implies ightarrow", r"^\s*\\(?:therefore|because|implies|(?:Long)?[rR]ightarrow)(?![a-zA-Z])\s*",
@@ -251,13 +251,13 @@ def standard(text: str) -> str:
     ('{0.\\overline{3}}', '(0, 1]')
     """
     if "  " in text or "\n" in text or "\t" in text:
-        text = " ".join(text.split())  # long runs of spaces are what makes a regular expression slow
+        text = " ".join(text.split())  # long runs of spaces make regular expressions slow
     at = 0
     while at < len(SPELLINGS):
         tried = sorted({row for sign in _BY_SIGN if sign in text for row in _BY_SIGN[sign] if row >= at})
         for row in tried:
             changed = SPELLINGS[row].pattern.sub(SPELLINGS[row].becomes, text)
-            if changed != text:  # which may bring a sign of a later row
+            if changed != text:  # the change may add a sign of a later row
                 text, at = changed, row + 1
                 break
         else:

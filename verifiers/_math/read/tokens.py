@@ -1,6 +1,6 @@
-"""Text to tokens: Unicode made plain or refused, LaTeX's spacing dropped, numerals read by a grammar of our own.
+"""Split text into tokens: Unicode is converted or refused, LaTeX spacing is dropped, numerals follow a grammar of their own.
 
-Everything is one pass, and everything has a cap, so that no text can make the tokenizer slow.
+Everything is one pass with limits, so that no text can make the tokenizer slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Token(NamedTuple):
     kind: str
     text: str
     spaced: bool
-    """Whether white space stood before it."""
+    """Whether white space came before it."""
 
 
 _SIGNS = {
@@ -49,7 +49,7 @@ _FOREIGN = {
     "美元": "dollars", "欧元": "euros", "元": "yuan", "度": "degrees", "人": "people",
     **dict.fromkeys("个只本块支张次条颗名辆件种", "units"),
 }  # fmt: skip
-"""Units as Chinese writes them; the words for what is counted say nothing of a unit."""
+"""Units in Chinese; the words for counted things are not units."""
 _FOREIGN_UNIT = re.compile(r"(?<=[\d}{$ ])\s*(" + "|".join(sorted(_FOREIGN, key=len, reverse=True)) + r")(?=[\s}$.。]|$)")
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
 _SIGNS |= {sign: rf"\{name} " for sign, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}
@@ -64,14 +64,14 @@ _VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
 
 
 def plain(text: str) -> str:
-    r"""The text in ASCII and Latin letters; a sign that could deceive (a foreign digit, a hidden mark) is refused.
+    r"""The text in ASCII and Latin letters; a misleading character (a foreign digit, a hidden mark) is refused.
 
     >>> plain("½×2²")
     '\\frac{1}{2}\\times 2^{2}'
     """
     if within(text).isascii():
         if _CONTROL.search(text):
-            raise Unreadable("it holds a control character")
+            raise Unreadable("it contains a control character")
         return text
     text = _FOREIGN_UNIT.sub(lambda m: f" {_FOREIGN[m[1]]}", text.strip("\u200b\u2060\ufeff "))
     text = _RAISED_RUN.sub(lambda m: "^{" + m[0].translate(_RAISED) + "}", text)
@@ -91,9 +91,9 @@ def plain(text: str) -> str:
 
 
 def within(text: str) -> str:
-    """The text, unless it is too long to be read."""
+    """The text, unless it is too long."""
     if len(text) > MAX_LENGTH:
-        raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are read")
+        raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are allowed")
     return text
 
 
@@ -119,7 +119,7 @@ _SILENT = frozenset((r"\(", r"\)", r"\[", r"\]"))
 
 
 def tokens(text: str) -> list[Token]:
-    r"""The tokens of a text that `plain` has been over.
+    r"""The tokens of a text that `plain` returned.
 
     >>> [t.text for t in tokens(r"\left(1,\!000\right)")]
     ['(', '1000', ')']
@@ -158,7 +158,7 @@ def tokens(text: str) -> list[Token]:
 def _numeral(word: str) -> str:
     digits = sum(c.isdigit() for c in word)
     if digits > MAX_DIGITS:
-        raise TooBig(f"it holds a numeral of {digits} digits; at most {MAX_DIGITS} are read")
+        raise TooBig(f"it contains a numeral of {digits} digits; at most {MAX_DIGITS} are allowed")
     if "overline" in word:
         head, _, tail = word.replace(r"\overline", "~").partition("~")
         return re.sub(r"[^\d.]", "", head) + "~" + re.sub(r"\D", "", tail)
@@ -166,7 +166,7 @@ def _numeral(word: str) -> str:
 
 
 def _braced(text: str, at: int) -> tuple[str, int]:
-    """The content up to the brace that closes, and the place after it."""
+    """The content up to the closing brace, and the position after it."""
     depth, start = 1, at
     while at < len(text):
         if text[at] == "\\":

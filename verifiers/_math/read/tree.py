@@ -1,6 +1,6 @@
 """The syntax tree of an answer: plain nested tuples, the operator's name first.
 
-Plain tuples compare structurally, hash, and travel as JSON; nothing here can run.
+Plain tuples compare by structure, hash, and can be sent as JSON; nothing in them can run.
 
     ("num", 3, 4)                    the rational 3/4               ("dec", 314, 2)      3.14, written with two places
     ("sym", "x")  ("const", "pi")    letters and constants          ("text", "east")     words
@@ -18,24 +18,24 @@ from typing import Any
 Tree = tuple[Any, ...]
 
 MAX_NODES = 600
-"""More nodes than this and a tree is refused before any arithmetic."""
+"""A tree with more nodes is refused before any arithmetic."""
 MAX_BITS = 60_000
-"""The largest exact integer, in bits, that is computed while judging."""
+"""The largest exact integer, in bits, that is computed."""
 
 
 LEAVES = frozenset(("num", "dec", "sym", "const", "text", "choice"))
 
 
 class Unreadable(Exception):
-    """The text is no answer that the grammar knows; the message says where it stops."""
+    """The text is not an answer that the grammar knows; the message says where parsing stopped."""
 
 
 class TooBig(Exception):
-    """The text is over a static cap: nothing of it was computed."""
+    """The text exceeds a static limit: nothing of it was computed."""
 
 
 def children(tree: Tree) -> Iterator[Tree]:
-    """The sub-trees right below."""
+    """The direct sub-trees."""
     if tree[0] in LEAVES:
         return
     for arg in tree[1:]:
@@ -49,7 +49,7 @@ def children(tree: Tree) -> Iterator[Tree]:
 def walk(tree: Tree) -> list[Tree]:
     """Every node, without recursion."""
     nodes = [tree]
-    for node in nodes:  # which grow on the way
+    for node in nodes:  # which grow in the loop
         if node[0] not in LEAVES:
             for arg in node[1:]:
                 if isinstance(arg, tuple) and arg:
@@ -73,7 +73,7 @@ def symbols(tree: Tree) -> frozenset[str]:
 
 
 def infinite(tree: Tree) -> int:
-    """1 or -1 when the tree is exactly plus or minus infinity; 0 else."""
+    """1 or -1 if the tree is exactly plus or minus infinity; else 0."""
     if tree == ("const", "oo"):
         return 1
     return -infinite(tree[1]) if tree[0] == "neg" else 0
@@ -91,7 +91,7 @@ def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
 
 
 def ordered(tree: Tree) -> Tree:
-    """The tree with the terms of its sums and the factors of its products in one order, and signs in front.
+    """The tree with the terms of its sums and the factors of its products in a fixed order, and signs in front.
 
     >>> one, x = ("num", 1, 1), ("sym", "x")
     >>> ordered(("add", x, one)) == ordered(("add", one, x))
@@ -113,7 +113,7 @@ def ordered(tree: Tree) -> Tree:
 
 
 def has(tree: Tree, *ops: str) -> bool:
-    """Whether a node of one of these kinds stands anywhere in the tree."""
+    """Whether a node of one of these kinds is anywhere in the tree."""
     return any(node[0] in ops for node in walk(tree))
 
 
@@ -154,7 +154,7 @@ _CLOSED = {"tuple": ("(", ")"), "set": ("{", "}")}
 
 
 def show(tree: Tree, depth: int = 0) -> str:
-    """The tree in plain one-line notation; deep parts are cut."""
+    """The tree in plain one-line notation; deep parts are left out."""
     op, args = tree[0], tree[1:]
     if depth > 12:
         return "..."

@@ -1,7 +1,7 @@
-"""Units of measure: what a label means, and when two labels may stand for the same quantity.
+"""Units of measure: the meaning of a label, and when two labels may mean the same quantity.
 
-A label is read into powers of base units and a factor: "cm^2" is ((("m", 2),), 1/10000). A word that the table does not
-know is a thing that is counted ("18 eggs"): its own base unit, without a conversion.
+A label is parsed into powers of base units and a factor: "cm^2" is ((("m", 2),), 1/10000). A word that is not in the table
+know is a counted thing ("18 eggs"): its own base unit, without a conversion.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DERIVED: Mapping[str, Measure] = {
     "hz": ((("s", -1),), Fraction(1)),
     "volume": ((("m", 3),), Fraction(1, 1000)),
 }
-"""What newtons, joules, watts, pascals, hertz and litres are made of."""
+"""The base units of newtons, joules, watts, pascals, hertz and litres."""
 
 _UNITS: dict[str, tuple[str, Fraction]] = {}
 for _entry in re.split(r"[|\n]", _TABLE.strip()):
@@ -66,7 +66,7 @@ NOT_THINGS = frozenset(_NOT_THINGS.split())
 _TURNING = "negative opposite reciprocal inverse double doubled twice triple tripled thrice neg lnot nexists"
 _TURNING += " converse contrary reverse negation contrapositive false wrong"
 TURNING = frozenset(_TURNING.split())
-"""Words that make another value of the one they stand beside."""
+"""Words that change the value of the word next to them."""
 _DIGIT = "zero one two three four five six seven eight nine"
 _TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
@@ -87,7 +87,7 @@ _TURNED = TURNING | {"half", "plus", "minus", "times"}
 
 
 def is_number_word(word: str) -> bool:
-    """Whether a word is a number, a part of one, an amount, or a function: never the name of what is counted.
+    """Whether a word is a number, a part of one, an amount, or a function: never the name of a counted thing.
 
     >>> [is_number_word(word) for word in ("fifths", "eight", "zillion", "score", "sqrt", "apples", "months")]
     [True, True, True, True, True, False, False]
@@ -100,7 +100,7 @@ def is_number_word(word: str) -> bool:
 
 
 _VERDICT = re.compile(r".+[^e]ed|negative|opposite|reciprocal|inverse|(?:possib|probab|exact|near|rough|hard|bare|suppos\w*|on|real)ly")
-"""What a counted thing's last word is not: `42 rejected`, `42 possibly`."""
+"""Words that a counted thing cannot end with: `42 rejected`, `42 possibly`."""
 _LONG = frozenset(word for word in _UNITS if len(word) >= 2) | frozenset(MULTIPLES) - {"in", "percent"}
 _SINGLE = frozenset("mgshLlNJWV")
 
@@ -112,13 +112,13 @@ def is_unit(word: str) -> bool:
 
 
 def is_letter_unit(letter: str) -> bool:
-    """Whether one letter after a numeral and a space is read as a unit."""
+    """Whether one letter after a numeral and a space is a unit."""
     return letter in _SINGLE
 
 
 @lru_cache(maxsize=4096)
 def measure(label: str) -> Measure | None:
-    """What a label means; None for words that count nothing ("or 43", "not").
+    """The meaning of a label; None for words that count nothing ("or 43", "not").
 
     >>> measure("square inches")
     ((('m', 2),), Fraction(16129, 25000000))
@@ -204,15 +204,15 @@ def is_angle(meaning: Measure | None) -> bool:
 
 
 def is_base(name: str) -> bool:
-    """Whether a name is one of the table's base units, and no thing that is counted."""
+    """Whether a name is one of the table's base units, and not a counted thing."""
     return any(base == name for base, _ in _UNITS.values())
 
 
 def is_money(meaning: Measure | None) -> bool:
-    """Whether the label is a currency: an amount of money is exact."""
+    """Whether the label is a currency: amounts of money are exact."""
     return meaning is not None and len(meaning[0]) == 1 and meaning[0][0][0] in ("money", "euro", "gbp", "rupee", "yen")
 
 
 def is_degree(label: str) -> bool:
-    """Whether the label says degrees, which differ from radians by a factor that is not rational."""
+    """Whether the label means degrees, which differ from radians by an irrational factor."""
     return label.lower().strip(" .") in ("degree", "degrees", "deg", "degs")

@@ -1,4 +1,4 @@
-"""Answers that are words, and the wrapping around answers: dollar signs, text commands, a final period."""
+"""Answers in words, and the wrapping around answers: dollar signs, text commands, a final period."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 
 
 class Saying(NamedTuple):
-    """Several wordings of one answer: how they are written, what they become, and one of them, which a test runs.
+    """Several wordings of one answer: the pattern, what it becomes, and one example, which a test runs.
 
     >>> Saying(re.compile("dne|undefined"), "does not exist", "dne").pattern.fullmatch("dne") is not None
     True
@@ -78,7 +78,7 @@ def unwrap(text: str) -> str:
         text = text.replace("\\\\", "\\")
     for _ in range(6):
         if text[:1].isalnum() and (text[-1].isalnum() or text[-1] in ")]}%"):
-            break  # there is nothing around it
+            break  # nothing is wrapped around it
         before = text
         text = re.sub(r"(?<!\\)\\$", "", text.strip().strip("\u200b"))
         if len(text) > 1 and text[-1] == "," and text[-2] != "\\":
@@ -111,7 +111,7 @@ def _closes(text: str, at: int) -> bool:
 
 
 def choice(text: str) -> str | None:
-    """The letter of a multiple-choice answer in capitals, when the text is one: `(C)`, `C.`, `(C) 12`, `option c`."""
+    """The letter of a multiple-choice answer as a capital, if the text is one: `(C)`, `C.`, `(C) 12`, `option c`."""
     if len(text) > 300:
         return None
     shown = " ".join((_COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).split())
@@ -150,7 +150,7 @@ def lettered(text: str) -> Tree | None:
 
 
 def words(text: str, *, strict: bool) -> Tree | None:
-    """The text as words: `strict` asks that it can be nothing else, without it any plain words will do."""
+    """The text as words: with `strict` only if it can be nothing else, otherwise any plain words."""
     if len(text) > 200:
         return None
     shown = _COMMAND.sub(" ", text).replace("}", " ") if _COMMAND.search(text) else text
@@ -182,7 +182,7 @@ def words(text: str, *, strict: bool) -> Tree | None:
 
 
 def number_in_words(text: str) -> int | None:
-    """A whole number in words; None for anything else.
+    """An integer in words; None for anything else.
 
     >>> number_in_words("twenty-one"), number_in_words("three hundred and five"), number_in_words("five two")
     (21, 305, None)
@@ -209,7 +209,7 @@ def number_in_words(text: str) -> int | None:
 
 
 def dated(text: str) -> str:
-    """A day of the year in one wording; empty for anything else.
+    """A date in one standard wording; empty for anything else.
 
     >>> dated("14 march"), dated("march 14th, 2020"), dated("march past")
     ('march 14', 'march 14 2020', '')
@@ -224,7 +224,7 @@ def dated(text: str) -> str:
 
 
 def spelled(text: str) -> Tree | None:
-    r"""Two or three letters that a text command makes a word: `\text{ba}`, where the bare `ba` is a product.
+    r"""Two or three letters in a text command, which make a word: `\text{ba}`, where the bare `ba` is a product.
 
     >>> spelled(r"$\text{ba}$")
     ('text', 'ba')
@@ -237,7 +237,7 @@ _STATED = re.compile(r"(?:it|(?:the|this|that) [a-z]{2,20}(?: [a-z]{2,20})?) (?:
 
 
 def same_words(gold: str, answer: str) -> bool:
-    """Whether two texts in words are one: articles and marks do not count, and names joined by `and` come in any order.
+    """Whether two texts in words are equal: articles and marks are ignored, and names joined by `and` match in any order.
 
     >>> same_words("alice and bob", "bob, alice"), same_words("an even number", "odd number")
     (True, False)
@@ -258,7 +258,7 @@ def _parts(text: str) -> list[str]:
 
 
 def enclosed(text: str) -> Tree | None:
-    """Statements by their circled numbers, in any order: no numbers, but names; None for anything else.
+    """Statements by their circled numbers, in any order: names, not numbers; None for anything else.
 
     >>> enclosed("②①") == enclosed("①, ②")
     True

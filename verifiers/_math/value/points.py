@@ -1,7 +1,7 @@
-"""Numbers for expressions: values at sample points, to many digits, with every cost capped beforehand.
+"""Numeric evaluation: values at sample points, to many digits, with every cost limited in advance.
 
-Used to tell two expressions apart (a difference at one point is proof) and to order end points and round decimals.
-mpmath contexts are not safe to share, so each thread has its own.
+Used to distinguish two expressions (a difference at one point is a proof), to order end points and to round decimals.
+mpmath contexts are not safe to share between threads, so each thread has its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POINTS = 6
 
 
 SCALES = (1, 3, 20, Fraction(1, 9), 7, 300)
-"""How far from zero the sample points lie."""
+"""How far from zero the sample points are."""
 
 
 class Undecided(Exception):
@@ -32,14 +32,14 @@ class Undecided(Exception):
 
 
 def context() -> Any:
-    """The thread's own arithmetic."""
+    """The thread's own mpmath context."""
     if not hasattr(_LOCAL, "mp"):
         _LOCAL.mp = MPContext()
     return _LOCAL.mp
 
 
 def digits_needed(*trees: Tree) -> int:
-    """How many digits tell these expressions apart: sixty, and room for every numeral and power in them."""
+    """How many digits are needed to distinguish these expressions: sixty, plus room for every numeral and power in them."""
     total = DIGITS
     for tree in trees:
         for node in walk(tree):
@@ -51,7 +51,7 @@ def digits_needed(*trees: Tree) -> int:
                 if exponent is not None and base is not None:
                     total += int(abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length())) // 3
     if total > MAX_DIGITS:
-        raise TooBig(f"telling it apart takes more than {MAX_DIGITS} digits")
+        raise TooBig(f"comparing it needs more than {MAX_DIGITS} digits")
     return total
 
 
@@ -63,9 +63,9 @@ class Evaluator:
         self.digits = digits
         self.point = point
         self.largest = 0
-        """The largest binary exponent met: what cancellation has to be measured against."""
+        """The largest binary exponent so far: cancellation is measured against it."""
         self.lost = False
-        """Whether a part was too small beside another one to leave a trace in this many digits: e^(-1000) beside sin x."""
+        """Whether a part was too small relative to another one to show in this many digits: e^(-1000) next to sin x."""
 
     def value(self, tree: Tree) -> Any:
         """The value as an mpmath number."""
@@ -148,7 +148,7 @@ class Evaluator:
         return self.mp.power(base, exponent)
 
     def _notice(self, argument: Any, side: int) -> None:
-        """An argument far from one leaves no trace in some functions: cos of 10^-40 is 1, arctan of 10^40 is pi/2."""
+        """An argument far from one has no effect in some functions: cos of 10^-40 is 1, arctan of 10^40 is pi/2."""
         size = self.mp.mag(argument) if argument else 0
         self.lost |= size < -1.6 * self.digits or (side == 0 and size > 1.6 * self.digits)
 
@@ -204,7 +204,7 @@ class Evaluator:
 
 
 _LEVELLING = frozenset(("tanh", "coth", "erf"))
-"""Functions that come near to a constant as fast as e^x grows."""
+"""Functions that approach a constant as fast as e^x grows."""
 _FUNCTIONS = {
     name: name
     for name in [
@@ -233,7 +233,7 @@ _FUNCTIONS |= {"asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "Re": "re",
 
 
 def sample(names: frozenset[str], turn: int, salt: int) -> dict[str, Fraction]:
-    """A point for these letters, the same in every process: mixed signs, no small integers, moved by the expressions themselves."""
+    """A point for these letters, the same in every process: mixed signs, no small integers, derived from the expressions themselves."""
     point = {}
     for place, name in enumerate(sorted(names)):
         seed = (place * 7919 + turn * 104_729 + salt + 31_337) * 48_271 % 2_147_483_647
@@ -243,7 +243,7 @@ def sample(names: frozenset[str], turn: int, salt: int) -> dict[str, Fraction]:
 
 
 def differ(a: Tree, b: Tree) -> bool | None:
-    """True: the two differ somewhere. False: they agree to all digits at every point tried. None: no rule decides."""
+    """True: the two differ at some point. False: they agree to all digits at every point tried. None: no rule decides."""
     names = symbols(a) | symbols(b)
     digits = digits_needed(a, b)
     salt = zlib.crc32(repr((a, b)).encode())
@@ -270,12 +270,12 @@ def differ(a: Tree, b: Tree) -> bool | None:
             agreed |= not (left.lost or right.lost)
         if agreed or not vague:
             break
-        points = vague[:1]  # only where everything else is lost beside one large part: once more, with all the digits there are
+        points = vague[:1]  # only where everything else is lost next to one large part: repeat with the maximum number of digits
     return False if agreed else None
 
 
 def close(x: Any, y: Any, largest: int, digits: int) -> bool:
-    """Whether two values agree to all but a dozen of their digits, cancellation counted."""
+    """Whether two values agree to all but a dozen of their digits, with cancellation taken into account."""
     mp = context()
     if x == y:
         return True
@@ -291,7 +291,7 @@ def close(x: Any, y: Any, largest: int, digits: int) -> bool:
 
 
 def real(tree: Tree, digits: int = DIGITS) -> Any | None:
-    """The value of an expression without letters as a real number; None when it has none."""
+    """The value of an expression without letters as a real number; None if it has none."""
     try:
         value = Evaluator(digits, {}).value(tree)
     except (Undecided, NotFinite, TooBig):
