@@ -2,7 +2,7 @@
 
     python -m benchmarks.learn.time_to_ninety [--seeds 3] [--peer PYTHON] [--threads 2] [--warm DIR]
 
-One JSON line for each seed, and one for all. Both train with the recipe's own settings on the same questions and rewards, ten steps each
+One JSON line for each seed, and one for all. Both train with the recipe's own settings on the same questions and rewards, ten steps each,
 alternating; the clock of a side runs only during its steps. After every ten the weights are saved and judged here, greedily, on
 held-out tasks.
 """

@@ -1,6 +1,6 @@
 """Text to token ids and back: two small tokenizers without dependencies, and a thin wrapper around a Hugging Face one.
 
-    chars               printable ASCII, one id a character
+    chars               printable ASCII, one id per character
     chars:0123456789+=  the characters you name: a small action space for small models
     bytes               UTF-8 bytes: any text survives the round trip
     PATH                a folder with a Hugging Face tokenizer
@@ -53,7 +53,7 @@ class _Marked:
 
 
 class CharTokenizer(_Marked):
-    """One id a character of a declared alphabet.
+    """One id per character of a declared alphabet.
 
     >>> CharTokenizer("0123456789+=").encode("1+1=")
     [5, 14, 5, 15]
@@ -79,7 +79,7 @@ class CharTokenizer(_Marked):
 
 
 class ByteTokenizer(_Marked):
-    """One id a UTF-8 byte: any text survives the round trip.
+    """One id per UTF-8 byte: any text survives the round trip.
 
     >>> ByteTokenizer().decode(ByteTokenizer().encode("π ≈ 3"))
     'π ≈ 3'

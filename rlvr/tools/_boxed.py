@@ -23,13 +23,13 @@ def run(box: Box, source: str, language: Literal["bash", "python"], timeout: flo
     outcome = box.run(source, language=language, timeout=timeout)
     if outcome.stop is Stop.IE:
         raise ToolCrash(f"the sandbox failed: {outcome.reason or 'no reason given'}")
-    return told(outcome, timeout)
+    return outcome_text(outcome, timeout)
 
 
-def told(outcome: Outcome, timeout: float) -> str:
+def outcome_text(outcome: Outcome, timeout: float) -> str:
     r"""A program's output, its errors, and how it ended if it failed.
 
-    >>> told(Outcome(Stop.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
+    >>> outcome_text(Outcome(Stop.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
     'a\nno b\n[exit code 2]'
     """
     parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (outcome.stdout, outcome.stderr)]

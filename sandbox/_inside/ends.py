@@ -2,7 +2,7 @@
 
 There are three ways; the strongest available one is used:
 
-    a nest       the init of the program's process space is dead; its init is dead only after everything in it (`nest.py`)
+    a nest       the init of the program's process space is killed; it is dead only after everything in it (`nest.py`)
     user ids     one kill(-1) as the program's user reaches all its processes at once, forking ones too; then the group's count
     process table   for a sandbox without root and without namespaces: list and kill until the list is empty; a chain of forks can outrun it
 
@@ -46,7 +46,7 @@ class Ends:
         for uid in uids if not self._nursery else ():
             kill_user(uid)
 
-    def nobody(self, seconds: float) -> bool:
+    def none_left(self, seconds: float) -> bool:
         """Whether nothing is left, after the first process has been reaped; waits up to the given time."""
         if self._nursery:
             return self._nursery.ended(seconds)

@@ -1,4 +1,4 @@
-"""A nest: a separate process space for each program, so that the kernel ends the program as a whole.
+"""A nest: a separate process space (PID namespace) for each program, so that the kernel ends the program as a whole.
 
 The first process of a process space (its init) is ours, and does nothing. When it is killed, the kernel kills everything in that space,
 and the init is dead only after the last of them: no fork outruns that, no process escapes it. In the nest, the program also

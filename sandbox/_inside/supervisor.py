@@ -220,7 +220,7 @@ class Supervisor:
             while self.door.hear(0.0 if all(born.over for born in run.born) else 0.002):
                 pass
             _reap()
-            if all(born.over for born in run.born) and self.ends.nobody(0.05):
+            if all(born.over for born in run.born) and self.ends.none_left(0.05):
                 return
         run.fatal = f"processes are left {END_S:.0f} s after they were killed"
         if not all(born.over for born in run.born) or self.ends.left():
@@ -233,13 +233,13 @@ class Supervisor:
         while time.monotonic() < deadline:
             self.ends.kill(uids)
             _reap()
-            if self.ends.nobody(0.05):
+            if self.ends.none_left(0.05):
                 return
 
     def _conclude(self, run: streams.Run, kills: int, settled: bool) -> None:
-        reports = [born.told for born in run.born if born.told]
+        reports = [born.ending for born in run.born if born.ending]
         run.peak = max(run.peak, *(int(report["peak_kb"]) * 1024 for report in reports), 0)
-        last = run.born[-1].told
+        last = run.born[-1].ending
         run.exit = os.waitstatus_to_exitcode(last["status"]) if last else None
         if not settled and not run.stop:
             run.halt("IE", f"the program could not be set up: {bytes(run.said['stderr'])[-500:].decode(errors='replace')}")

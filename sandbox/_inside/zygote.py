@@ -197,7 +197,7 @@ def run_python(source: bytes) -> None:
 
 
 def _status(code: object) -> int:
-    """The exit status that SystemExit's argument stands for."""
+    """The exit status that SystemExit's argument means."""
     if code is None:
         return 0
     if isinstance(code, int):

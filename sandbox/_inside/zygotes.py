@@ -21,13 +21,13 @@ class Born:
 
     def __init__(self, serial: int) -> None:
         self.serial, self.pid = serial, 0
-        self.told: dict[str, Any] | None = None
+        self.ending: dict[str, Any] | None = None
         """How it ended, once the zygote has reaped it: status, peak_kb, cpu."""
 
     @property
     def over(self) -> bool:
         """Whether it has ended."""
-        return self.told is not None
+        return self.ending is not None
 
 
 class Door:
@@ -59,6 +59,6 @@ class Door:
         born = self._born[message["serial"]]
         born.pid = message.get("pid", born.pid)
         if "status" in message:
-            born.told = message
+            born.ending = message
             del self._born[born.serial]
         return True

@@ -127,7 +127,7 @@ class Undying(ends.Ends):
     def kill(self, uids: list[int]) -> None:
         pass
 
-    def nobody(self, seconds: float) -> bool:
+    def none_left(self, seconds: float) -> bool:
         time.sleep(0.001)
         return False
 
@@ -149,7 +149,7 @@ def test_what_cannot_be_ended_costs_the_container_and_is_the_programs_own_fault(
     watching.ends = Undying(None, group=False, spared={1} if theirs else set(), users=False)
     run = streams.Run({"output_bytes": 1})
     born = Born(1)
-    born.told = {"status": 0, "peak_kb": 1, "cpu": 0}
+    born.ending = {"status": 0, "peak_kb": 1, "cpu": 0}
     run.born = [born]
     watching._end(run)
     assert run.fatal and run.stop == ("SV" if theirs else "")
@@ -191,7 +191,7 @@ def test_a_process_without_its_first_thread_is_seen_to_live() -> None:
     (Program("", limits=Limits(memory_mb=1 << 20)), "memory_mb"),
     (Program("", limits=Limits(processes=100_000)), "processes"),
     (Program("", files={"../x": b""}), "plain"),
-], ids=["memory", "processes", "a file's name"])  # fmt: skip
+], ids=["memory", "processes", "a file name"])  # fmt: skip
 def test_what_a_task_asks_for_and_is_not_there_is_marked_as_refused(program: Program, word: str) -> None:
     for name, settings in (("process", {"trusted": True}), ("docker", {})):
         with build("sandbox", name, **settings) as sandbox:

@@ -50,7 +50,7 @@ def members(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         return Judged(False, f"it names {', '.join(sorted(mine))}; the gold names {', '.join(sorted(letters))}"[:200])
     if len(letters) > 1 and "" not in letters and mine == {""}:  # values without letters come in the letters' order, but roots in any
         ordered = ordered or len({name.partition("_")[0] for name in letters}) > 1 or min(letters)[0] in "abST"
-    whole = any(arg[0] == "rel" and not named(arg)[0] for tree in (gold, value) for arg in tree[1:])  # 3x + y = 0 beside y = -3x
+    whole = any(arg[0] == "rel" and not named(arg)[0] for tree in (gold, value) for arg in tree[1:])  # 3x + y = 0 next to y = -3x
     golds, answers = ([named(arg)[1] for arg in tree[1:]] if indexed else _values(tree, whole) for tree in (gold, value))
     golds, answers = dotted(golds), dotted(answers)
     if gold[0] == "set" and value[0] == "set":

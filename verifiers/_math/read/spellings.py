@@ -138,7 +138,7 @@ SPELLINGS: tuple[Spelling, ...] = (
          "a repeating decimal, three times and dots", "0.333...", r"0.\overline{3}"),
     _row("bracketed cycle", "(", r"(?<![\d.])(\d{1,20}\.\d{0,12})\((\d{1,12})\)(?=\s*[%$]?\s*$)", _cycle, "the same in brackets", "0.(3)",
          r"0.\overline{3}"),
-    _row("going on", "... dots", r"(\.\d{3,60})" + _DOTS, r"\1", "a decimal that goes on", "3.14159...", "3.14159"),
+    _row("going on", "... dots", r"(\.\d{3,60})" + _DOTS, r"\1", "a decimal that continues", "3.14159...", "3.14159"),
     _row("chosen", "C", _SCRIPT + _N + r"\s*C\s*_?\s*" + _N, r"\\binom{\1}{\2}", "binomials with the numbers around a C", "{}^{5}C_{2}",
          r"\binom{5}{2}"),
     _row("arranged", "P", _SCRIPT + _N + r"\s*P\s*_?\s*" + _N, r"\\frac{\1!}{(\1-\2)!}", "arrangements likewise", "_5P_2",

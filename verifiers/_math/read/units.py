@@ -1,7 +1,7 @@
 """Units of measure: the meaning of a label, and when two labels may mean the same quantity.
 
 A label is parsed into powers of base units and a factor: "cm^2" is ((("m", 2),), 1/10000). A word that is not in the table
-know is a counted thing ("18 eggs"): its own base unit, without a conversion.
+is a counted thing ("18 eggs"): its own base unit, without a conversion.
 """
 
 from __future__ import annotations
