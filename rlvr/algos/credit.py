@@ -91,11 +91,14 @@ def scaled(groups: Sequence[Rewards], advantages: list[list[float]], how: str, e
     if how == "group":
         return [_divided(row, deviation(present(g)) + epsilon) for g, row in zip(groups, advantages, strict=True)]
     if how == "batch":
-        rewards = [r for g in groups for r in present(g)]
-        _, spread, count = moments(rewards, total)
-        spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
-        return [_divided(row, spread + epsilon) for row in advantages]
+        return _scaled_by_batch(groups, advantages, epsilon, total)
     return advantages
+
+
+def _scaled_by_batch(groups: Sequence[Rewards], advantages: list[list[float]], epsilon: float, total: Total) -> list[list[float]]:
+    _, spread, count = moments([r for g in groups for r in present(g)], total)
+    spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
+    return [_divided(row, spread + epsilon) for row in advantages]
 
 
 def _divided(advantages: Sequence[float], spread: float) -> list[float]:

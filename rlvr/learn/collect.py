@@ -62,11 +62,18 @@ def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) 
     ]
     groups, timing = answered(crew, draws, crew.sampling, version)
     if crew.algorithm.needs_greedy:
-        greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws]
-        best, more = answered(crew, greedy, replace(crew.sampling, temperature=0.0), version)
-        groups, timing = [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
+        groups, timing = with_greedy(crew, draws, groups, timing, version)
     crew.questions.judged(asked, groups)
     return groups, timing
+
+
+def with_greedy(
+    crew: Crew, draws: Sequence[Sequence[Draw]], groups: list[Group], timing: Timing, version: int
+) -> tuple[list[Group], Timing]:
+    """For a greedy baseline: the same groups, each with one more answer, sampled greedily."""
+    greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws]
+    best, more = answered(crew, greedy, replace(crew.sampling, temperature=0.0), version)
+    return [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
 
 
 def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:

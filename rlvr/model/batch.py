@@ -29,8 +29,8 @@ class Batch:
 
     input_ids: Tensor
     """[rows, length], padded on the right; under causal attention no real token ever sees the padding, so no mask is needed."""
-    lengths: tuple[int, ...]
-    """How many of each row's tokens are real."""
+    count: int
+    """How many rows there are."""
     source: Tensor
     """[entries], where in `input_ids.view(-1)` each entry's token is predicted."""
     target: Tensor
@@ -41,11 +41,6 @@ class Batch:
     """[entries], each entry's place in the step's flat vectors."""
     layout: Any = None
     """How a line of packed tokens attends (see `rlvr.learn.update.packing`); None for padded rows."""
-
-    @property
-    def count(self) -> int:
-        """How many rows there are."""
-        return len(self.lengths)
 
     @property
     def computed(self) -> int:
@@ -132,4 +127,4 @@ class Rows:
         ids_t, source_t, target_t, row_t, take_t = (
             torch.from_numpy(a).to(device) for a in (ids, np.concatenate(source), target, row, take)
         )
-        return Batch(ids_t, tuple(int(n) for n in self.inputs[list(rows)]), source_t, target_t, row_t, take_t, layout)
+        return Batch(ids_t, len(rows), source_t, target_t, row_t, take_t, layout)

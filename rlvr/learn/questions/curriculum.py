@@ -66,6 +66,11 @@ class Curriculum:
         keys = [dice.random() ** (1 / self.weight(task)) for task in tasks]
         return sorted(sorted(range(len(tasks)), key=lambda i: -keys[i])[:count])
 
+    def figures(self) -> dict[str, float]:
+        """For the log: how many solve rates are known, and their mean."""
+        rates = self.rates.values()
+        return {"curriculum/known": float(len(rates)), "curriculum/solve_rate": sum(rates) / len(rates)} if rates else {}
+
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
         return {"rates": dict(self.rates)}

@@ -61,17 +61,14 @@ class Questions:
         return [tasks[place] for place in places]
 
     def judged(self, asked: Asked, groups: Sequence[Sequence[Episode]]) -> None:
-        """The answers to what was taken last."""
+        """Record the answers to the tasks that were taken last."""
         if self.curriculum is not None:
             for (_, task), group in zip(asked, groups, strict=True):
                 self.curriculum.judged(task, group)
 
     def figures(self) -> dict[str, float]:
-        """For the log: how many solve rates are known, and their mean."""
-        if self.curriculum is None or not self.curriculum.rates:
-            return {}
-        rates = self.curriculum.rates.values()
-        return {"curriculum/known": float(len(rates)), "curriculum/solve_rate": sum(rates) / len(rates)}
+        """The curriculum's metrics."""
+        return {} if self.curriculum is None else self.curriculum.figures()
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""

@@ -96,30 +96,29 @@ class Learner:
 
     def _prepare(self, step: Step) -> None:
         """Credit, and the scores of frozen weights where something needs them."""
-        algorithm, o = self.algorithm, self.optimization
-        if algorithm.needs_greedy and step.groups and not any(e.meta.get("greedy") for group in step.groups for e in group):
-            raise ConfigError("this algorithm's baseline is a greedy answer, and no group has one (an episode with meta['greedy'] true)")
-        step.on_policy = o.minibatches_per_step == 1 and algorithm.num_iterations == 1 and not algorithm.bypass
-        penalties = values = None
-        if early := algorithm.penalises_reward or algorithm.needs_value:
-            penalties, values = self._before_credit(step)
+        algorithm = self.algorithm
+        step.on_policy = self.optimization.minibatches_per_step == 1 and algorithm.num_iterations == 1 and not algorithm.bypass
+        early = algorithm.penalises_reward or algorithm.needs_value
+        penalties, values = self._before_credit(step) if early else (None, None)
         self.advantages = algorithm.credit(step.groups, penalties=penalties, values=values, total=self.total)
         step.add("advantages", self.advantages)
-        self.advantages = [[row if finite(row) else [] for row in group] for group in self.advantages]
         step.choose(flat_too=algorithm.trains_flat)
+        if not early and (self.reference is not None or not step.on_policy):
+            self._after_credit(step)
+
+    def _after_credit(self, step: Step) -> None:
+        """The scores that only the loss needs, of the rows that have a gradient."""
         chosen = [r for r, moves in enumerate(step.moves) if moves]
-        if self.reference is not None and not early:
+        if self.reference is not None:
             self._score_reference(step, chosen)
-        if algorithm.bypass:
+        if self.algorithm.bypass:
             step.columns["old"] = step.columns["sampler"]
             step.columns["first"] = torch.full_like(step.columns["sampler"], math.nan)
-        elif step.on_policy and not early:
-            step.empty("old")  # filled by the one pass there is
-        elif not early:
+        elif not step.on_policy:  # otherwise the training pass itself fills the column
             self._score_old(step, chosen)
 
     def _before_credit(self, step: Step) -> tuple[Nested | None, Nested | None]:
-        """The scores that the credit asks for: where the KL is taken off the rewards, or a critic's values are the baseline."""
+        """The scores that the credit needs: where the KL is subtracted from the rewards, or a critic's values are the baseline."""
         algorithm, everyone = self.algorithm, range(len(step.episodes))
         self._score_old(step, everyone)
         if self.reference is not None:
@@ -168,15 +167,13 @@ class Learner:
     def _learn(self, step: Step, part: Sequence[int], tally: Tally) -> tuple[float, float] | None:
         """One optimizer step on some rows; its loss and gradient norm, or None when no row has a gradient."""
         lengths, prompts = [int(step.rows.trained[r]) for r in part], [step.prompts[r] for r in part]
-        weights = [0.0] * len(step.episodes)
         mine = self.algorithm.row_weights(lengths, prompts, max_length=self.max_completion_length, total=self.total)
-        for r, weight in zip(part, mine, strict=True):
-            weights[r] = weight
+        weight_of = dict(zip(part, mine, strict=True))
+        weights = step.rows.repeat([weight_of.get(r, 0.0) for r in range(len(step.episodes))])
         live = [r for r in part if step.moves[r]]
         if not self.total([float(len(live))])[0]:
             return None
-        loss_of = partial(self._loss, step, step.rows.repeat(weights), tally)
-        return self._descend(step.rows, live, loss_of, still=self.algorithm.critic_alone)
+        return self._descend(step.rows, live, partial(self._loss, step, weights, tally), still=self.algorithm.critic_alone)
 
     def _loss(self, step: Step, weights: Tensor, tally: Tally, batch: Batch, real: bool) -> Tensor:
         """What one micro-batch adds to the loss; nothing, if it is a filler."""
@@ -224,15 +221,20 @@ class Learner:
         budget, device = self.optimization.max_tokens_per_microbatch, self.accelerator.device
         plan, lay = rows.plan(chosen, budget), rows.padded
         if plan and not self.unpackable:
-            packed = packing.plan(rows, chosen, budget)
-            if sum(packing.cost(rows, part) for part in packed) / sum(rows.width(part) for part in plan) < PACK_BELOW:
+            packed, computed = packing.plan(rows, chosen, budget)
+            if computed / sum(rows.width(part) for part in plan) < PACK_BELOW:
                 plan, lay = packed, partial(packing.pack, rows)
         for part in plan:
             yield lay(part, device), True
         if self.accelerator.num_processes > 1:
-            most = int(self.accelerator.gather(torch.tensor([len(plan)], device=device)).max())
-            for _ in range(most - len(plan)):
-                yield Rows([[0, 0]], [[False, True]]).padded([0], device), False
+            yield from self._fillers(len(plan))
+
+    def _fillers(self, mine: int) -> Iterator[tuple[Batch, bool]]:
+        """One token of nothing for each micro-batch that another process has more than this one."""
+        device = self.accelerator.device
+        most = int(self.accelerator.gather(torch.tensor([mine], device=device)).max())
+        for _ in range(most - mine):
+            yield Rows([[0, 0]], [[False, True]]).padded([0], device), False
 
     # ---- supervised -----------------------------------------------------------------------------------------------
 
@@ -276,6 +278,7 @@ class Learner:
                 self.reference.refresh(self.whole(), mix)
         if descents.moved:  # a step that moved nothing does not move the schedule either
             self.scheduler.step()
+        self.advantages = [[row if finite(row) else [] for row in group] for group in self.advantages]
         self.log_ratios = step.log_ratios()
         return metrics
 

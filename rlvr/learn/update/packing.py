@@ -96,10 +96,10 @@ def shared_of(prompt: Sequence[int], members: Sequence[int]) -> int:
     return len(prompt) if len(members) > 1 and len(prompt) >= SHORTEST_SHARED_PROMPT else 0
 
 
-def plan(rows: Rows, chosen: Sequence[int], budget: int) -> list[list[int]]:
-    """Which rows go together: whole families of one prompt, largest first, within a budget of computed tokens."""
+def plan(rows: Rows, chosen: Sequence[int], budget: int) -> tuple[list[list[int]], int]:
+    """Which rows go together: whole families of one prompt, largest first, within a budget of computed tokens; and all it computes."""
     bins: list[list[int]] = []
-    room = 0
+    room = computed = 0
     for prompt, members in sorted(families(rows, chosen).items(), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
         shared = 0  # the first of a family brings its prompt
         for i in sorted(members, key=lambda i: (-int(rows.inputs[i]), i)):
@@ -108,14 +108,8 @@ def plan(rows: Rows, chosen: Sequence[int], budget: int) -> list[list[int]]:
                 bins.append([])
                 room, cost = budget, int(rows.inputs[i])
             bins[-1].append(i)
-            room, shared = room - cost, shared_of(prompt, members)
-    return bins
-
-
-def cost(rows: Rows, part: Sequence[int]) -> int:
-    """How many tokens the model computes for these rows in one line."""
-    once = sum(shared_of(prompt, members) * (len(members) - 1) for prompt, members in families(rows, part).items())
-    return int(rows.inputs[list(part)].sum()) - once
+            room, computed, shared = room - cost, computed + cost, shared_of(prompt, members)
+    return bins, computed
 
 
 def pack(rows: Rows, chosen: Sequence[int], device: torch.device | str = "cpu") -> Batch:

@@ -156,24 +156,30 @@ class Policy(nn.Module):
 
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
         """Score the acted tokens of a micro-batch."""
-        extra: dict[str, Any] = {"use_cache": False}
-        if batch.layout is not None:
-            extra = handed(batch.layout, batch.layout.positions)
-        if self.plain_head:
-            states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
-            hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
-            head = self.model.get_output_embeddings()
-            logprobs, entropies = token_logprobs(
-                hidden, head.weight, getattr(head, "bias", None), batch.target, temperature=self.temperature, entropy=entropy
-            )
-        else:
-            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **extra)
-            logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
-            logits = logits.to(_wide(logits.dtype)) / self.temperature
-            logprobs, entropies = full_logprobs(logits, batch.target, entropy=entropy)
-            hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source) if values else None
-        known = self.value(hidden).sum(-1).to(logprobs.dtype) if values and self.value is not None else None
-        return Scores(logprobs, entropies, known)
+        extra = {"use_cache": False} if batch.layout is None else handed(batch.layout, batch.layout.positions)
+        if not self.plain_head:
+            return self._by_its_own_head(batch, entropy, values, extra)
+        states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
+        hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
+        head = self.model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        logprobs, entropies = token_logprobs(hidden, head.weight, bias, batch.target, temperature=self.temperature, entropy=entropy)
+        return Scores(logprobs, entropies, self._values(hidden, logprobs.dtype) if values else None)
+
+    def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool, extra: dict[str, Any]) -> Scores:
+        """The same where the model itself must compute the logits, all of them."""
+        out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **extra)
+        logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
+        logits = logits.to(_wide(logits.dtype)) / self.temperature
+        logprobs, entropies = full_logprobs(logits, batch.target, entropy=entropy)
+        if not values:
+            return Scores(logprobs, entropies, None)
+        hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source)
+        return Scores(logprobs, entropies, self._values(hidden, logprobs.dtype))
+
+    def _values(self, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The critic's estimate for each token."""
+        return None if self.value is None else self.value(hidden).sum(-1).to(dtype)
 
 
 def trunk(model: Any) -> Any:

@@ -40,7 +40,7 @@ class Step:
         """Whether the policy that trains is, to the bit, the one that sampled: then no pass for the old log-probabilities is made."""
         self.stepped = False
         """Whether an optimizer step was taken on it already."""
-        self.columns: dict[str, Tensor] = {"sampler": self.rows.flat([e.logprobs for e in self.episodes])}
+        self.columns = {"sampler": self.rows.flat([e.logprobs for e in self.episodes]), "old": torch.zeros(self.rows.entries)}
 
     def empty(self, name: str) -> Tensor:
         """A new column of zeros."""
