@@ -127,6 +127,13 @@ def whitened(values: Sequence[float], total: Total = alone) -> list[float]:
     return [(v - mean) / spread for v in values]
 
 
+def white_samples(rewards: Sequence[Rewards], advantages: Sequence[Sequence[float]], total: Total = alone) -> list[list[float]]:
+    """One advantage per answer, whitened over all answers that have a reward."""
+    flat = [a for group, row in zip(rewards, advantages, strict=True) for r, a in zip(group, row, strict=True) if r is not None]
+    fresh = iter(whitened(flat, total))
+    return [[0.0 if r is None else next(fresh) for r in group] for group in rewards]
+
+
 def normalised_sum(parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str, float], epsilon: float) -> list[list[float]]:
     """GDPO: normalise each named reward within its group, then take the weighted sum.
 
@@ -141,10 +148,8 @@ def normalised_sum(parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str,
     ]
 
 
-def net_rewards(episode: Episode, penalty: Sequence[float] | None = None) -> list[float]:
+def net_rewards(episode: Episode, penalty: Sequence[float]) -> list[float]:
     """The rewards per token, minus a penalty (the KL of each token times beta)."""
-    if penalty is None:
-        return list(episode.rewards)
     return [reward - p for reward, p in zip(episode.rewards, penalty, strict=True)]
 
 
@@ -172,8 +177,3 @@ def to_go(episode: Episode, rewards: Sequence[float], gamma: float = 1.0) -> lis
             running = out[t] = pending + gamma * running
             pending = 0.0
     return out
-
-
-def over_tokens(episode: Episode, advantage: float) -> list[float]:
-    """One advantage for a whole episode, at every acted token."""
-    return [advantage if acted else 0.0 for acted in episode.acted]

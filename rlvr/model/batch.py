@@ -42,11 +42,6 @@ class Batch:
     layout: Any = None
     """How a line of packed tokens attends (see `rlvr.learn.update.packing`); None for padded rows."""
 
-    @property
-    def computed(self) -> int:
-        """How many tokens the model really computes."""
-        return self.input_ids.numel()
-
 
 class Rows:
     """All rows of a step: their tokens, which of them were acted, and where each row's entries lie in the flat vectors.

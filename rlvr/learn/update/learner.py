@@ -38,6 +38,9 @@ Nested = list[list[list[float]]]
 PACK_BELOW = 0.9
 """Rows are packed where that computes less than this share of the tokens that padded rows would."""
 
+KNOWN = ("sampler", "advantages", "old", "reference", "old_values", "returns")
+"""The columns of a step that the loss reads."""
+
 
 class Learner:
     """Trains a causal language model with an algorithm.
@@ -183,13 +186,12 @@ class Learner:
         noted = "old" if step.on_policy else "first" if algorithm.bypass and not step.stepped else ""
         if noted and real:
             columns[noted][take] = new.detach().float().cpu()
-        names = ("sampler", "advantages", "old", "reference", "old_values", "returns")
-        known = {name: columns[name][take].to(new) if real else new.detach() for name in names if name in columns}
+        known = {name: columns[name][take].to(new) if real else new.detach() for name in KNOWN if name in columns}
         if step.on_policy:
             known["old"] = new.detach()
         inputs = LossInputs(new=new, entropy=scores.entropy, values=scores.values, rows=batch.row, count=batch.count, **known)
         losses, figures = algorithm.losses(inputs)
-        tally.add(figures, tokens=batch.take.numel() if real else 0, computed=batch.computed if real else 0)
+        tally.add(figures, tokens=batch.take.numel() if real else 0, computed=batch.input_ids.numel() if real else 0)
         return (losses * weights[take].to(losses)).sum() if real else losses.sum() * 0.0
 
     def _descend(
