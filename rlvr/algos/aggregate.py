@@ -59,5 +59,6 @@ def row_weights(lengths: Sequence[int], prompts: Sequence[Hashable], how: str, *
     for prompt, length in zip(prompts, lengths, strict=True):
         inside[prompt] += length
     living, living_prompts = sum(length > 0 for length in lengths), sum(n > 0 for n in inside.values())
-    whole = Whole(*total([float(living), float(sum(lengths)), float(living_prompts)]), max_length)
+    rows, tokens, groups = total([float(living), float(sum(lengths)), float(living_prompts)])
+    whole = Whole(rows, tokens, groups, max_length)
     return [1.0 / DIVISORS[how](whole, n, inside[prompt]) if n else 0.0 for n, prompt in zip(lengths, prompts, strict=True)]
