@@ -30,7 +30,7 @@ QUIET: dict[str, Any] = {
         ({"frac_reward_zero_std": 0.75}, "75% of the groups of step 4"),
         (
             {"dynamic_sampling/short_by": 2.0, "dynamic_sampling/groups": 24.0, "dynamic_sampling/kept_share": 0.25},
-            "only 25% of 24 groups had a spread of rewards; 2 flat ones",
+            "only 25% of 24 groups had a spread of rewards; 2 without a gradient",
         ),
     ],
 )
