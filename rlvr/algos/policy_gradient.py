@@ -304,7 +304,7 @@ class PolicyGradient(Algorithm):
             loss = terms.with_critic(s, x, loss, figures, alone=self.critic_alone)
         return loss, figures
 
-    # ---- what outlives a step -------------------------------------------------------------------------------------
+    # ---- state across steps -----------------------------------------------------------------------------------------
 
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
         """After a step: update the running baseline and the adaptive beta."""
