@@ -124,15 +124,19 @@ def _text_only(verify: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(verify)
     def checked(self: Any, task: Any, answer: object) -> Any:
         if not isinstance(answer, str):
-            chat = isinstance(answer, Sequence) and answer and all(isinstance(message, Mapping) for message in answer)
-            hint = "; the text of a list of messages is messages[-1]['content']" if chat else ""
-            raise AnswerTypeError(
-                f"{type(self).__name__} judges a text, and was given a {type(answer).__name__}: {answer!r:.80}; "
-                f"give it the text of the answer{hint}"
-            )
+            raise _no_text(self, answer)
         return verify(self, task, answer)
 
     return checked
+
+
+def _no_text(verifier: Any, answer: object) -> AnswerTypeError:
+    chat = isinstance(answer, Sequence) and answer and all(isinstance(message, Mapping) for message in answer)
+    hint = "; the text of a list of messages is messages[-1]['content']" if chat else ""
+    return AnswerTypeError(
+        f"{type(verifier).__name__} judges a text, and was given a {type(answer).__name__}: {answer!r:.80}; "
+        f"give it the text of the answer{hint}"
+    )
 
 
 def suggest(wrong: str, allowed: Iterable[str], *, limit: int = 12) -> str:

@@ -91,11 +91,14 @@ def scaled(groups: Sequence[Rewards], advantages: list[list[float]], how: str, e
     if how == "group":
         return [_divided(row, deviation(present(g)) + epsilon) for g, row in zip(groups, advantages, strict=True)]
     if how == "batch":
-        rewards = [r for g in groups for r in present(g)]
-        _, spread, count = moments(rewards, total)
-        spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
-        return [_divided(row, spread + epsilon) for row in advantages]
+        return _scaled_by_batch(groups, advantages, epsilon, total)
     return advantages
+
+
+def _scaled_by_batch(groups: Sequence[Rewards], advantages: list[list[float]], epsilon: float, total: Total) -> list[list[float]]:
+    _, spread, count = moments([r for g in groups for r in present(g)], total)
+    spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
+    return [_divided(row, spread + epsilon) for row in advantages]
 
 
 def _divided(advantages: Sequence[float], spread: float) -> list[float]:
@@ -124,6 +127,13 @@ def whitened(values: Sequence[float], total: Total = alone) -> list[float]:
     return [(v - mean) / spread for v in values]
 
 
+def white_samples(rewards: Sequence[Rewards], advantages: Sequence[Sequence[float]], total: Total = alone) -> list[list[float]]:
+    """One advantage per answer, whitened over all answers that have a reward."""
+    flat = [a for group, row in zip(rewards, advantages, strict=True) for r, a in zip(group, row, strict=True) if r is not None]
+    fresh = iter(whitened(flat, total))
+    return [[0.0 if r is None else next(fresh) for r in group] for group in rewards]
+
+
 def normalised_sum(parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str, float], epsilon: float) -> list[list[float]]:
     """GDPO: normalise each named reward within its group, then take the weighted sum.
 
@@ -138,10 +148,8 @@ def normalised_sum(parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str,
     ]
 
 
-def net_rewards(episode: Episode, penalty: Sequence[float] | None = None) -> list[float]:
+def net_rewards(episode: Episode, penalty: Sequence[float]) -> list[float]:
     """The rewards per token, minus a penalty (the KL of each token times beta)."""
-    if penalty is None:
-        return list(episode.rewards)
     return [reward - p for reward, p in zip(episode.rewards, penalty, strict=True)]
 
 
@@ -169,8 +177,3 @@ def to_go(episode: Episode, rewards: Sequence[float], gamma: float = 1.0) -> lis
             running = out[t] = pending + gamma * running
             pending = 0.0
     return out
-
-
-def over_tokens(episode: Episode, advantage: float) -> list[float]:
-    """One advantage for a whole episode, at every acted token."""
-    return [advantage if acted else 0.0 for acted in episode.acted]

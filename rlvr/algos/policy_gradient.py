@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from rlvr.algos import aggregate, credit, kl, mismatch, preferences, surrogate, values
+from rlvr.algos import aggregate, credit, kl, preferences, surrogate, terms, values
 from rlvr.algos.credit import Rewards, Total, alone
 from rlvr.algos.settings import Settings, active
 from rlvr.contracts.algorithm import Algorithm, LossInputs
@@ -45,6 +45,7 @@ class PolicyGradient(Algorithm):
         self.needs_reference = s.beta > 0
         self.refreshes = self.needs_reference and s.ref_model_sync_steps > 0
         self.needs_value = s.baseline == "value"
+        self.credits_answers = s.baseline not in ("value", "pair", "kto", "best") and s.returns != "to_go"
         self.needs_entropy = s.entropy_coef != 0
         self.needs_greedy = s.baseline == "greedy"
         self.penalises_reward = s.beta > 0 and s.kl_in == "reward"
@@ -78,18 +79,22 @@ class PolicyGradient(Algorithm):
     ) -> list[list[list[float]]]:
         """The advantage of every token; 0.0 where the policy did not act and for episodes without a score."""
         net = self._net(groups, penalties)
+        if self.credits_answers:
+            raw = spread(groups, self._outcomes(groups, net, total))
+        else:
+            raw = self._by_token(groups, net, penalties, values, total)
+        return self._white_tokens(groups, raw, total) if self.settings.whiten == "tokens" else raw
+
+    def _by_token(
+        self, groups: Sequence[Sequence[Episode]], net: Nested, penalties: Nested | None, values: Nested | None, total: Total
+    ) -> list[list[list[float]]]:
+        """The credit that is more than one number per answer: a critic's, that of preferences, or the reward to go."""
         if self.needs_value:
             if values is None:
                 raise ConfigError("an algorithm with baseline=value needs the critic's values")
-            raw = self._gae(groups, net, values)
-        elif self.settings.baseline in ("pair", "kto", "best"):
-            raw = self._preferred(groups, penalties, total)
-        elif self.settings.returns == "to_go":
-            raw = self._to_go(groups, net)
-        else:
-            scalars = self._outcomes(groups, net, total)
-            raw = [[credit.over_tokens(e, a) for e, a in zip(g, row, strict=True)] for g, row in zip(groups, scalars, strict=True)]
-        return self._white_tokens(groups, raw, total) if self.settings.whiten == "tokens" else raw
+            return self._gae(groups, net, values)
+        preferences_only = self.settings.baseline in ("pair", "kto", "best")
+        return self._preferred(groups, penalties, total) if preferences_only else self._to_go(groups, net)
 
     def value_targets(self, groups: Sequence[Sequence[Episode]], *, penalties: Nested | None, values: Nested) -> list[list[list[float]]]:
         """The critic's targets: advantage + value, before any whitening."""
@@ -102,13 +107,17 @@ class PolicyGradient(Algorithm):
 
     def _net(self, groups: Sequence[Sequence[Episode]], penalties: Nested | None) -> list[list[list[float]]]:
         """Rewards per token, minus the KL, with the penalty for overlong answers on their last token."""
-        net = [
-            [credit.net_rewards(e, penalties[g][i] if penalties else None) for i, e in enumerate(group)] for g, group in enumerate(groups)
-        ]
-        buffer, cap = self.settings.overlong_buffer, self.settings.max_completion_length or self.cap
+        if penalties:
+            net = [[credit.net_rewards(e, p) for e, p in zip(g, ps, strict=True)] for g, ps in zip(groups, penalties, strict=True)]
+        else:
+            net = [[list(e.rewards) for e in group] for group in groups]
+        return self._punished(groups, net) if self.settings.overlong_buffer else net
+
+    def _punished(self, groups: Sequence[Sequence[Episode]], net: list[list[list[float]]]) -> list[list[list[float]]]:
+        cap = self.settings.max_completion_length or self.cap
         for e, row in ((e, row) for group, rows in zip(groups, net, strict=True) for e, row in zip(group, rows, strict=True)):
-            if buffer and e.length:
-                row[len(row) - 1 - e.acted[::-1].index(True)] += credit.overlong(e.length, cap, buffer)
+            if e.length:
+                row[len(row) - 1 - e.acted[::-1].index(True)] += credit.overlong(e.length, cap, self.settings.overlong_buffer)
         return net
 
     def _preferred(self, groups: Sequence[Sequence[Episode]], penalties: Nested | None, total: Total) -> list[list[list[float]]]:
@@ -137,7 +146,7 @@ class PolicyGradient(Algorithm):
                 advantages=[[a / n for a, n in zip(row, ns, strict=True)] for row, ns in zip(pulls.advantages, divisors, strict=True)]
             )
         self.figures = pulls.figures
-        return [[credit.over_tokens(e, a) for e, a in zip(g, row, strict=True)] for g, row in zip(groups, pulls.advantages, strict=True)]
+        return spread(groups, pulls.advantages)
 
     def _outcomes(self, groups: Sequence[Sequence[Episode]], net: Nested, total: Total) -> list[list[float]]:
         """One advantage per episode."""
@@ -150,19 +159,20 @@ class PolicyGradient(Algorithm):
             rows = credit.normalised_sum(self._parts(groups, rewards, total), s.reward_weights or {"reward": 1.0}, s.advantage_epsilon)
         else:
             rows = credit.scaled(rewards, self._baselined(groups, rewards), s.scale_rewards, s.advantage_epsilon, total)
-        if s.whiten == "samples":
-            flat = [a for group, row in zip(rewards, rows, strict=True) for r, a in zip(group, row, strict=True) if r is not None]
-            fresh = iter(credit.whitened(flat, total))
-            rows = [[0.0 if r is None else next(fresh) for r in group] for group in rewards]
-        return rows
+        return credit.white_samples(rewards, rows, total) if s.whiten == "samples" else rows
 
     def _baselined(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards]) -> list[list[float]]:
-        how = self.settings.baseline
-        if how == "group":
+        if self.settings.baseline == "group":
             return [credit.centred(group) for group in rewards]
+        return self._baselined_otherwise(groups, rewards)
+
+    def _baselined_otherwise(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards]) -> list[list[float]]:
+        how = self.settings.baseline
         if how == "leave_one_out":
             return [credit.leave_one_out(group) for group in rewards]
         if how == "greedy":
+            if groups and not any(e.meta.get("greedy") for group in groups for e in group):
+                raise ConfigError("the baseline is a greedy answer, and no group has one (an episode with meta['greedy'] true)")
             baselines = [greedy_reward(group) for group in groups]
             return [[0.0] * len(g) if b is None else credit.less(g, b) for g, b in zip(rewards, baselines, strict=True)]
         return [credit.less(group, self._running if how == "running" else 0.0) for group in rewards]
@@ -261,54 +271,38 @@ class PolicyGradient(Algorithm):
         s = self.settings
         divisor = s.max_completion_length or max_length
         self.cap = divisor
-        if not divisor and (s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer):
-            raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need a limit on the answer length; set max_completion_length")
-        if s.overlong_buffer > divisor:
-            raise ConfigError(f"overlong_buffer is {s.overlong_buffer}, more than the longest allowed answer, {divisor}; set it lower")
+        if s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer:
+            self._check_cap(divisor)
         return aggregate.row_weights(lengths, prompts, s.loss_aggregation, max_length=divisor, total=total)
+
+    def _check_cap(self, cap: int) -> None:
+        if not cap:
+            raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need a limit on the answer length; set max_completion_length")
+        if (buffer := self.settings.overlong_buffer) > cap:
+            raise ConfigError(f"overlong_buffer is {buffer}, more than the longest allowed answer, {cap}; set it lower")
 
     def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each token: the sum of its policy, KL, entropy and value terms."""
         s, x = self.settings, inputs
-        log_ratio = surrogate.log_ratio(x.new, x.old, x.rows, x.count, s.importance_sampling_level)
-        policy = self._surrogate(log_ratio.exp(), x)
+        ratio = surrogate.log_ratio(x.new, x.old, x.rows, x.count, s.importance_sampling_level).exp()
+        clips = s.loss_type == "clip"
+        policy = surrogate.clip(ratio, x.advantages, s.epsilon, s.upper, s.delta) if clips else terms.unclipped(s, ratio, x)
         loss = policy.loss
         if s.importance_sampling_correction != "none":
-            cap, floor = s.importance_sampling_cap, s.importance_sampling_floor
-            loss = loss * mismatch.correction(x.old, x.sampler, x.rows, x.count, s.importance_sampling_correction, cap=cap, floor=floor)
-        region = (policy.low + policy.high).detach()
+            loss = loss * terms.correction(s, x)
         figures = {
             "policy_loss": loss.detach(),
             "clip_ratio/low_mean": policy.low.detach(),
             "clip_ratio/high_mean": policy.high.detach(),
-            "clip_ratio/region_mean": region,
+            "clip_ratio/region_mean": (policy.low + policy.high).detach(),
         }
         if x.reference is not None:
-            ratio = (x.new - x.old).clamp(-surrogate.LOG_RATIO_LIMIT, surrogate.LOG_RATIO_LIMIT).exp()
-            figures["kl"] = kl.estimate(x.new.detach(), x.reference, "k3")
-            if s.kl_in == "loss" and self.beta:
-                loss = loss + self.beta * kl.estimate(x.new, x.reference, s.kl_estimator, ratio)
+            loss = terms.with_kl(s, self.beta, x, loss, figures)
         if x.entropy is not None:
-            figures["entropy"] = x.entropy.detach()
-            if s.entropy_coef:
-                loss = loss - s.entropy_coef * x.entropy
-        if x.values is not None and x.returns is not None and x.old_values is not None:
-            error = values.value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
-            figures["value_loss"] = error.detach()
-            loss = error + 0.0 * loss if self.critic_alone else loss + s.vf_coef * error  # 0.0 * loss: every weight gets a gradient
+            loss = terms.with_entropy(s, x.entropy, loss, figures)
+        if x.values is not None:
+            loss = terms.with_critic(s, x, loss, figures, alone=self.critic_alone)
         return loss, figures
-
-    def _surrogate(self, ratio: Tensor, x: LossInputs) -> surrogate.Surrogate:
-        s = self.settings
-        if s.loss_type == "clip":
-            return surrogate.clip(ratio, x.advantages, s.epsilon, s.upper, s.delta)
-        if s.loss_type == "cispo":
-            return surrogate.cispo(ratio, x.advantages, x.new, s.ratio_max)
-        if s.loss_type == "sapo":
-            return surrogate.sapo(ratio, x.advantages, s.sapo_temperature_pos, s.sapo_temperature_neg)
-        if s.loss_type == "likelihood":
-            return surrogate.likelihood(x.advantages, x.new)
-        return surrogate.reinforce(ratio, x.advantages, x.new, s.ratio_max)
 
     # ---- state across steps -----------------------------------------------------------------------------------------
 
@@ -337,6 +331,14 @@ class PolicyGradient(Algorithm):
         self.controller.beta, self._running, self._seen = float(state["beta"]), float(state["running"]), float(state["seen"])
         self._steps = int(state["steps"])
         self.critic_alone = self.needs_value and self._steps < self.settings.value_pretraining_steps
+
+
+def spread(groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[float]]) -> list[list[list[float]]]:
+    """One advantage per episode, written at each token that the policy chose."""
+    return [
+        [[a if acted else 0.0 for acted in e.acted] for e, a in zip(group, row, strict=True)]
+        for group, row in zip(groups, advantages, strict=True)
+    ]
 
 
 def greedy_reward(group: Sequence[Episode]) -> float | None:

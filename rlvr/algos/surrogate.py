@@ -48,8 +48,11 @@ def per_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
 def log_ratio(new: Tensor, old: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
     """The log of the importance ratio at the chosen level, clamped so that its exponential is finite."""
     delta = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    if level == "token":
-        return delta
+    return delta if level == "token" else _over_row(delta, new, rows, count, level)
+
+
+def _over_row(delta: Tensor, new: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
+    """One log ratio for all tokens of a row."""
     if level == "completion":
         return per_row(delta, rows, count, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     pooled = per_row(delta, rows, count, mean=True)

@@ -1,7 +1,7 @@
-"""Do sampler and trainer agree? The same tokens scored by both, and how far apart they are.
+"""Compare the log-probabilities that the sampler and the trainer give to the same tokens.
 
-The learner's ratios stand on the sampler's log-probabilities. Two implementations never agree to the last bit; this measures by how
-much they differ, by precision, by temperature and by how deep in the answer a token stands, and says in words what to make of it.
+The learner's ratios depend on the sampler's log-probabilities. Two implementations never agree exactly; this module measures how
+much they differ, by precision, by temperature and by the token's position in the answer, and explains the result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rlvr.rollout.rollout import seed_of
 
 DEPTHS = ((0, 4), (4, 16), (16, 64), (64, 10**9))
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.05}
-"""What the median difference of rounding stays below; the largest may be twenty times that."""
+"""The limit on the median difference that rounding can cause; the largest difference may be twenty times that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """How far apart the log-probabilities of some tokens are.
+    """The differences between the log-probabilities of some tokens.
 
     >>> Gap("float32", 1.0, "0-3", tokens=40, median=1e-7, p99=1e-6, largest=2e-6, kl=1e-13).precision
     'float32'
@@ -46,7 +46,7 @@ class Gap:
     p99: float
     largest: float
     kl: float
-    """KL(sampler || trainer) a token, estimated."""
+    """KL(sampler || trainer) per token, estimated."""
 
     def record(self) -> dict[str, Any]:
         """The row as plain JSON."""
@@ -62,9 +62,9 @@ def measured(
     temperatures: Sequence[float] = (0.7, 1.0, 1.3),
     precisions: Sequence[str] = ("float32", "bfloat16"),
 ) -> Iterator[Gap]:
-    """Sample, score again, compare: one row for each precision, temperature and depth, as they are found."""
+    """Sample, score again and compare: yields one row for each precision, temperature and depth."""
     tokenizer = tokenizer_from(folder)
-    # whoever stops a run whose sampler is off must let it be measured
+    # a sampler that refuses to run when its log-probabilities are off must not refuse here
     unheld = {"probe_tolerance": math.inf} if "probe_tolerance" in parameters(load("sampler", sampler)) else {}
     with build("env", env) as environment:
         mdp = TokenMDP(environment, tokenizer)
@@ -106,22 +106,22 @@ def gaps(model: Any, requests: Sequence[Request], found: Sequence[Completion], p
 
 
 def verdict(rows: Sequence[Gap]) -> tuple[bool, str]:
-    """Whether training on these log-probabilities is sound, and why, in words."""
+    """Whether these log-probabilities are good enough to train on, and why."""
     if not rows:
-        return False, "Nothing was compared: no answer came back whole."
+        return False, "Nothing was compared: no answer was complete."
     bad = [row for row in rows if not (row.median <= ROUNDING[row.precision] and row.largest <= 20 * ROUNDING[row.precision])]
     if not bad:
         low = max((row.largest for row in rows if row.precision != "float32"), default=0.0)
-        more = "; in the lower precision correct for it (importance_sampling_correction)" if low > 1e-2 else ""
-        return True, f"They agree: what differs is rounding{more}."
+        more = "; in the lower precision, set importance_sampling_correction" if low > 1e-2 else ""
+        return True, f"They agree: the differences are rounding{more}."
     worst = max(bad, key=lambda row: row.largest if math.isfinite(row.largest) else math.inf)
     known = {row.temperature for row in bad}
     if known < {row.temperature for row in rows}:
-        why = "only at some temperatures: the sampler reports log-probabilities of another distribution than it samples from"
+        why = "only at some temperatures: the sampler reports log-probabilities of another distribution than the one it samples from"
     elif not any(row.precision == "float32" for row in bad) and any(row.precision == "float32" for row in rows):
         why = "only in the lower precision: train with importance_sampling_correction, or sample in float32"
     elif not any(row.position.startswith("0-") for row in bad):
         why = "only deep in the answers: positions or caches differ (rotary settings, a context that was cut)"
     else:
-        why = "everywhere: the sampler holds other weights, or reads the prompt otherwise"
+        why = "everywhere: the sampler has other weights, or tokenizes the prompt differently"
     return False, f"They do not agree, by {worst.largest:.3g} in {worst.precision} at temperature {worst.temperature:g}, {why}."

@@ -1,6 +1,6 @@
-"""Collect: tasks and a sampler in, the groups of one step out, with everything that was sampled and not kept.
+"""Collect the groups of one step: take tasks, sample answers, and report what was sampled but not kept.
 
-Each process samples its share of the groups; all of them get all groups.
+Each process samples its share of the groups, and then every process has all groups.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from rlvr.rollout.rollout import Draw, Timing, seed_of
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """What one step's sampling gave.
+    """The result of one step's sampling.
 
     >>> Harvest(groups=[], dropped={"surplus": []}, figures={}, timing=Timing()).everything
     []
     """
 
     groups: list[Group]
-    """What is trained on."""
+    """The groups to train on."""
     dropped: Mapping[str, list[Group]]
-    """What is not, by reason."""
+    """The groups not trained on, by reason."""
     figures: Mapping[str, float]
     timing: Timing
     """Of this process."""
 
     @property
     def everything(self) -> list[Group]:
-        """All groups that were sampled: those that are trained on, then the others."""
+        """All groups that were sampled: first those that are trained on, then the others."""
         return [*self.groups, *(group for groups in self.dropped.values() for group in groups)]
 
 
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
-    """The groups of one step: stored ones, or answers of the sampler's weights, which have this version."""
+    """The groups of one step: stored ones, or new answers; `version` is that of the sampler's weights."""
     if crew.config.data is not None:
         return Harvest(with_yardsticks(crew, taken(crew, step)), {}, {}, Timing())
     if crew.algorithm.sampling_rounds > 1:
@@ -51,7 +51,7 @@ def collect(crew: Crew, step: int, *, version: int) -> Harvest:
 
 
 def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], Timing]:
-    """One group for each of the next tasks: the same task for all members, another seed for each."""
+    """One group for each of the next tasks: all members have the same task, each has its own seed."""
     asked = crew.questions.take(count)
     draws = [
         [
@@ -62,15 +62,22 @@ def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) 
     ]
     groups, timing = answered(crew, draws, crew.sampling, version)
     if crew.algorithm.needs_greedy:
-        greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws]
-        best, more = answered(crew, greedy, replace(crew.sampling, temperature=0.0), version)
-        groups, timing = [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
+        groups, timing = with_greedy(crew, draws, groups, timing, version)
     crew.questions.judged(asked, groups)
     return groups, timing
 
 
+def with_greedy(
+    crew: Crew, draws: Sequence[Sequence[Draw]], groups: list[Group], timing: Timing, version: int
+) -> tuple[list[Group], Timing]:
+    """For a greedy baseline: the same groups, each with one more answer, sampled greedily."""
+    greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws]
+    best, more = answered(crew, greedy, replace(crew.sampling, temperature=0.0), version)
+    return [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
+
+
 def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
-    """The episodes of some draws, in the same nesting, and the time of this process, which samples its share of them."""
+    """The episodes of some draws, in the same nesting, and this process's timing; each process samples its share."""
     mine = share(crew.accelerator, draws)
 
     def work() -> list[Group]:
@@ -81,7 +88,7 @@ def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, ve
 
 
 def until_enough(crew: Crew, step: int, version: int) -> Harvest:
-    """Dynamic sampling: ask until enough groups teach something."""
+    """Dynamic sampling: repeat until enough groups have a spread of rewards."""
     collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=crew.algorithm.sampling_rounds)
     timing = Timing()
     while not collector.done:
@@ -104,10 +111,10 @@ def taken(crew: Crew, step: int) -> list[Group]:
 
 
 def with_yardsticks(crew: Crew, groups: list[Group]) -> list[Group]:
-    """For KTO: the same groups, with answers to other prompts beside their own."""
+    """For KTO: the same groups, each with answers to other prompts added."""
     return list(mismatched(groups)) if crew.algorithm.needs_mismatched else groups
 
 
 def tokens_of(groups: Sequence[Sequence[Episode]]) -> int:
-    """How many tokens the policy chose in all."""
+    """The total number of tokens that the policy chose."""
     return sum(episode.length for group in groups for episode in group)

@@ -158,6 +158,11 @@ def test_where_nothing_differs_an_epsilon_of_zero_is_no_divisor(name: str, how: 
     assert scalars("gdpo", [said(1.0), said(1.0)], advantage_epsilon=0.0) == [[0.0, 0.0]]
 
 
+def test_a_greedy_baseline_needs_a_greedy_answer() -> None:
+    with pytest.raises(ConfigError, match="no group has one"):
+        scalars("remax", [said(1.0), said(0.0)])
+
+
 def test_remax_compares_with_the_greedy_answer() -> None:
     groups = [[said(1.0), said(0.0), said(0.25, greedy=True)], [said(1.0), said(0.0)], [said(1.0), said(None, greedy=True)]]
     assert scalars("remax", *groups) == [[0.75, -0.25, 0.0], [0.0, 0.0], [0.0, 0.0]]

@@ -42,7 +42,7 @@ def sampled(model: Any, temperature: float, asked: float | None = None) -> list[
 
 def test_rounding_is_called_rounding() -> None:
     rows = [row for temperature in (0.7, 1.0) for row in sampled(fresh(), temperature)]
-    assert verdict(rows) == (True, "They agree: what differs is rounding.") and max(row.largest for row in rows) < 1e-4
+    assert verdict(rows) == (True, "They agree: the differences are rounding.") and max(row.largest for row in rows) < 1e-4
     assert {row.position for row in rows} == {"0-3", "4-15", "16-63"} and sum(row.tokens for row in rows) > 300
 
 
@@ -63,7 +63,7 @@ def test_what_goes_wrong_with_depth_or_precision_is_told_apart() -> None:
     nothing = Gap("float32", 1.0, "0-3", 10, float("nan"), float("nan"), float("nan"), float("nan"))
     assert "deep in the answers" in verdict([fine, deep])[1] and "lower precision" in verdict([fine, coarse])[1]
     assert verdict([nothing])[0] is False
-    assert verdict([]) == (False, "Nothing was compared: no answer came back whole.")
+    assert verdict([]) == (False, "Nothing was compared: no answer was complete.")
 
 
 def test_the_doctor_prints_the_differences_and_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -290,7 +290,7 @@ def test_resume_begins_where_nothing_is(finished: tuple[Path, TrainReport], tmp_
         folder.mkdir(parents=True)
     config = tiny_run(train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
     train(config, out=folder, resume=True, verify=verify, console=Console(file=said, width=400))
-    assert "holds no run yet: a new one begins" in said.getvalue() and same(weights(finished[0]), weights(folder))
+    assert "contains no run yet: starting a new one" in said.getvalue() and same(weights(finished[0]), weights(folder))
 
 
 def test_a_model_with_a_state_of_its_own_is_trained_and_said_to_be_slow(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_model_that_cannot_be_sampled_from_is_refused_before_the_warm_start(tm
 def test_positions_that_the_longest_row_of_a_batch_decides_are_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     shape = MODEL | {"model_type": "phi3", "original_max_position_embeddings": 16, "rope_parameters": rope}
-    with pytest.raises(ConfigError, match=r"beyond 16 this model encodes positions by another factor.*rollout.max_length=16"):
+    with pytest.raises(ConfigError, match=r"beyond 16 this model encodes positions with another factor.*rollout.max_length=16"):
         run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 40, "max_completion_length": 30})
     run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 16, "prompts_per_step": 4, "num_generations": 4})
 
@@ -338,14 +338,14 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
         ),
         (
             {"model": {"config": MODEL, "lora": {"rank": 2}}, "algorithm": {"name": "grpo", "beta": 0.1, "ref_model_sync_steps": 1}},
-            "ref_model_sync_steps is set, and with model.lora",
+            "ref_model_sync_steps is set, but with model.lora",
         ),
         ({"env": {"name": "tests/fixtures/worlds.py:Sums", "bellow": 5}}, "no setting 'bellow'; did you mean 'below'"),
         ({"algorithm": {"name": "grop"}}, "did you mean 'grpo'"),
         ({"eval": {"split": "tset"}}, "eval.split is 'tset'; did you mean 'test'"),
-        ({"model": {"path": "nowhere"}}, "model.path is 'nowhere', which is no folder"),
-        ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config makes no model"),
-        ({"rollout": {"curriculum": {}}}, "made anew each time.*their meta holds: carries"),
+        ({"model": {"path": "nowhere"}}, "model.path is 'nowhere', which is not a folder"),
+        ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config does not build a model"),
+        ({"rollout": {"curriculum": {}}}, "generated and never repeat.*available: carries"),
         ({"rollout": {"curriculum": {"by": "carry"}}}, "curriculum.by is 'carry'.*did you mean 'carries'"),
         ({"rollout": {"num_generations": 1}}, "num_generations is 1, but grpo compares an answer with others"),
         ({"algorithm": {"name": "ppo", "dynamic_sampling_rounds": 3}}, "baseline=value such a group still gives a learning signal"),
@@ -401,4 +401,4 @@ def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model:
     with ExitStack() as stack:
         crew = assemble(config, Accelerator(cpu=True), stack)
         Console(file=screen, width=300).print(banner(crew, Path("x")))
-    assert ("the weights hardly move; keep model.dtype=float32 and set train.mixed_precision=bf16" in screen.getvalue()) is warned
+    assert ("the weights hardly change; use model.dtype=float32 with train.mixed_precision=bf16" in screen.getvalue()) is warned

@@ -1,11 +1,11 @@
-"""Learner: one training step from groups of episodes to new weights, through accelerate.
+"""The learner: train on groups of episodes with accelerate, one training step at a time.
 
     credit          advantages for every token                                   (the algorithm, in lists)
-    passes          old, reference and critic scores, only where something needs them
-    per part        weights from one global denominator, then micro-batches that just add up
+    passes          old, reference and critic scores, only if they are needed
+    per part        weights with one global denominator, then a sum over micro-batches
     step            clip, optimizer, schedule
 
-A micro-batch is a plain weighted sum, so its size is a knob of speed and of nothing else.
+A micro-batch is a plain weighted sum, so its size affects only speed and memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ __all__ = ["Learner", "Optimization"]
 
 Nested = list[list[list[float]]]
 PACK_BELOW = 0.9
-"""Rows are packed where that computes less than this share of the tokens that padded rows would."""
+"""Rows are packed if that computes less than this share of the tokens of padded rows."""
+
+KNOWN = ("sampler", "advantages", "old", "reference", "old_values", "returns")
+"""The columns of a step that the loss reads."""
 
 
 class Learner:
@@ -71,7 +74,7 @@ class Learner:
         policy = Policy(model, temperature=temperature, value_head=algorithm.needs_value)
         optimizer, self.scheduler = optimization.made_for([p for p in policy.parameters() if p.requires_grad], total_steps)
         self.unpackable = packing.fits(model, policy) or (self.reference.unpackable() if self.reference else "")
-        """Why rows are padded; empty where they may be packed."""
+        """Why rows are padded; empty if they can be packed."""
         self.policy, self.optimizer = accelerator.prepare(policy, optimizer)
         if self.reference is not None and self.reference.adapter is None:
             self.reference.policy.to(accelerator.device)
@@ -79,13 +82,13 @@ class Learner:
         self._spare: Any = None
         self.advantages: list[list[list[float]]] = []
         self.log_ratios: list[list[list[float] | None]] = []
-        """Of the last update, per group, episode and token, for the record, what is not finite left out; the ratios are the trainer's to
-        the sampler's."""
+        """Of the last update, per group, episode and token, for the log; rows that are not finite are empty. The ratios are those of the
+        trainer to the sampler."""
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def update(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
-        """Learn from one step's groups; the metrics under TRL's names. An all-degenerate step moves nothing and says so."""
+        """Train on one step's groups; return the metrics under TRL's names. A step without any gradient changes nothing and reports it."""
         step, tally, descents = Step(groups, self.algorithm, sampled_alike=self.sampled_alike), Tally(), Descents()
         self._prepare(step)
         for _ in range(self.algorithm.num_iterations):
@@ -95,31 +98,30 @@ class Learner:
         return self._conclude(step, tally, descents)
 
     def _prepare(self, step: Step) -> None:
-        """Credit, and the scores of frozen weights where something needs them."""
-        algorithm, o = self.algorithm, self.optimization
-        if algorithm.needs_greedy and step.groups and not any(e.meta.get("greedy") for group in step.groups for e in group):
-            raise ConfigError("this algorithm's baseline is a greedy answer, and no group has one (an episode with meta['greedy'] true)")
-        step.on_policy = o.minibatches_per_step == 1 and algorithm.num_iterations == 1 and not algorithm.bypass
-        penalties = values = None
-        if early := algorithm.penalises_reward or algorithm.needs_value:
-            penalties, values = self._before_credit(step)
+        """Compute the advantages, and the scores of frozen weights if they are needed."""
+        algorithm = self.algorithm
+        step.on_policy = self.optimization.minibatches_per_step == 1 and algorithm.num_iterations == 1 and not algorithm.bypass
+        early = algorithm.penalises_reward or algorithm.needs_value
+        penalties, values = self._before_credit(step) if early else (None, None)
         self.advantages = algorithm.credit(step.groups, penalties=penalties, values=values, total=self.total)
         step.add("advantages", self.advantages)
-        self.advantages = [[row if finite(row) else [] for row in group] for group in self.advantages]
         step.choose(flat_too=algorithm.trains_flat)
+        if not early and (self.reference is not None or not step.on_policy):
+            self._after_credit(step)
+
+    def _after_credit(self, step: Step) -> None:
+        """Compute the scores that only the loss needs, for the rows that have a gradient."""
         chosen = [r for r, moves in enumerate(step.moves) if moves]
-        if self.reference is not None and not early:
+        if self.reference is not None:
             self._score_reference(step, chosen)
-        if algorithm.bypass:
+        if self.algorithm.bypass:
             step.columns["old"] = step.columns["sampler"]
             step.columns["first"] = torch.full_like(step.columns["sampler"], math.nan)
-        elif step.on_policy and not early:
-            step.empty("old")  # filled by the one pass there is
-        elif not early:
+        elif not step.on_policy:  # otherwise the training pass itself fills the column
             self._score_old(step, chosen)
 
     def _before_credit(self, step: Step) -> tuple[Nested | None, Nested | None]:
-        """The scores that the credit asks for: where the KL is taken off the rewards, or a critic's values are the baseline."""
+        """Compute the scores that the credit needs: for a KL subtracted from the rewards, or a critic's values as the baseline."""
         algorithm, everyone = self.algorithm, range(len(step.episodes))
         self._score_old(step, everyone)
         if self.reference is not None:
@@ -134,7 +136,7 @@ class Learner:
 
     @torch.no_grad()
     def _score_old(self, step: Step, chosen: Sequence[int]) -> None:
-        """The policy's own scores before it is trained."""
+        """Compute the policy's own scores before the update."""
         values = self.algorithm.needs_value
         column, known = step.empty("old"), step.empty("old_values") if values else None
         for batch, real in self._batches(step.rows, chosen):
@@ -146,7 +148,7 @@ class Learner:
 
     @torch.no_grad()
     def _score_reference(self, step: Step, chosen: Sequence[int]) -> None:
-        """The reference's scores, in the policy's own precision, or the KL would be that of rounding."""
+        """Compute the reference's scores, in the policy's precision, because otherwise the KL would contain rounding errors."""
         assert self.reference is not None
         column = step.empty("reference")
         for batch, real in self._batches(step.rows, chosen):
@@ -156,49 +158,46 @@ class Learner:
                 column[batch.take.cpu()] = logprobs.float().cpu()
 
     def _parts(self, step: Step) -> Iterator[list[int]]:
-        """The rows that train, cut into one part per optimizer step. Group g of this process is group g * W + rank of the step."""
+        """The rows that train, divided into one part per optimizer step. Group g of this process is group g * W + rank of the step."""
         mine, everybody = self.accelerator.process_index, self.accelerator.num_processes
         rows = {(g * everybody + mine, i): r for r, (g, i) in enumerate(step.place) if step.trains[r]}
         everyone, parts = sorted(gather_object(list(rows))), self.optimization.minibatches_per_step
         if parts > 1:
-            self.random.shuffle(everyone)  # alike in all processes: how many they are does not change the cut
+            self.random.shuffle(everyone)  # the same in all processes, so the parts do not depend on their number
         for k in range(parts):
             yield [rows[place] for place in everyone[k * len(everyone) // parts : (k + 1) * len(everyone) // parts] if place in rows]
 
     def _learn(self, step: Step, part: Sequence[int], tally: Tally) -> tuple[float, float] | None:
-        """One optimizer step on some rows; its loss and gradient norm, or None when no row has a gradient."""
+        """One optimizer step on some rows; returns its loss and gradient norm, or None if no row has a gradient."""
         lengths, prompts = [int(step.rows.trained[r]) for r in part], [step.prompts[r] for r in part]
-        weights = [0.0] * len(step.episodes)
         mine = self.algorithm.row_weights(lengths, prompts, max_length=self.max_completion_length, total=self.total)
-        for r, weight in zip(part, mine, strict=True):
-            weights[r] = weight
+        weight_of = dict(zip(part, mine, strict=True))
+        weights = step.rows.repeat([weight_of.get(r, 0.0) for r in range(len(step.episodes))])
         live = [r for r in part if step.moves[r]]
         if not self.total([float(len(live))])[0]:
             return None
-        loss_of = partial(self._loss, step, step.rows.repeat(weights), tally)
-        return self._descend(step.rows, live, loss_of, still=self.algorithm.critic_alone)
+        return self._descend(step.rows, live, partial(self._loss, step, weights, tally), still=self.algorithm.critic_alone)
 
     def _loss(self, step: Step, weights: Tensor, tally: Tally, batch: Batch, real: bool) -> Tensor:
-        """What one micro-batch adds to the loss; nothing, if it is a filler."""
+        """The loss of one micro-batch; 0 for a filler."""
         algorithm, columns, take = self.algorithm, step.columns, batch.take.cpu()
         scores = self.policy(batch, entropy=algorithm.needs_entropy, values=algorithm.needs_value)
         new = scores.logprobs
         noted = "old" if step.on_policy else "first" if algorithm.bypass and not step.stepped else ""
         if noted and real:
             columns[noted][take] = new.detach().float().cpu()
-        names = ("sampler", "advantages", "old", "reference", "old_values", "returns")
-        known = {name: columns[name][take].to(new) if real else new.detach() for name in names if name in columns}
+        known = {name: columns[name][take].to(new) if real else new.detach() for name in KNOWN if name in columns}
         if step.on_policy:
             known["old"] = new.detach()
         inputs = LossInputs(new=new, entropy=scores.entropy, values=scores.values, rows=batch.row, count=batch.count, **known)
         losses, figures = algorithm.losses(inputs)
-        tally.add(figures, tokens=batch.take.numel() if real else 0, computed=batch.computed if real else 0)
+        tally.add(figures, tokens=batch.take.numel() if real else 0, computed=batch.input_ids.numel() if real else 0)
         return (losses * weights[take].to(losses)).sum() if real else losses.sum() * 0.0
 
     def _descend(
         self, rows: Rows, chosen: Sequence[int], loss_of: Callable[[Batch, bool], Tensor], *, still: bool = False
     ) -> tuple[float, float]:
-        """Add up the micro-batches' gradients, then clip and step. What is not finite moves nothing; `still`: only the critic."""
+        """Add up the micro-batches' gradients, then clip and step. A step that is not finite is skipped; `still`: train only the critic."""
         accelerator, o = self.accelerator, self.optimization
         factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
         loss, batches = 0.0, list(self._batches(rows, chosen))
@@ -209,39 +208,44 @@ class Learner:
                 accelerator.backward(part * factor)
                 loss += float(part.detach())
         for held in accelerator.unwrap_model(self.policy).model.parameters() if still else ():
-            held.grad = None  # not zero: the optimizer passes over it
+            held.grad = None  # None and not zero: the optimizer skips it
         norm = accelerator.clip_grad_norm_(self.policy.parameters(), o.max_grad_norm or math.inf)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         [loss] = self.total([loss])
         if not finite((loss, norm)):
-            self.optimizer.zero_grad()  # so the step below moves nothing, and a scaler of the loss still hears of the overflow
+            self.optimizer.zero_grad()  # so the step below changes nothing, and a loss scaler still notices the overflow
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, norm
 
     def _batches(self, rows: Rows, chosen: Sequence[int]) -> Iterator[tuple[Batch, bool]]:
-        """Micro-batches, with fillers (marked False) so that all processes run equally many."""
+        """Micro-batches, with fillers (marked False) so that all processes run the same number."""
         budget, device = self.optimization.max_tokens_per_microbatch, self.accelerator.device
         plan, lay = rows.plan(chosen, budget), rows.padded
         if plan and not self.unpackable:
-            packed = packing.plan(rows, chosen, budget)
-            if sum(packing.cost(rows, part) for part in packed) / sum(rows.width(part) for part in plan) < PACK_BELOW:
+            packed, computed = packing.plan(rows, chosen, budget)
+            if computed / sum(rows.width(part) for part in plan) < PACK_BELOW:
                 plan, lay = packed, partial(packing.pack, rows)
         for part in plan:
             yield lay(part, device), True
         if self.accelerator.num_processes > 1:
-            most = int(self.accelerator.gather(torch.tensor([len(plan)], device=device)).max())
-            for _ in range(most - len(plan)):
-                yield Rows([[0, 0]], [[False, True]]).padded([0], device), False
+            yield from self._fillers(len(plan))
+
+    def _fillers(self, mine: int) -> Iterator[tuple[Batch, bool]]:
+        """A filler of one token for each micro-batch that another process has more than this one."""
+        device = self.accelerator.device
+        most = int(self.accelerator.gather(torch.tensor([mine], device=device)).max())
+        for _ in range(most - mine):
+            yield Rows([[0, 0]], [[False, True]]).padded([0], device), False
 
     # ---- supervised -----------------------------------------------------------------------------------------------
 
     def supervise(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> dict[str, float]:
-        """One optimizer step of cross-entropy over the acted tokens: warm start, fine-tuning. It advances the schedule too."""
+        """One optimizer step of cross-entropy over the acted tokens, for a warm start or fine-tuning. It also advances the schedule."""
         material = Rows([tokens for tokens, _ in rows], [acted for _, acted in rows])
         [tokens] = self.total([float(material.entries)])
         if not tokens:
-            raise ConfigError("no token of these rows is acted: there is nothing to learn; mark the answer's tokens")
+            raise ConfigError("no token of these rows is acted, so there is nothing to train on; mark the answer's tokens")
 
         def loss_of(batch: Batch, real: bool) -> Tensor:
             logprobs: Tensor = self.policy(batch).logprobs
@@ -263,28 +267,29 @@ class Learner:
         return list(self.accelerator.reduce(mine, "sum").tolist())
 
     def _conclude(self, step: Step, tally: Tally, descents: Descents) -> dict[str, float]:
-        """After the last optimizer step: the metrics, and what goes on with the schedule, the algorithm and the reference."""
+        """After the last optimizer step: collect the metrics, and update the schedule, the algorithm and the reference."""
         algorithm = self.algorithm
         metrics = descents.figures() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
         metrics |= tally.means(self.total) | self._account(step, tally)
         metrics |= dict(algorithm.figures) | (step.logps(self.total) if algorithm.single_step else {})
-        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # a log and a controller take no NaN
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # neither the log nor the controller accepts NaN
         algorithm.observe([e.reward for e in step.episodes if not e.aside], metrics.get("kl"), self.total)
         if self.reference is not None:
             metrics["beta"] = algorithm.beta
             if mix := algorithm.refresh():
                 self.reference.refresh(self.whole(), mix)
-        if descents.moved:  # a step that moved nothing does not move the schedule either
+        if descents.moved:  # a step that changed nothing does not advance the schedule
             self.scheduler.step()
+        self.advantages = [[row if finite(row) else [] for row in group] for group in self.advantages]
         self.log_ratios = step.log_ratios()
         return metrics
 
     def _account(self, step: Step, tally: Tally) -> dict[str, float]:
-        """Token conservation, groups, advantages, and how far the sampler was off."""
+        """Metrics: token counts, groups, advantages, and the difference between sampler and trainer."""
         trained = tally.tokens / self.algorithm.num_iterations
         account = step.account()
         if trained != account["tokens/to_train"]:
-            raise RlvrError(f"{trained:g} tokens were trained where {account['tokens/to_train']:g} should have been: a row was lost")
+            raise RlvrError(f"{trained:g} tokens were trained, but {account['tokens/to_train']:g} were expected: a row was lost")
         account["tokens/trained"] = account.pop("tokens/to_train")
         spread = step.advantage_figures()
         numbers = account | step.group_figures() | {f"advantage/{k}": v for k, v in spread.items()} | {"tokens/computed": tally.computed}
@@ -300,7 +305,7 @@ class Learner:
         return row
 
     def whole(self) -> Any:
-        """The model with all its weights in one piece, for the sampler and the checkpoint. All processes ask for it at once."""
+        """The model with all its weights gathered, for the sampler and the checkpoint. All processes call it together."""
         model = self.accelerator.unwrap_model(self.policy).model
         if not (adapted := adapter.is_on(model)) and not sharded.is_sharded(model):
             return model
@@ -308,7 +313,7 @@ class Learner:
         return self._spare
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beyond the model's weights that a resume to the bit needs: tensors and plain values only."""
+        """The state that a bit-identical resume needs, except the model's weights: tensors and plain values only."""
         policy = self.accelerator.unwrap_model(self.policy)
         version, numbers, gauss = self.random.getstate()
         return {
@@ -322,7 +327,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave, into a learner made with the same settings."""
+        """Restore the state from `state_dict`, in a learner with the same settings."""
         policy = self.accelerator.unwrap_model(self.policy)
         sharded.load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -333,5 +338,5 @@ class Learner:
             sharded.load_weights(policy.value, state["critic"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
-        if self.accelerator.scaler is not None and (scale := state.get("scaler")):  # there is none in a checkpoint of an earlier version
+        if self.accelerator.scaler is not None and (scale := state.get("scaler")):  # checkpoints of earlier versions have none
             self.accelerator.scaler.load_state_dict(scale)

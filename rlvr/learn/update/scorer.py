@@ -23,7 +23,7 @@ class ScorerTrainer:
 
     def __init__(self, model: Any, optimization: Optimization, *, total_steps: int, device: Any, centering: float = 0.0) -> None:
         self.optimization, self.centering = optimization, centering
-        self.scorer = Scorer(model.to(device)).eval()  # for good: in training mode dropout would be on
+        self.scorer = Scorer(model.to(device)).eval()  # permanently: training mode would turn dropout on
         self.optimizer, self.scheduler = optimization.made_for(model.parameters(), total_steps)
 
     def update(self, pairs: Sequence[tuple[Sequence[int], Sequence[int], float]]) -> dict[str, float]:
@@ -61,7 +61,7 @@ class ScorerTrainer:
         return values
 
     def _parts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Neighbours in length, as many at a time as the token budget allows."""
+        """Batches of rows of similar length, within the token budget."""
         order, budget = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), self.optimization.max_tokens_per_microbatch
         while order:
             count = max(1, budget // (2 * lengths[order[0]]))
@@ -69,10 +69,10 @@ class ScorerTrainer:
             order = order[count:]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beyond the weights that a resume to the bit needs."""
+        """The state that a bit-identical resume needs, except the weights."""
         return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])

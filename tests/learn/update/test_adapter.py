@@ -1,4 +1,4 @@
-"""LoRA: the adapter alone learns, its base is the reference, samplers and checkpoints get plain models, and a resume is to the bit."""
+"""LoRA: only the adapter is trained, its base is the reference, samplers and checkpoints get plain models, and a resume is to the bit."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path, monkeypatch: pytest.Monk
         load("quickstart", ["model.lora.rank=0"])
     with pytest.raises(ConfigError, match=r"no key 'model.lora.rang'; did you mean 'rank'"):
         load("quickstart", ["model.lora.rang=8"])
-    with pytest.raises(ConfigError, match=r"'q_prj', which no linear layer .*; did you mean 'q_proj'\? Allowed: down_proj"):
+    with pytest.raises(ConfigError, match=r"'q_prj', which is not a linear layer .*; did you mean 'q_proj'\? Allowed: down_proj"):
         wrong = {"config": MODEL, "lora": {"rank": 1, "target_modules": ["v_proj", "q_prj"]}}
         train(tiny_run(model=wrong), out=tmp_path / "a", console=Console(file=io.StringIO()))
     assert not (tmp_path / "a").exists()
@@ -189,7 +189,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_weights_that_are_cut_up_take_no_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.FSDP)
-    with pytest.raises(ConfigError, match="leave out FSDP"):
+    with pytest.raises(ConfigError, match="remove FSDP"):
         train(tiny_run(**LORA), out=tmp_path / "a", console=Console(file=io.StringIO()))
 
 

@@ -102,7 +102,7 @@ class Restless(nn.Module):
 def test_a_model_whose_passes_differ_is_refused_and_named() -> None:
     model = model_of("llama")
     model.model.norm = nn.Sequential(model.model.norm, Restless())
-    with pytest.raises(ConfigError, match="family llama gives other probabilities each time"):
+    with pytest.raises(ConfigError, match="family llama gives different probabilities each time"):
         Learner(model, build("algorithm", "grpo"), Optimization(), accelerator=Accelerator(cpu=True), total_steps=1)
 
 
