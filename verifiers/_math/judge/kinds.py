@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rlvr.verifiers._math.judge.members import matched, matrix, members, regions_or_words, tuples
 from rlvr.verifiers._math.judge.pieces import formula, otherwise
 from rlvr.verifiers._math.judge.plusminus import spread
-from rlvr.verifiers._math.judge.relations import judge_relation, named, settled
+from rlvr.verifiers._math.judge.relations import ZERO, judge_relation, named, settled
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, exact_or_none, finite, judge_scalar
 from rlvr.verifiers._math.judge.shapes import as_letters, combinations, remainder, shaped
 from rlvr.verifiers._math.judge.worked import unworked, worked
@@ -151,9 +151,13 @@ def _ratio(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         value = ("ratio", *value[1:]) if value[0] == "div" else ("ratio", value, ("num", 1, 1))
     if value[0] != "ratio" or len(value) != len(gold):
         return Judged(False, f"parsed as {say(value)}; the gold is {say(gold)}")
-    for want, have in zip(gold[2:], value[2:], strict=True):
-        if not bench.same(("mul", gold[1], have), ("mul", value[1], want)):
-            return Judged(False, f"{say(value)} is not {say(gold)}")
+    wrong = Judged(False, f"{say(value)} is not {say(gold)}")
+    pivot = next((place for place in range(1, len(gold)) if not bench.same(gold[place], ZERO)), 0)
+    if not pivot or bench.same(value[pivot], ZERO):  # 0:0 has the cross products of every ratio
+        return wrong
+    for want, have in zip(gold[1:], value[1:], strict=True):
+        if not bench.same(("mul", gold[pivot], have), ("mul", value[pivot], want)):
+            return wrong
     return Judged(True, f"{say(value)} is {say(gold)}")
 
 

@@ -150,7 +150,7 @@ def families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
         return gold, answer
     if mine and mine not in symbols(golds):
         free = sorted(symbols(golds) - symbols(answers)) if not letter else [letter]
-        if len(free) != 1 or free[0] in symbols(answers):
+        if len(free) != 1 or free[0] in symbols(answers) or (not letter and (len(free[0]) > 1 or golds == ("sym", free[0]))):
             return gold, answer
         answers = renamed(answers, mine, free[0])
     return golds, answers
