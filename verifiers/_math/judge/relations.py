@@ -176,6 +176,8 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         if name or _total(gold):
             return judge(value if name else gold[3], answer, bench)
         return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+    if not _same_function(name, name_of(answer[1])):
+        return Judged(False, f"it defines {name_of(answer[1])}; the gold defines {name}")
     if size == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
         same = mine == name or (_points(name) != "" and _points(name) == _points(mine))
@@ -192,6 +194,16 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         inner, why = settled(value, answer, bench)
         return judge(value, inner, bench) if inner is not None else Judged(False, why)
     return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+
+
+def _same_function(name: str, mine: str) -> bool:
+    """Whether two names may be the same function: f, its inverse f^-1 and its derivative f' are three; y may be any but a derivative."""
+    if not name or not mine:
+        return True
+    (base, marks), (other, others) = (
+        (text.partition("^")[0].rstrip("'"), (text.count("'"), text.endswith("^-1"))) for text in (name, mine)
+    )
+    return marks == others or (base != other and marks[0] == others[0])
 
 
 def _points(name: str) -> str:
