@@ -10,7 +10,7 @@ from rlvr.verifiers._math.judge.pieces import formula, otherwise
 from rlvr.verifiers._math.judge.plusminus import spread
 from rlvr.verifiers._math.judge.relations import ZERO, judge_relation, named, settled
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, exact_or_none, finite, judge_scalar
-from rlvr.verifiers._math.judge.shapes import as_letters, combinations, remainder, shaped
+from rlvr.verifiers._math.judge.shapes import as_letters, chosen, combinations, remainder, shaped
 from rlvr.verifiers._math.judge.worked import unworked, worked
 from rlvr.verifiers._math.read.atoms import name
 from rlvr.verifiers._math.read.tree import TooBig, Tree, has, say, show, symbols
@@ -22,6 +22,9 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """Whether the answer equals the gold, under the bench's policy."""
     if _bare(gold) and _bare(answer):
         return match(gold, answer, bench)
+    if answer[0] == "either" and (gold[0] in ("tuple", "text", "choice") or chosen(gold)):
+        return Judged(False, f"it offers {len(answer) - 1} alternatives; the gold is {say(gold)}")
+    gold, answer = (("list", *tree[1:]) if tree[0] == "either" else tree for tree in (gold, answer))
     gold, answer = remainder(gold), worked(remainder(answer) if remainder(gold)[0] == "mod" else answer)
     if bench.policy.evaluated and unworked(answer) and not unworked(gold):
         return Judged(False, f"it is not evaluated: it still contains {unworked(answer)}")
@@ -129,6 +132,8 @@ def _base(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 def _mod(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     residue, modulus = exact(gold[1]), exact(gold[2])
     value: Tree | None = answer
+    if answer[0] == "rel" and answer[1][0] == "sym" and len(answer[1][1]) == 1:
+        return Judged(False, f"{show(answer)} is one number; the gold is {say(gold)}")
     if answer[0] != "mod":
         value, why = settled(gold[1], answer, bench)
         if value is None:

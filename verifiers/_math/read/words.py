@@ -67,8 +67,8 @@ _CHOICE = re.compile(
 
 
 _DENIED = re.compile(
-    r"\b(?:wrong|incorrect|invalid|false|unless|except|versus|vs|rejected|eliminated|excluded|ruled|is impossible|tempting|trap|(?<!all )but|if"
-    r"|instead|rather|almost|nearly|perhaps|maybe|possibly|unlikely|(?:no|never|minus|else)$)\b|n't\b",
+    r"\b(?:wrong|incorrect|invalid|false|unless|except|versus|vs|rejected|eliminated|excluded|ruled|is impossible|tempting|trap"
+    r"|(?<!all )but|if|instead|rather|almost|nearly|perhaps|maybe|possibly|unlikely|(?:no|never|minus|else)$)\b|n't\b",
     re.IGNORECASE,
 )
 """Words behind the letter of a choice that deny it or make it depend on something."""
@@ -250,14 +250,11 @@ def spelled(text: str) -> Tree | None:
     return ("text", match[1].lower()) if match and match[1].lower() not in _MATHS else None
 
 
-_SUBJECTS = "function graph series integral sequence answer number result statement triangle matrix system relation limit product sum value"
-_SUBJECTS += (
-    " integer expression polynomial curve conic equation shape figure quadrilateral polygon set parity claim proposition lines planes"
-)
-_SUBJECTS += " vectors events variables solution day winner color colour"
-_STATED = re.compile(
-    rf"(?:it|(?:the|this|that)(?: (?:given|whole|resulting|final|original|above|correct))? (?:{'|'.join(_SUBJECTS.split())})) (?:is|are) (?=[a-z])"
-)
+_SUBJECTS = "function graph series integral sequence answer number result statement triangle matrix system relation limit product sum"
+_SUBJECTS += " value integer expression polynomial curve conic equation shape figure quadrilateral polygon set parity claim proposition"
+_SUBJECTS += " lines planes vectors events variables solution day winner color colour"
+_SUBJECT = f"(?:given |whole |resulting |final |original |above |correct )?(?:{'|'.join(_SUBJECTS.split())})"
+_STATED = re.compile(rf"(?:it|(?:the|this|that) {_SUBJECT}) (?:is|are) (?=[a-z])")
 """A statement about the subject of the question; one about another subject, such as its derivative, is another answer."""
 
 
