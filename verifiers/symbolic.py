@@ -29,6 +29,7 @@ from rlvr.verifiers._math.policy import Policy
 from rlvr.verifiers._math.read.notation import readings
 from rlvr.verifiers._math.read.parse import parse
 from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable, has, say
+from rlvr.verifiers._math.value.cost import begin
 from rlvr.verifiers._math.value.exact import NotFinite
 from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
 
@@ -209,6 +210,7 @@ class Symbolic(Verifier):
     def _judge(self, gold: Tree, answer: Tree, policy: Policy) -> Judged:
         if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not policy.form:
             return whole(gold, answer)
+        begin()
         budget = self.pool.budget()
         if has(gold, *UNWORKED):
             budget.left *= GOLDS_SHARE

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.task import Task, user
+from rlvr.task import Fault, Task, Verdict, user
 from rlvr.verifiers._math.judge.restated import restated
 from rlvr.verifiers._math.read.spellings import SPELLINGS, Spelling, standard
 from rlvr.verifiers._math.read.units import is_number_word, measure
 from rlvr.verifiers._math.read.words import SAYINGS, Saying, dated, number_in_words, words
+from rlvr.verifiers._math.value import cost
 from rlvr.verifiers._math.value.points import differ
 from rlvr.verifiers.symbolic import Symbolic
 
@@ -133,3 +134,33 @@ def test_sixty_digits_prove_nothing_where_a_part_is_too_small_to_see() -> None:
     assert differ(("add", ("fun", "sin", X), TINY), ("fun", "sin", X)) is True
     assert differ(("fun", "tanh", ("num", 20_000, 1)), ("num", 1, 1)) is None  # beyond all the digits there are
     assert differ(("add", X, ("pow", ("const", "e"), ("neg", X))), ("add", X, ("div", ("num", 1, 1), ("pow", ("const", "e"), X)))) is False
+
+
+def boxed(verifier: Symbolic, gold: str, answer: str) -> Verdict:
+    return verifier.verify(Task("t", user("?"), reference=gold), f"\\boxed{{{answer}}}")
+
+
+COSTLY = ["+".join([r"\erf(60)"] * 20) + "+10^{780}", r"\Gamma(\frac13)+10^{780}", r"(\frac13)!+10^{780}"]
+
+
+@pytest.mark.parametrize("answer", COSTLY)
+def test_an_answer_that_is_too_much_work_is_refused_before_the_work_is_done(
+    verifier: Symbolic, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices: list[int] = []
+    charged = cost.price
+    monkeypatch.setattr(cost, "price", lambda name, digits: prices.append(charged(name, digits)) or prices[-1])
+    verdict = boxed(verifier, "2", answer)
+    assert verdict.score == 0.0 and verdict.fault is Fault.ANSWER, verdict
+    assert sum(prices[:-1]) <= cost.LIMIT < sum(prices)  # the call that costs too much is not made
+
+
+def test_each_answer_has_its_own_account(verifier: Symbolic) -> None:
+    assert boxed(verifier, "2", COSTLY[0]).fault is Fault.ANSWER
+    assert boxed(verifier, r"\sin 1", r"\cos(\frac{\pi}{2}-1)").score == 1.0
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("0.35", "1e400"), ("5", r"\frac" * 900 + "1"), ("5", r"\sqrt" * 900 + "5")])
+def test_long_numbers_and_deep_commands_are_read_or_refused(verifier: Symbolic, gold: str, answer: str) -> None:
+    verdict = boxed(verifier, gold, answer)
+    assert verdict.score == 0.0 and "broke the judging" not in verdict.reason

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from rlvr.verifiers._math.judge.members import matched, matrix, members, regions_or_words, tuples
 from rlvr.verifiers._math.judge.pieces import formula, otherwise
 from rlvr.verifiers._math.judge.plusminus import spread
-from rlvr.verifiers._math.judge.relations import judge_relation, named, settled
+from rlvr.verifiers._math.judge.relations import ZERO, judge_relation, named, settled
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, exact_or_none, finite, judge_scalar
-from rlvr.verifiers._math.judge.shapes import as_letters, combinations, remainder, shaped
+from rlvr.verifiers._math.judge.shapes import as_letters, chosen, combinations, remainder, shaped
 from rlvr.verifiers._math.judge.worked import unworked, worked
 from rlvr.verifiers._math.read.atoms import name
 from rlvr.verifiers._math.read.tree import TooBig, Tree, has, say, show, symbols
@@ -22,6 +22,9 @@ def judge(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     """Whether the answer equals the gold, under the bench's policy."""
     if _bare(gold) and _bare(answer):
         return match(gold, answer, bench)
+    if answer[0] == "either" and (gold[0] in ("tuple", "text", "choice") or chosen(gold)):
+        return Judged(False, f"it offers {len(answer) - 1} alternatives; the gold is {say(gold)}")
+    gold, answer = (("list", *tree[1:]) if tree[0] == "either" else tree for tree in (gold, answer))
     gold, answer = remainder(gold), worked(remainder(answer) if remainder(gold)[0] == "mod" else answer)
     if bench.policy.evaluated and unworked(answer) and not unworked(gold):
         return Judged(False, f"it is not evaluated: it still contains {unworked(answer)}")
@@ -129,6 +132,8 @@ def _base(gold: Tree, answer: Tree, bench: Bench) -> Judged:
 def _mod(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     residue, modulus = exact(gold[1]), exact(gold[2])
     value: Tree | None = answer
+    if answer[0] == "rel" and answer[1][0] == "sym" and len(answer[1][1]) == 1:
+        return Judged(False, f"{show(answer)} is one number; the gold is {say(gold)}")
     if answer[0] != "mod":
         value, why = settled(gold[1], answer, bench)
         if value is None:
@@ -151,9 +156,13 @@ def _ratio(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         value = ("ratio", *value[1:]) if value[0] == "div" else ("ratio", value, ("num", 1, 1))
     if value[0] != "ratio" or len(value) != len(gold):
         return Judged(False, f"parsed as {say(value)}; the gold is {say(gold)}")
-    for want, have in zip(gold[2:], value[2:], strict=True):
-        if not bench.same(("mul", gold[1], have), ("mul", value[1], want)):
-            return Judged(False, f"{say(value)} is not {say(gold)}")
+    wrong = Judged(False, f"{say(value)} is not {say(gold)}")
+    pivot = next((place for place in range(1, len(gold)) if not bench.same(gold[place], ZERO)), 0)
+    if not pivot or bench.same(value[pivot], ZERO):  # 0:0 has the cross products of every ratio
+        return wrong
+    for want, have in zip(gold[1:], value[1:], strict=True):
+        if not bench.same(("mul", gold[pivot], have), ("mul", value[pivot], want)):
+            return wrong
     return Judged(True, f"{say(value)} is {say(gold)}")
 
 

@@ -122,8 +122,9 @@ def tuples(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         pairs = [named(arg) for arg in value[1:]]
         names = {name for name, _ in pairs}
         if "" not in names and len(names) == len(pairs):
-            pairs.sort(key=lambda pair: pair[0])
-        value = ("tuple", *(part for _, part in pairs)) if names == {""} or len(names) == len(pairs) else value  # x = 1, x = 2: no pair
+            pairs = _in_order(pairs)
+        apart = names == {""} or ("" not in names and len(names) == len(pairs))  # x = 1, x = 2 and x = 1, 2 are values of one letter
+        value = ("tuple", *(part for _, part in pairs)) if apart else value
     if value[0] == "tuple":
         if len(value) != len(gold):
             return Judged(False, f"it has {len(value) - 1} members; the gold {say(gold)} has {len(gold) - 1}")
@@ -131,6 +132,21 @@ def tuples(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if value[0] in ("rel", "builder", "union", "inter") and len(gold) == 3:
         return regions_or_words(gold, value, bench)
     return Judged(False, f"parsed as {say(value)}; the gold is {say(gold)}")
+
+
+_POLAR = ("rho", "r", "theta", "phi", "varphi", "z")
+
+
+def _in_order(pairs: list[tuple[str, Tree]]) -> list[tuple[str, Tree]]:
+    """Named coordinates in their usual order: Latin letters by the alphabet, polar coordinates by their own, other names as written.
+
+    >>> [name for name, _ in _in_order([("y", ()), ("x", ())])], [name for name, _ in _in_order([("theta", ()), ("r", ())])]
+    (['x', 'y'], ['r', 'theta'])
+    """
+    names = [name for name, _ in pairs]
+    if all(len(name.partition("_")[0]) == 1 for name in names):
+        return sorted(pairs, key=lambda pair: pair[0])
+    return sorted(pairs, key=lambda pair: _POLAR.index(pair[0])) if set(names) <= set(_POLAR) else pairs
 
 
 def matrix(gold: Tree, answer: Tree, bench: Bench) -> Judged:

@@ -95,9 +95,9 @@ def region(tree: Tree) -> Spans | None:
 def _region(tree: Tree) -> Spans:
     op, args = tree[0], tree[1:]
     if op == "interval":
-        return merged([(End.of(args[0], args[2] == "["), End.of(args[1], args[3] == "]"))])
-    if op == "tuple" and len(args) == 2:
-        return merged([(End.of(args[0], False), End.of(args[1], False))])
+        return _between(End.of(args[0], args[2] == "["), End.of(args[1], args[3] == "]"))
+    if op == "tuple" and len(args) == 2 and args[0] != args[1]:
+        return _between(End.of(args[0], False), End.of(args[1], False))
     if op == "set":
         return merged([(End.of(arg, True), End.of(arg, True)) for arg in args])
     if tree in (("const", "R"), ("text", "all real numbers")):
@@ -119,6 +119,13 @@ def _region(tree: Tree) -> Spans:
     if op == "list":
         return _listed(args)
     raise Unreadable("it does not describe a set of real numbers")
+
+
+def _between(low: End, high: End) -> Spans:
+    """An interval; two ends in the wrong order describe none: (31, 6) is a point, not the empty set."""
+    if high < low:
+        raise Unreadable("the first end is above the second")
+    return merged([(low, high)])
 
 
 def _listed(args: tuple[Tree, ...]) -> Spans:

@@ -67,6 +67,13 @@ def quantity_of(tree: Tree) -> str:
     return ""
 
 
+def _line(tree: Tree) -> bool:
+    """Whether a sum in x, y and z has coefficients or a number in it: 2x + 3y - 6 is a line or a curve, x + y may be what is requested."""
+    terms = [arg[1] if arg[0] == "neg" else arg for arg in tree[1:]]
+    scaled = any(not symbols(term) or (term[0] in ("mul", "div") and any(not symbols(arg) for arg in term[1:])) for term in terms)
+    return scaled and all(letter.partition("_")[0] in ("x", "y", "z") for letter in symbols(tree))
+
+
 def asked(tree: Tree) -> bool:
     """Whether the left side of an equation only names what is requested: `m + n = 204`, `f(1) + f(2) = 6`.
 
@@ -75,7 +82,7 @@ def asked(tree: Tree) -> bool:
     if name_of(tree) or quantity_of(tree):
         return True
     if tree[0] in ("add", "mul", "neg", "div", "pow", "root") and len(symbols(tree)) > 1:
-        return True
+        return tree[0] != "add" or not _line(tree)
     return tree[0] == "add" and all(quantity_of(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
 
 
@@ -116,7 +123,8 @@ def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
     if any(sign not in ("=", "~") for sign in signs):
         return None, f"parsed as {say(answer)}; the gold {show(gold)} is not a relation"
     values = parts
-    if asked(parts[0]) and (not symbols(parts[0]) & symbols(gold) or (parts[0][0] != "sym" and name_of(parts[0]))):
+    equation = parts[0][0] == "add" and gold == ZERO  # everything on one side, and zero on the other
+    if not equation and asked(parts[0]) and (not symbols(parts[0]) & symbols(gold) or (parts[0][0] != "sym" and name_of(parts[0]))):
         values = parts[1:]
         signs = signs[1:]
     elif len(parts) == 2 and name_of(parts[1]) and not (symbols(parts[1]) & symbols(gold)):
@@ -176,6 +184,8 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         if name or _total(gold):
             return judge(value if name else gold[3], answer, bench)
         return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+    if not _same_function(name, name_of(answer[1])):
+        return Judged(False, f"it defines {name_of(answer[1])}; the gold defines {name}")
     if size == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
         same = mine == name or (_points(name) != "" and _points(name) == _points(mine))
@@ -192,6 +202,15 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         inner, why = settled(value, answer, bench)
         return judge(value, inner, bench) if inner is not None else Judged(False, why)
     return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+
+
+def _same_function(name: str, mine: str) -> bool:
+    """Whether two names may be the same function: f, its inverse f^-1 and its derivative f' are three; y may be any but a derivative."""
+    if not name or not mine:
+        return True
+    base, other = (text.partition("^")[0].rstrip("'") for text in (name, mine))
+    marks, others = ((text.count("'"), text.endswith("^-1")) for text in (name, mine))
+    return marks == others or (base != other and marks[0] == others[0])
 
 
 def _points(name: str) -> str:

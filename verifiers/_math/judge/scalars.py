@@ -293,7 +293,7 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     if x is None or y is None:
         return ""
     gap = abs(x - y)
-    close = of_gold is not None and gap <= min(_place(of_gold[1]) / 2, policy.tolerance * abs(y))
+    close = of_gold is not None and gap <= min(_place(of_gold[1]) / 2, Fraction(policy.tolerance) * abs(y))
     if close and of_gold is not None and of_gold[0] >= policy.places and of_answer is None:  # not another decimal: 1.25 is not 1.2499
         return f"{show(answer)} rounds to {show(gold)}"
     whole = exact_or_none(gold)

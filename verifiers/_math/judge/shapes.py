@@ -103,9 +103,14 @@ def grouped(tree: Tree) -> Tree:
     return ("list", *(("tuple", *values[at : at + size]) for at in range(0, len(values), size)))
 
 
+def chosen(gold: Tree) -> bool:
+    """Whether the gold is several letters of a multiple choice: A, C."""
+    return gold[0] in ("list", "set") and all(arg[0] == "sym" and arg[1] in OPTIONS for arg in gold[1:])
+
+
 def options(gold: Tree, answer: Tree) -> Tree:
     """Several letters of a multiple choice without commas: `ACD` for the gold A, C, D."""
-    if not all(arg[0] == "sym" and arg[1] in OPTIONS for arg in gold[1:]) or answer[0] != "text" or not answer[1].isalpha():
+    if not chosen(gold) or answer[0] != "text" or not answer[1].isalpha():
         return answer
     letters = answer[1].upper()
     return ("list", *(("sym", letter) for letter in letters)) if OPTIONS.issuperset(letters) else answer
@@ -150,7 +155,7 @@ def families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
         return gold, answer
     if mine and mine not in symbols(golds):
         free = sorted(symbols(golds) - symbols(answers)) if not letter else [letter]
-        if len(free) != 1 or free[0] in symbols(answers):
+        if len(free) != 1 or free[0] in symbols(answers) or (not letter and (len(free[0]) > 1 or golds == ("sym", free[0]))):
             return gold, answer
         answers = renamed(answers, mine, free[0])
     return golds, answers

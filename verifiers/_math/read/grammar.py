@@ -77,6 +77,7 @@ class Reader:
         self.depth = 0
         self.bars = 0
         self.atoms = 0
+        self.arguments = 0
 
     def peek(self, ahead: int = 0) -> Token:
         """The current token, or an end mark."""
@@ -293,6 +294,15 @@ class Reader:
 
     def argument(self, *, whole: bool = False) -> Tree:
         """The argument of a command: a group in braces, or one sign (one digit, unless `whole`)."""
+        self.arguments += 1
+        if self.arguments > MAX_DEPTH:
+            raise TooBig(f"it has commands nested more than {MAX_DEPTH} deep")
+        tree = self.one_argument(whole)
+        self.arguments -= 1
+        return tree
+
+    def one_argument(self, whole: bool) -> Tree:
+        """The argument, without a limit on its depth."""
         token = self.peek()
         if token.text == "{" and token.kind == "op":
             return self.atom()

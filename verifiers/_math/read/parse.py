@@ -30,13 +30,16 @@ _JOINED |= {r"\land": "inter", r"\wedge": "inter", r"\lor": "union", r"\vee": "u
 class Parser(Blocks):
     """The whole grammar over one row of tokens."""
 
+    alternatives = False
+    """Whether values are alternatives and no ordered pair: `1 or 2`, `1; 2`; but x = 1; y = 2 are coordinates."""
+
     def top(self) -> Tree:
         """The whole input, to the last token."""
         items = self.over(self.items())
         self.accept(".")
         if self.peek().kind != "eof":
             raise Unreadable(f"{self.peek().text[:30]!r} is left over")
-        return items[0] if len(items) == 1 else ("list", *items)
+        return items[0] if len(items) == 1 else ("either" if self.alternatives else "list", *items)
 
     def items(self) -> list[Tree]:
         """Clauses with commas, semicolons, `and` or `or` between them."""
@@ -57,6 +60,7 @@ class Parser(Blocks):
                 found[-1] = (joined, found[-1], after)
             else:
                 found.append(after)
+                self.alternatives |= joint in ("or", "oder") or (joint == ";" and after[0] not in ("rel", "sym"))
         return found
 
     def over(self, found: list[Tree]) -> list[Tree]:
@@ -156,7 +160,9 @@ class Parser(Blocks):
                 self.bars = bars
                 return ("set",)
             raise Unreadable("a pair of brackets is empty")
+        alternatives = self.alternatives
         found = self.over(self.items())
+        self.alternatives = alternatives  # those in the brackets are not those of the answer
         if opener in (r"\{", r"\lbrace") and self.accept("|", r"\mid", ":", r"\vert"):
             found = [("builder", found[0], *self.items())]
         self.bars = bars

@@ -90,7 +90,8 @@ def _based(match: re.Match[str]) -> str:
 
 
 def _yes_or_no(match: re.Match[str]) -> str:
-    turned = re.search(r"\b(?:yes|no|not|never|but|however|although|unless|true|false|or)\b|n't", match[2], re.IGNORECASE)
+    words = "yes|no|not|never|but|however|although|unless|true|false|or|only|except|provided|assuming|sometimes|whenever|partly|iff"
+    turned = re.search(rf"\b(?:{words})\b|n't|^\W*(?:if|when|for|in case)\b", match[2], re.IGNORECASE)
     return match[0] if turned else rf"\text{{{match[1]}}}"
 
 

@@ -6,7 +6,7 @@ Plain tuples compare by structure, hash, and can be sent as JSON; nothing in the
     ("sym", "x")  ("const", "pi")    letters and constants          ("text", "east")     words
     ("add" | "mul", a, b, ...)  ("neg", a)  ("div", a, b)  ("pow", a, b)  ("root", a, n)  ("fun", "sin", a)
     ("sum" | "prod" | "integral", body, "k", lo, hi)   ("integral" | "deriv", body, "x")   ("limit", body, "x", at, "+")
-    ("list" | "tuple" | "set", a, b, ...)   ("interval", lo, hi, "(", "]")   ("union" | "inter" | "minus", a, b)
+    ("list" | "either" | "tuple" | "set", a, b, ...)   ("interval", lo, hi, "(", "]")   ("union" | "inter" | "minus", a, b)
     ("rel", a, "<", b, "<=", c)      a chain of relations           ("matrix", (row, row, ...))
 """
 
@@ -119,6 +119,7 @@ def has(tree: Tree, *ops: str) -> bool:
 
 NAMES = {
     "list": "the list",
+    "either": "the alternatives",
     "tuple": "the tuple",
     "set": "the set",
     "interval": "the interval",
@@ -149,7 +150,7 @@ def say(tree: Tree) -> str:
     return f"{NAMES[tree[0]]} {shown}" if tree[0] in NAMES else shown
 
 
-_INFIX = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", "}
+_INFIX = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", ", "either": " or "}
 _CLOSED = {"tuple": ("(", ")"), "set": ("{", "}")}
 
 

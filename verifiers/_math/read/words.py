@@ -66,6 +66,23 @@ _CHOICE = re.compile(
 )
 
 
+_DENIED = re.compile(
+    r"\b(?:wrong|incorrect|invalid|false|unless|except|versus|vs|rejected|eliminated|excluded|ruled|is impossible|tempting|trap"
+    r"|(?<!all )but|if|instead|rather|almost|nearly|perhaps|maybe|possibly|unlikely|(?:no|never|minus|else)$)\b|n't\b",
+    re.IGNORECASE,
+)
+"""Words behind the letter of a choice that deny it or make it depend on something."""
+_RELATED = re.compile(
+    r"[-+*/=^(]|\\(?:n?eq?|not(?:in)?|cup|cap|in|[lg]e?q?|[lg]t|to|pm|mp|sim|approx|equiv|l?or|vee|wedge|land|lnot|neg)(?![a-zA-Z])"
+)
+"""Signs behind the letter of a choice that make it part of a formula."""
+
+
+def _denied(rest: str) -> bool:
+    """Whether the words behind the letter of a choice take it back; a capital may start the option's own words: `(B) False`."""
+    return rest not in ("False", "No", "Never") and _DENIED.search(rest) is not None
+
+
 def unwrap(text: str) -> str:
     r"""The text without math delimiters, a text command around all of it, or a final period.
 
@@ -127,9 +144,9 @@ def choice(text: str) -> str | None:
         other = re.match(r"[A-Z][\w{}]*\s*=", rest) or re.search(
             r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\bno,|\b[A-J][.:)]|\b[B-HJ]$", rest
         )
-        if not marked or other or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
+        if not marked or other or _denied(rest) or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
             return None
-        if bracketed and (not bracketed.isupper() or re.match(r"[-+*/=^(]|\\(?:cup|cap|in)", rest)):
+        if bracketed and (not bracketed.isupper() or _RELATED.match(rest)):
             return None
     return letter.upper() if letter.isupper() or bracketed or rest == "" else None
 
@@ -233,7 +250,12 @@ def spelled(text: str) -> Tree | None:
     return ("text", match[1].lower()) if match and match[1].lower() not in _MATHS else None
 
 
-_STATED = re.compile(r"(?:it|(?:the|this|that) [a-z]{2,20}(?: [a-z]{2,20})?) (?:is|are) (?=[a-z])")
+_SUBJECTS = "function graph series integral sequence answer number result statement triangle matrix system relation limit product sum"
+_SUBJECTS += " value integer expression polynomial curve conic equation shape figure quadrilateral polygon set parity claim proposition"
+_SUBJECTS += " lines planes vectors events variables solution day winner color colour"
+_SUBJECT = f"(?:given |whole |resulting |final |original |above |correct )?(?:{'|'.join(_SUBJECTS.split())})"
+_STATED = re.compile(rf"(?:it|(?:the|this|that) {_SUBJECT}) (?:is|are) (?=[a-z])")
+"""A statement about the subject of the question; one about another subject, such as its derivative, is another answer."""
 
 
 def same_words(gold: str, answer: str) -> bool:

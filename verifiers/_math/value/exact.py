@@ -64,12 +64,12 @@ def _div(top: Fraction, low: Fraction) -> Fraction:
 
 def power(base: Fraction, exponent: Fraction) -> Fraction | None:
     """Base to the exponent if that is obviously rational; else None."""
-    if exponent.denominator != 1:
-        return None
     if not base:
         if exponent <= 0:
             raise NotFinite("it raises zero to a power that is not positive")
         return base
+    if exponent.denominator != 1:
+        return None
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if size > 1 and size * abs(exponent) > MAX_BITS:
         raise TooBig(f"a power in it has more than {MAX_BITS} bits")

@@ -20,6 +20,8 @@ Form = dict[Monomial, Rational]
 
 MAX_TERMS = 400
 STEPS = 20_000
+POLES = frozenset(("ln", "cot", "csc", "Gamma"))
+"""Functions without a value at zero."""
 
 
 class Normaliser:
@@ -114,10 +116,14 @@ class Normaliser:
             inner = self.form(tree[2])
             if set(inner) <= {()}:
                 return _constant(abs(Fraction(inner.get((), 0))))
+        if tree[1] in POLES and not self.form(tree[2]):
+            raise NotFinite(f"{tree[1]} of zero has no finite value")
         return self.atom(tree)
 
     def power(self, base: Form, exponent: Fraction, tree: Tree) -> Form:
         """A form to a rational power."""
+        if not base and exponent <= 0:
+            raise NotFinite("it raises zero to a power that is not positive")
         if exponent.denominator == 1 and abs(exponent) <= 4096:
             n = int(exponent)
             if n < 0:
@@ -127,7 +133,7 @@ class Normaliser:
                 scaled = power(Fraction(value), exponent)
                 return _form({atom: e * n for atom, e in mono}, scaled or 0)
             if not base:
-                return {} if n else _constant(1)
+                return {}
             if n > 64:
                 raise TooBig("a power of a sum in it is over 64")
             result = _constant(1)

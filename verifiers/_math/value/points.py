@@ -14,6 +14,7 @@ from typing import Any
 from mpmath.ctx_mp import MPContext
 
 from rlvr.verifiers._math.read.tree import TooBig, Tree, symbols, walk
+from rlvr.verifiers._math.value.cost import charge
 from rlvr.verifiers._math.value.exact import NotFinite, exact
 
 _LOCAL = threading.local()
@@ -82,6 +83,7 @@ class Evaluator:
         return found
 
     def _value(self, tree: Tree) -> Any:
+        charge(tree[1] if tree[0] == "fun" else tree[0], self.digits)
         found = self._node(tree)
         size = self.mp.mag(found) if found else 0
         if abs(size) > 4_000_000:
@@ -121,9 +123,9 @@ class Evaluator:
         if op == "root":
             return self._root(self._value(tree[1]), self._value(tree[2]))
         if op == "fact":
-            return mp.gamma(self._small(self._value(tree[1]), 10_000) + 1)
+            return mp.gamma(self._factorial(tree[1]) + 1)
         if op == "binom":
-            return mp.binomial(self._small(self._value(tree[1]), 10_000), self._small(self._value(tree[2]), 10_000))
+            return mp.binomial(self._factorial(tree[1]), self._factorial(tree[2]))
         return self._function(tree) if op == "fun" else self._stop(tree)
 
     def _power(self, base: Any, exponent: Any, tree: Tree) -> Any:
@@ -163,6 +165,13 @@ class Evaluator:
     def _small(self, value: Any, limit: int) -> Any:
         if abs(value) > limit:
             raise TooBig(f"an argument in it is over {limit}")
+        return value
+
+    def _factorial(self, tree: Tree) -> Any:
+        """The argument of a factorial; one that is not an integer is paid for as Gamma."""
+        value = self._small(self._value(tree), 10_000)
+        if value != int(self.mp.re(value)):
+            charge("Gamma", self.digits)
         return value
 
     def _function(self, tree: Tree) -> Any:
