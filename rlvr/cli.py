@@ -253,6 +253,7 @@ def doctor(
     model: Annotated[Path | None, typer.Option(help="A model's folder: compare a sampler's log-probabilities with the trainer's.")] = None,
     sampler: Annotated[str, typer.Option(help="Which sampler, with --model: hf or vllm.")] = "hf",
     env: Annotated[str, typer.Option(help="The environment of the prompts, with --model.")] = "arithmetic",
+    device: Annotated[str | None, typer.Option(help="Where the trainer computes, with --model; default: the accelerator.")] = None,
     json: Json = False,
 ) -> int:
     """Check this installation; exit code 1 if something is broken.
@@ -262,7 +263,7 @@ def doctor(
     if model is not None:
         from rlvr.commands import agreement
 
-        return agreement.examine_sampler(str(model), sampler, env, json=json)
+        return agreement.examine_sampler(str(model), sampler, env, device=device, json=json)
     from rlvr.commands import doctor as examination
 
     return examination.examine(json=json)

@@ -7,11 +7,11 @@ from rich.text import Text
 from rlvr.commands import screen
 
 
-def examine_sampler(model: str, sampler: str, env: str, *, json: bool) -> int:
+def examine_sampler(model: str, sampler: str, env: str, *, device: str | None = None, json: bool) -> int:
     """Measure and print the differences and a verdict; returns 1 if training on them would be unsound."""
     from rlvr.learn.agreement import measured, verdict
 
-    rows = list(measured(model, sampler, env=env))
+    rows = list(measured(model, sampler, env=env, device=device))
     sound, words = verdict(rows)
     if json:
         screen.say_json({"ok": sound, "verdict": words, "rows": [row.record() for row in rows]})

@@ -98,11 +98,13 @@ def _accelerator() -> Finding:
     except ImportError as error:
         absent = importlib.util.find_spec("torch") is None
         return Finding("accelerator", "missing" if absent else "broken", "torch is not installed" if absent else f"torch fails: {error}")
-    if torch.cuda.is_available():
-        names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-        return Finding("accelerator", "ok", f"{torch.cuda.device_count()} x {', '.join(sorted(names))}")
-    if torch.backends.mps.is_available():
-        return Finding("accelerator", "ok", "Apple GPU (mps)")
+    if torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        assert found is not None
+        named = getattr(getattr(torch, found.type, None), "get_device_name", None)
+        count = torch.accelerator.device_count()
+        names = {named(i) if named else found.type for i in range(count)}
+        return Finding("accelerator", "ok", f"{count} x {', '.join(sorted(names))} ({found.type})")
     return Finding("accelerator", "missing", "CPU only", "enough for the quickstart; larger models need a GPU")
 
 

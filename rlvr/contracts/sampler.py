@@ -94,6 +94,13 @@ class Sampler(Plugin, ABC):
         """All completions, in the order of the requests."""
         return [completion for _, completion in sorted(self.stream(requests, sampling), key=lambda pair: pair[0])]
 
+    def prepare(self, *, precision: str, max_length: int) -> None:
+        """Called once before a training run: the precision the trainer computes in, and the most tokens of a prompt with its answer."""
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of the latest `load`, which are logged with the step that samples from it."""
+        return {}
+
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
         """Receive the environment and the tokenizer, once, before the first request. Most samplers ignore this."""
 

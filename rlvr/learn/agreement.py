@@ -20,12 +20,19 @@ from rlvr.learn.update.policy import Policy
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.batch import Rows
+from rlvr.model.device import computing_in, device_from
 from rlvr.model.weights import model_from
 from rlvr.plugins.registry import build, load, parameters
 from rlvr.rollout.rollout import seed_of
 
 DEPTHS = ((0, 4), (4, 16), (16, 64), (64, 10**9))
-ROUNDING = {"float32": 1e-4, "bfloat16": 0.05}
+PRECISIONS: dict[str, tuple[str, str | None]] = {
+    "float32": ("float32", None),
+    "bfloat16": ("bfloat16", None),
+    "mixed bf16": ("float32", "bfloat16"),
+}
+"""By name: the precision of the weights, and that of the computation if it differs (`train.mixed_precision=bf16`)."""
+ROUNDING = {"float32": 1e-4, "bfloat16": 0.05, "mixed bf16": 0.05}
 """The limit on the median difference that rounding can cause; the largest difference may be twenty times that."""
 
 
@@ -60,9 +67,16 @@ def measured(
     env: str,
     answers: int = 64,
     temperatures: Sequence[float] = (0.7, 1.0, 1.3),
-    precisions: Sequence[str] = ("float32", "bfloat16"),
+    precisions: Sequence[str] = (),
+    device: str | None = None,
 ) -> Iterator[Gap]:
-    """Sample, score again and compare: yields one row for each precision, temperature and depth."""
+    """Sample, score again, compare: one row for each precision, temperature and depth, as they are found.
+
+    The trainer computes on `device`, by default the accelerator. Mixed precision is compared there only: on a CPU a sampler takes
+    the precision of the weights.
+    """
+    place = device_from(device)
+    precisions = precisions or [name for name, (_, mixed) in PRECISIONS.items() if mixed is None or place.type != "cpu"]
     tokenizer = tokenizer_from(folder)
     # a sampler that refuses to run when its log-probabilities are off must not refuse here
     unheld = {"probe_tolerance": math.inf} if "probe_tolerance" in parameters(load("sampler", sampler)) else {}
@@ -71,9 +85,11 @@ def measured(
         states = [mdp.start(environment.task("train", i // 4)) for i in range(answers)]
         requests = [Request(list(state.tokens), mdp.budget(state), seed_of("agreement", i)) for i, state in enumerate(states)]
         for precision in precisions:
-            model = model_from(ModelConfig.model_validate({"path": folder, "dtype": precision})).eval()
+            weights, mixed = PRECISIONS[precision]
+            model = model_from(ModelConfig.model_validate({"path": folder, "dtype": weights})).eval().to(place)
             with build("sampler", sampler, **unheld) as asked:
                 asked.bind(environment, tokenizer)
+                asked.prepare(precision=mixed or weights, max_length=mdp.max_length)
                 asked.load(model, 0)
                 for temperature in temperatures:
                     found = asked.sample(requests, Sampling(temperature, stop_ids=tokenizer.stop_ids))
@@ -90,8 +106,9 @@ def gaps(model: Any, requests: Sequence[Request], found: Sequence[Completion], p
     rows = Rows(tokens, [[False] * len(request.prompt) + [True] * len(said.tokens) for request, said in pairs])
     ours = torch.zeros(rows.entries)
     policy = Policy(model, temperature=temperature)
-    for batch in rows.batches(range(len(pairs)), budget=8192):
-        ours[batch.take] = policy(batch).logprobs.float().cpu()
+    with computing_in(model, PRECISIONS[precision][1]):
+        for batch in rows.batches(range(len(pairs)), budget=8192, device=model.device):
+            ours[batch.take.cpu()] = policy(batch).logprobs.float().cpu()
     theirs = torch.tensor([logprob for _, said in pairs for logprob in said.logprobs])
     depth = torch.tensor([i for _, said in pairs for i in range(len(said.tokens))])
     for low, high in DEPTHS:

@@ -47,7 +47,7 @@ def collect(crew: Crew, step: int, *, version: int) -> Harvest:
     if crew.algorithm.sampling_rounds > 1:
         return until_enough(crew, step, version)
     groups, timing = sampled(crew, crew.config.rollout.prompts_per_step, step, version)
-    return Harvest(with_yardsticks(crew, groups), {}, crew.questions.figures(), timing)
+    return Harvest(with_yardsticks(crew, groups), {}, crew.questions.figures() | crew.sampler.figures(), timing)
 
 
 def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], Timing]:
@@ -99,7 +99,8 @@ def until_enough(crew: Crew, step: int, version: int) -> Harvest:
     for reason, groups in dropped.items():
         for episode in (e for group in groups for e in group):
             episode.meta["dropped"] = reason
-    return Harvest(with_yardsticks(crew, collector.groups()), dropped, crew.questions.figures() | collector.figures(), timing)
+    figures = crew.questions.figures() | collector.figures() | crew.sampler.figures()
+    return Harvest(with_yardsticks(crew, collector.groups()), dropped, figures, timing)
 
 
 def taken(crew: Crew, step: int) -> list[Group]:

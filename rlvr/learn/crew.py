@@ -28,6 +28,7 @@ from rlvr.learn.update import adapter
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.model.device import trained_in
 from rlvr.model.weights import model_from
 from rlvr.plugins.registry import from_config
 from rlvr.rollout.rollout import Rollout
@@ -129,6 +130,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
             raise ConfigError("model.lora is set, but sharded weights cannot have an adapter; remove FSDP or DeepSpeed, or model.lora")
     model.to(accelerator.device)
     sampler.bind(environment, tokenizer)
+    sampler.prepare(precision=trained_in(model, accelerator.mixed_precision, accelerator.device), max_length=mdp.max_length)
     slow = sampler.suits(model)
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=config.rollout.verify_workers, deadline_s=config.rollout.verify_deadline_s))
     sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)

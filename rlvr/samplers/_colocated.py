@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.model.device import accelerator, free_cached_memory
 from rlvr.runs.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, settings
 
@@ -42,7 +43,6 @@ class Place:
     memory_fraction: float = 0.4
     """The fraction of a GPU's memory for weights and cache together; the trainer uses the rest."""
     kv_cache_gb: float | None = None
-    tensor_parallel_size: int = 1
     enforce_eager: bool = False
     sleep: bool = True
     """Whether the engine releases its GPU memory to the trainer between sampling and the next weights."""
@@ -58,7 +58,7 @@ class Colocated:
 
     def __init__(self, model: Any, place: Place, *, deadline_s: float) -> None:
         self.place, self.deadline_s = place, deadline_s
-        self.on_gpu = torch.cuda.is_available()
+        self.on_gpu = False
         self._asleep = False
         self._rounds = 0
         alone()
@@ -66,7 +66,10 @@ class Colocated:
         self._home = own_folder(PREFIX)
         try:
             with self._undisturbed():
+                self.on_gpu = not importlib.import_module("vllm.platforms").current_platform.is_cpu()  # vLLM's choice, not torch's
+                free_cached_memory()
                 self._llm = self._start(model)
+                HELD.add(id(self))
         except BaseException:
             self.close()
             raise
@@ -75,15 +78,11 @@ class Colocated:
     def take(self, model: Any, version: int) -> None:
         """Load the trainer's weights and clear the prefix cache, which belongs to the old ones."""
         if self._asleep:
+            free_cached_memory()  # of the trainer; the engine allocates its own again
             self._llm.wake_up(tags=["weights"])
         with self._undisturbed():
-            if self.place.tensor_parallel_size == 1:
-                weights = [*model.named_parameters(), *self._own_head(model)]
-                given: dict[str, Any] = {"weights_iterator": [(name, weight.detach()) for name, weight in weights]}
-            else:  # the workers are other processes
-                model.save_pretrained(str(self._home))
-                given = {"weights_path": str(self._home)}
-            self._llm.collective_rpc("reload_weights", kwargs=given)
+            weights = [*model.named_parameters(), *self._own_head(model)]
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": [(name, weight.detach()) for name, weight in weights]})
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
@@ -95,6 +94,7 @@ class Colocated:
         if self.place.sleep and self.on_gpu and not self._asleep:
             self._llm.sleep(level=2)
             self._asleep = True
+            free_cached_memory()
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as it finishes. The engine runs only while this iterator is consumed."""
@@ -132,6 +132,7 @@ class Colocated:
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
+            HELD.discard(id(self))
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _start(self, model: Any) -> Any:
@@ -157,8 +158,7 @@ class Colocated:
                 dtype=place.dtype,
                 max_model_len=place.max_model_len,
                 max_num_seqs=place.max_num_seqs,
-                tensor_parallel_size=place.tensor_parallel_size,
-                distributed_executor_backend="uni" if place.tensor_parallel_size == 1 else "mp",
+                distributed_executor_backend="uni",
                 enforce_eager=place.enforce_eager or not self.on_gpu,
                 **memory,
             )
@@ -173,7 +173,7 @@ class Colocated:
         On a CPU vLLM keeps a packed copy of the head, which it updates only if the head is not tied to the embeddings.
         """
         head = model.get_output_embeddings()
-        if self.on_gpu or self.place.tensor_parallel_size > 1 or head.weight is not model.get_input_embeddings().weight:
+        if self.on_gpu or head.weight is not model.get_input_embeddings().weight:
             return []
         return [(f"{next(name for name, module in model.named_modules() if module is head)}.weight", head.weight)]
 
@@ -188,7 +188,7 @@ class Colocated:
         os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
         set_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
         try:
-            with torch.random.fork_rng(), warnings.catch_warnings():
+            with random_state_kept(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # vLLM's own warnings, which users cannot fix
                 yield
         finally:
@@ -200,16 +200,33 @@ class Colocated:
                     os.environ.pop(name, None)
 
 
+HELD: set[int] = set()
+"""The engines of this process that are not closed yet, by id."""
+
+
 def _vllm() -> Any:
     return importlib.import_module("vllm")  # by name: type checkers would take it for rlvr.samplers.vllm
+
+
+def random_state_kept() -> AbstractContextManager[None]:
+    """Restore the random state of the CPU and of the current device afterwards. Other devices would each allocate memory for this."""
+    current = accelerator()
+    if current is None:
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[getattr(torch, current.type).current_device()], device_type=current.type)
 
 
 def alone() -> None:
     """Raise if torch.distributed is already initialized: vLLM needs it for itself, and destroys it when it closes."""
     if not torch.distributed.is_initialized():
         return
-    if torch.distributed.get_world_size() == 1:
+    if HELD:
         raise ConfigError("a process can run only one vLLM engine; close the other vllm sampler first")
+    if torch.distributed.get_world_size() == 1:
+        raise ConfigError(
+            "the vLLM engine in this process needs torch.distributed for itself, but a launcher (`accelerate launch`, `torchrun`) has "
+            "already initialized it; one process needs no launcher: start the run with `rlvr train ...`"
+        )
     raise ConfigError(
         "the vLLM engine cannot run inside a training run with several processes; start `vllm serve` as a separate server and "
         "set sampler: {name: vllm, placement: server, urls: [...]}"

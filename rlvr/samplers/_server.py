@@ -61,8 +61,8 @@ class Servers:
     >>> Servers(["http://localhost:8000"], Patience(), concurrency=64, folder=None)        # doctest: +SKIP
     """
 
-    def __init__(self, urls: Sequence[str], patience: Patience, *, concurrency: int, folder: str | None) -> None:
-        self.patience, self.concurrency = patience, concurrency
+    def __init__(self, urls: Sequence[str], patience: Patience, *, concurrency: int, folder: str | None, dtype: str | None = None) -> None:
+        self.patience, self.concurrency, self.dtype = patience, concurrency, dtype
         self.servers = [Http(url) for url in urls]
         self.where = "the vLLM server at " + " and ".join(server.url for server in self.servers)
         try:
@@ -151,12 +151,12 @@ class Servers:
         """Write the weights to the shared folder, let each server load them and clear its cache; return the name of the weights."""
         name, before = f"{self._run}-{version}", self._weights
         folder = self._home / name
-        model.save_pretrained(folder)
-        for server in self.servers:
-            self._done(server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-            if not self._done(server, "/reset_prefix_cache").json().get("success"):
+        model.save_pretrained(folder, state_dict=in_precision(model, self.dtype))
+        self._done(self.servers, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        for server, reply in zip(self.servers, self._done(self.servers, "/reset_prefix_cache"), strict=True):
+            if not reply.json().get("success"):
                 raise SamplerError(f"{server.url} did not reset its prefix cache for version {version}: another client uses it. {AGAIN}")
-            self._done(server, "/update_weight_version", {"new_version": name})
+        self._done(self.servers, "/update_weight_version", {"new_version": name})
         if before and before != name:
             shutil.rmtree(self._home / before, ignore_errors=True)
         return name
@@ -175,7 +175,7 @@ class Servers:
 
     def _score(self, server: Http, tokens: Sequence[int]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        reply = self._done(server, "/inference/v1/generate", {"token_ids": list(tokens), "sampling_params": params})
+        [reply] = self._done([server], "/inference/v1/generate", {"token_ids": list(tokens), "sampling_params": params})
         found = reply.json()["prompt_logprobs"]
         return [float(scores[str(token)]["logprob"]) for token, scores in zip(tokens[1:], found[1:], strict=True)]
 
@@ -191,16 +191,21 @@ class Servers:
                 f"{server.told(reply)}; that is not a completion with token ids and log-probabilities; start it as `{COMMAND}`"
             ) from error
 
-    def _done(self, server: Http, path: str, body: Any = None) -> Reply:
-        """Send one command to a server and wait until it is done."""
-        order = partial(server.ask, "POST", path, body, until=time.monotonic() + self.patience.deadline_s)
-        [(_, reply)] = self._awaited([order], lambda _: f"during {path}")
+    def _done(self, servers: Sequence[Http], path: str, body: Any = None) -> list[Reply]:
+        """Send one command to several servers at once and wait until all are done. Failures of several are one error."""
+        until = time.monotonic() + self.patience.deadline_s
+        commands = [partial(server.ask, "POST", path, body, until=until) for server in servers]
+        replies = dict(self._awaited(commands, lambda _: f"during {path}"))
+        if faults := [fault for i, server in enumerate(servers) if (fault := self._fault(server, path, replies[i]))]:
+            raise SamplerError("; ".join(faults))
+        return [replies[i] for i in range(len(servers))]
+
+    def _fault(self, server: Http, path: str, reply: Reply) -> str:
+        """What is wrong with the reply to a command; empty if nothing is."""
         if reply.status == 404 and path in ORDERS:
-            raise SamplerError(f"{server.url} has no {path}, so it cannot load weights; start it as `{COMMAND}`")
-        if reply.status != 200:
-            hint = " Check that it serves the model that is trained." if path == "/collective_rpc" else ""
-            raise SamplerError(f"{server.told(reply)}, for {path}.{hint} {AGAIN}")
-        return reply
+            return f"{server.url} has no {path}, so it cannot load weights; start it as `{COMMAND}`"
+        hint = " Check that it serves the model that is trained." if path == "/collective_rpc" else ""
+        return "" if reply.status == 200 else f"{server.told(reply)}, for {path}.{hint} {AGAIN}"
 
     def _pulse(self, awaited: str) -> None:
         """Check the health of the servers; raise SamplerError if one does not respond or is not healthy."""
@@ -236,6 +241,24 @@ class Servers:
         if abs(sure["logprobs"]["content"][0]["logprob"]) > 1e-6:  # with top_k 1, the only possible token
             raise ConfigError(f"{server.url} reports raw log-probabilities, not the sampling distribution's; start it as `{COMMAND}`")
         return length
+
+
+def in_precision(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | None:
+    """The weights in the engine's precision, on the CPU: bfloat16 halves what is written and read. None if they are in it already.
+
+    Vectors are not converted: they are small, and an engine keeps some of them (in routers and state-space layers) in float32.
+    """
+    if dtype is None or getattr(torch, dtype) == model.dtype:
+        return None
+    made: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    cast = {}
+    for name, weight in model.state_dict().items():
+        key = weight.data_ptr(), weight.shape  # tied weights stay tied
+        if key not in made:
+            lower = weight.is_floating_point() and weight.ndim > 1
+            made[key] = weight.to(getattr(torch, dtype) if lower else weight.dtype).to("cpu")
+        cast[name] = made[key]
+    return cast
 
 
 def _rank() -> int:

@@ -23,6 +23,7 @@ from torch import Tensor
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.model.device import device_from
 from rlvr.model.weights import model_from
 from rlvr.samplers._choice import choose, uniform
 from rlvr.samplers._fitting import Memory, fits, without_slots
@@ -45,12 +46,13 @@ class HFSampler(Sampler):
         """`hf:DIR` is the model in that folder, with its own tokenizer."""
         return {"model": rest}
 
-    def __init__(self, *, batch_size: int = 512, model: str | None = None) -> None:
+    def __init__(self, *, batch_size: int = 512, model: str | None = None, device: str | None = None) -> None:
         """Set the model and the batch size.
 
         Args:
             batch_size: how many answers are sampled at the same time.
             model: a folder with a model; None: the trainer passes its own.
+            device: the device of that model, for example cuda:1; None: the accelerator, or the CPU without one.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; at least 1 answer must be sampled at a time")
@@ -60,7 +62,8 @@ class HFSampler(Sampler):
         """Why slots cannot be used; empty if they can."""
         self.kind: type[Memory] = Slots
         if model is not None:
-            self.load(model_from(ModelConfig(path=model)), 0)
+            place = device_from(device)
+            self.load(model_from(ModelConfig(path=model)).to(place), 0)
 
     def load(self, model: Any, version: int) -> None:
         """Sample from the trainer's model directly; nothing is copied."""

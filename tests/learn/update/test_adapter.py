@@ -157,7 +157,7 @@ def test_a_run_with_an_adapter_resumes_to_the_bit(tmp_path: Path, algorithm: dic
     (cut / "report.json").unlink()
     told = io.StringIO()
     train(config, out=cut, resume=True, verify=True, console=Console(file=told, width=200))
-    assert "step 3 repeated" in told.getvalue() and "rank 4, alpha 8, beside q_proj, v_proj, down_proj" in told.getvalue()
+    assert "step 3 repeated" in told.getvalue() and "rank 4, alpha 8, next to q_proj, v_proj, down_proj" in told.getvalue()
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert (whole / name).read_text() == (cut / name).read_text()
     ends = [torch.load(home / "checkpoints" / "last" / "learner.pt", weights_only=True)["adapter"] for home in (whole, cut)]
@@ -180,7 +180,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path, monkeypatch: pytest.Monk
         wrong = {"config": MODEL, "lora": {"rank": 1, "target_modules": ["v_proj", "q_prj"]}}
         train(tiny_run(model=wrong), out=tmp_path / "a", console=Console(file=io.StringIO()))
     assert not (tmp_path / "a").exists()
-    with pytest.raises(ConfigError, match="'lm_head', which no"):
+    with pytest.raises(ConfigError, match="'lm_head', which is not"):
         adapter.check(plain(), LoraConfig(rank=1, target_modules=["lm_head"]))
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(MissingExtra, match=r"pip install 'rlvr\[lora\]'"):
