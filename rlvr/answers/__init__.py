@@ -86,7 +86,7 @@ def _tag(text: str) -> Found:
     return one([inside(content) for content in filled], "the tag") if filled else Found(None, "the tag is empty")
 
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)([^\n`]*)$", re.MULTILINE)
 
 
 def _fence(text: str) -> Found:

@@ -62,7 +62,7 @@ DENIED_AFTER = (
 )
 """Words that deny the box before them: (pattern, example)."""
 
-_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}\\s*[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
+_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIED_AFTER)})", re.IGNORECASE)
 _HINTS = (
     *("not", "n't", "nor", "never", "neither", "anything", "rul", "wrong", "incorrect", "mistake", "false", "invalid", "erro"),

@@ -42,7 +42,7 @@ def hash_line(text: str) -> Found:
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
         return Found(None, "there is no #### line")
-    numerals = [line for line in lines[:-1] if _NUMERAL.fullmatch(line)]  # the others are headings
+    numerals = [line for line in lines[:-1] if _numeral(line)]  # the others are headings
     return one([*numerals, lines[-1]], "the #### line")
 
 
@@ -64,6 +64,10 @@ def final_line(text: str) -> Found:
     if corrected and len(distinct(answers)) > 1:
         return Found(answers[-1], "in the last answer line, which corrects the earlier ones")
     return one(answers, "the answer line")
+
+
+def _numeral(line: str) -> bool:
+    return len(line) <= 60 and _NUMERAL.fullmatch(line) is not None
 
 
 def value(line: str) -> str:
@@ -109,7 +113,7 @@ def _statements(text: str) -> tuple[list[str], bool, str]:
             starts, before, end = mark.start(), end, stop
     if not said:
         return [], False, ""
-    kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or _NUMERAL.fullmatch(line)]
+    kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or _numeral(line)]
     gap = text[before:starts] if len(said) > 1 else ""
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
     corrected = bool(_CORRECTS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and apart(gap))
@@ -167,7 +171,7 @@ _CONNECTIVE = (
 _MARKED = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*{0,2})"
 _CONCLUDES = re.compile(
     rf"(?P<lead>(?:{_CONNECTIVE},?\s+)*)(?P<head>the\s+[a-z](?:[^$*\n]|\$[^$\n]{{1,60}}\$){{1,160}}?)"
-    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)\s*:?\s*(?P<value>\*?\*?{_MARKED}\*?\*?)[.!]?",
+    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)[\s:]{{0,6}}(?P<value>\*?\*?{_MARKED}\*?\*?)[.!]?",
     re.IGNORECASE,
 )
 _VETO = re.compile(
