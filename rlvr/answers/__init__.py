@@ -20,10 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from rlvr.answers.boxes import EMPTY, NO_BOX, boxed, inside, void
+from rlvr.answers.around import AFTER, BEFORE, denied
+from rlvr.answers.beside import offered
+from rlvr.answers.boxes import DENIED, EMPTY, NO_BOX, declared, inside, void
 from rlvr.answers.edges import ended
-from rlvr.answers.found import Found, one
-from rlvr.answers.lines import conclusion, final_line, hash_line
+from rlvr.answers.found import MANY, Found, one
+from rlvr.answers.lines import conclusion, final_line, hash_line, settled
 from rlvr.answers.thoughts import visible
 from rlvr.errors import ConfigError, suggest
 
@@ -62,11 +64,16 @@ def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "re
     return found
 
 
+def _boxed(text: str) -> Found:
+    found, after = declared(text)
+    return settled(found, after)
+
+
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 
 
 def _tag(text: str) -> Found:
-    contents: list[str] = []
+    contents: list[tuple[int, int, str]] = []
     start: int | None = None
     nested = False
     for mark in _TAG.finditer(text) if "<" in text else ():
@@ -74,7 +81,7 @@ def _tag(text: str) -> Found:
             nested = nested or start is not None  # if nothing closes it, it may be just the word "<answer>" in prose
             start = mark.end()
         elif start is not None:
-            contents.append(text[start : mark.start()])
+            contents.append((start - len("<answer>"), mark.end(), text[start : mark.start()]))
             start = None
         elif nested:
             return Found(None, "one <answer> is inside another")
@@ -82,8 +89,17 @@ def _tag(text: str) -> Found:
         return Found(None, "the last <answer> is not closed")
     if not contents:
         return NO_TAG
-    filled = [content for content in contents if not void(content)]
-    return one([inside(content) for content in filled], "the tag") if filled else Found(None, "the tag is empty")
+    filled = [tag for tag in contents[-MANY:] if not void(tag[2])]
+    if not filled:
+        return Found(None, "the tag is empty")
+    asserted = [tag for tag in filled if not denied(text[max(0, tag[0] - BEFORE) : tag[0]], text[tag[1] : tag[1] + AFTER])]
+    if not asserted:
+        return Found(None, DENIED)
+    found = one([inside(tag[2]) for tag in asserted], "the tag")
+    if found.text is None:
+        return found
+    start, end = asserted[0][0], asserted[-1][1]
+    return settled(offered(found, text[max(0, start - BEFORE) : start], text[end : end + AFTER]), text[end:])
 
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)([^\n`]*)$", re.MULTILINE)
@@ -108,7 +124,9 @@ def _whole(text: str) -> Found:
 
 
 def _auto(text: str) -> Found:
-    box, tag = boxed(text), _tag(text)
+    box, tag = _boxed(text), _tag(text)
+    if box.text is not None and tag.reason is DENIED:
+        return tag
     if box.text is not None and tag.text is not None:
         return one([box.text, tag.text], "the box and the tag")
     if box not in (NO_BOX, EMPTY):
@@ -132,7 +150,7 @@ def _auto(text: str) -> Found:
 
 
 CHANNELS: dict[str, Callable[[str], Found]] = {
-    "boxed": boxed,
+    "boxed": _boxed,
     "tag": _tag,
     "hash": hash_line,
     "final_line": final_line,

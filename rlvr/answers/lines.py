@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 
-from rlvr.answers.around import apart
+from rlvr.answers.around import BEFORE, apart, denied
+from rlvr.answers.beside import number, same, silent, taken_back
 from rlvr.answers.boxes import inside
 from rlvr.answers.edges import trimmed
 from rlvr.answers.found import MANY, Found, distinct, one
@@ -50,9 +51,9 @@ def final_line(text: str) -> Found:
     """The answer declared by lines such as "the answer is 7"."""
     said, corrected, after = _statements(text)
     if not said:
-        return Found(None, "no line declares an answer")
-    if _AFTERTHOUGHT.match(after):
-        return Found(None, "the text after the answer may contain another answer", (said[-1], after.strip()[:80]))
+        return Found(None, "no line says what the answer is")
+    if _AFTERTHOUGHT.match(after[:200]):
+        return Found(None, "after the answer more is said that may be another answer", (said[-1], after.strip()[:80]))
     answers = []
     for line in said:
         head = _SENTENCE.split(_unended(line), maxsplit=1)
@@ -62,8 +63,46 @@ def final_line(text: str) -> Found:
     if len(distinct(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
         answers = [answer for answer in answers if not _explains(answer)] or answers
     if corrected and len(distinct(answers)) > 1:
-        return Found(answers[-1], "in the last answer line, which corrects the earlier ones")
-    return one(answers, "the answer line")
+        return taken_back(Found(answers[-1], "in the last answer line, which corrects those before it"), after)
+    found = one(answers, "the answer line")
+    row = after.removeprefix("\n").partition("\n")[0]
+    if found.text is not None and number(found.text) is not None and number(row) not in (None, number(found.text)):
+        return Found(None, "the next line holds another value", (found.text, row.strip()))
+    return taken_back(found, after)
+
+
+_VALUED = re.compile(
+    r"(?:[a-zA-Z]\s?=\s?)?[$\\(*]{0,4}-?(?!\d{1,2}[.)]\s)\d|\$|\\|\(?(?-i:[A-J])\)?(?!\w)|(?:yes|no|true|false|none)\b", re.IGNORECASE
+)
+"""What starts with a value, and not with words about it."""
+_IF = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|were)\b", re.IGNORECASE)
+
+
+def settled(found: Found, after: str) -> Found:
+    r"""What a box or a tag declares, unless the text after it takes that back or declares another answer.
+
+    >>> settled(Found("42", "in the box"), " So the answer is 43.").several
+    ('42', '43')
+    """
+    if found.text is None or silent(after):
+        return found
+    found = taken_back(found, after)
+    if found.text is None:
+        return found
+    rows = hash_line(after)
+    later = [rows.text] if rows.text is not None else list(rows.several)
+    pattern, _ = phrases(after)
+    for mark in itertools.islice(pattern.finditer(after), 50):
+        before = after[max(0, mark.start() - BEFORE) : mark.start()]
+        if _ABOUT.search(before[-24:]) or denied(before + mark[0], "") or _IF.search(_SENTENCE.split(before.rpartition("\n")[2])[-1]):
+            continue
+        line = _said(after, mark, None)[0]
+        if _VALUED.match(line.strip("*_ ")) and not DENIAL.search(line):
+            later.append(value(_SENTENCE.split(_unended(line), maxsplit=1)[0]))
+    for theirs in later:
+        if _VALUED.match(theirs) and not same(found.text, theirs):
+            return Found(None, "another answer is declared after it", (found.text, theirs))
+    return found
 
 
 def _numeral(line: str) -> bool:
@@ -101,7 +140,8 @@ def _statements(text: str) -> tuple[list[str], bool, str]:
     """The declared answers, line by line; whether the last one corrects the others; the text after the last one."""
     pattern, bare = phrases(text)
     marks = [mark for mark in pattern.finditer(text) if not _ABOUT.search(text[max(0, mark.start() - 24) : mark.start()])]
-    # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it
+    marks = [mark for mark in marks if not denied(text[max(0, mark.start() - BEFORE) : mark.end()], "")]
+    # "to find the answer: ..." counts only where nobody says "the answer is", "final answer", or starts a line with it
     firm = [mark for mark in marks[-MANY:] if _firm(text, mark, bare)]
     marks = (firm or marks)[-100:]
     said: list[tuple[str, bool]] = []
@@ -117,7 +157,7 @@ def _statements(text: str) -> tuple[list[str], bool, str]:
     gap = text[before:starts] if len(said) > 1 else ""
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
     corrected = bool(_CORRECTS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and apart(gap))
-    return kept, corrected, text[end : end + 200]
+    return kept, corrected, text[end : end + 800]
 
 
 def _said(text: str, mark: re.Match[str], after: re.Match[str] | None) -> tuple[str, bool, int]:
