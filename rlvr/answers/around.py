@@ -44,6 +44,9 @@ DENIED_BEFORE = (
         r"A common wrong answer is \boxed{7}",
     ),
     (rf"\b(?:{_WRONG}|untrue|unlikely|impossible)\s+that", r"It is wrong that the answer is \boxed{7}"),
+    (r"(?:^|[\s$])~~", r"~~\boxed{7}~~"),
+    (r"\\(?:[bx]?cancel|sout)\{", r"$\cancel{\boxed{7}}$"),
+    (r"<!--", r"<!-- \boxed{7} -->"),
     (r"\b(?:doubt|deny|disagree)", r"I doubt that the answer is \boxed{7}"),
     (r"\b(?:suppose|assume|imagine|pretend)", r"Suppose the answer is \boxed{7}"),
     (
@@ -102,6 +105,10 @@ _HINTS = (
         "they",
         "others",
         "students",
+        "~~",
+        "cancel{",
+        "sout{",
+        "<!--",
         "nicht",
         "no es",
         "no so",
@@ -148,6 +155,14 @@ OFFERS = (
         r"\boxed{7} comes out of one count. My second guess is \boxed{8}",
     ),
     (rf"\b(?:{_THING}|case|attempt)\s*\#?\(?(?:\d+|[b-h])\b", r"Option A: \boxed{7}. Now comes option B: \boxed{8}"),
+    (
+        r"\b(?:method|approach|interpretation|reading|scenario|version)\s*\#?\(?(?:\d+|[b-h]|one|two|three)\b",
+        r"Method 1 gives \boxed{7}. Method 2 gives \boxed{8}",
+    ),
+    (
+        r"(?:\A|\})[\s$.,)*]{0,8}(?:for|when|where|with|without|under)\b[^\n]{1,100}\n\s{0,8}(?:[-*•]|\d+[.)])\s",
+        "- \\boxed{7} for small readings\n- \\boxed{8}",
+    ),
     (r"或|还是|または|あるいは|또는|\b(?:oder|ou|или|oppure)\b", r"\boxed{7}。或者也许是 \boxed{8}"),
     (r"(?:^|[^\d\s\\])\s{0,3}%\s|\\iffalse|<!--", r"\boxed{7} is it. % so we get \boxed{8}"),
 )

@@ -13,6 +13,7 @@ import re
 from rlvr.answers.around import AFTER, BEFORE, apart, denied
 from rlvr.answers.beside import offered
 from rlvr.answers.edges import trimmed
+from rlvr.answers.formulas import part
 from rlvr.answers.found import MANY, Found, distinct, one
 
 Box = tuple[int, int, str]
@@ -34,6 +35,10 @@ _VOID = re.compile(
     r"|\\hspace\*?\{[^{}]*\}|\\(?:text|mathrm|textbf)(?=\{)|(?:(?:your|the|final|my)\s+)*answer(?:\s+here)?\b)*",
     re.IGNORECASE,
 )
+_DEPENDS = re.compile(
+    r"\bdepend(?:s|ing)\s+(?:on|upon)\s+(?:the\s+|your\s+)?(?:interpretation|reading|whether|how|which|what|if)", re.IGNORECASE
+)
+"""Before the boxes: each of them is offered under its own condition."""
 DENIED = "the words around it deny it"
 
 
@@ -55,9 +60,18 @@ def declared(text: str) -> tuple[Found, str]:
     asserted = [box for box in boxes if not denied(text[max(0, box[0] - BEFORE) : box[0]], text[box[1] : box[1] + AFTER])]
     if not asserted:
         return Found(None, DENIED), ""
-    run = asserted if len(asserted) == 1 else _last_run(text, asserted)
+    run = (
+        asserted
+        if len(asserted) == 1 or _DEPENDS.search(text[max(0, asserted[0][0] - 300) : asserted[0][0]])
+        else _last_run(text, asserted)
+    )
     found = one([unbox(run[0][2])], "the box") if len(run) == 1 else _together(text, run)
     start, end = run[0][0], run[-1][1]
+    if found.text is not None and found.reason == "in the box":
+        if part(text[max(0, run[-1][0] - BEFORE) : run[-1][0]], text[end : end + AFTER]):
+            return Found(None, "the box is only a part of a formula"), text[end:]
+        if text.startswith("\\%", end):
+            found = Found(found.text + "\\%", found.reason)
     if found.text is not None:
         found = offered(found, text[max(0, start - BEFORE) : start], text[end : end + AFTER])
     return found, text[end:]
