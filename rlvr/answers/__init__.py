@@ -25,7 +25,7 @@ from rlvr.answers.beside import offered
 from rlvr.answers.boxes import DENIED, EMPTY, NO_BOX, declared, inside, void
 from rlvr.answers.edges import ended
 from rlvr.answers.found import MANY, Found, one
-from rlvr.answers.lines import conclusion, final_line, hash_line, settled
+from rlvr.answers.lines import conclusion, final_line, hash_line, numeral, settled
 from rlvr.answers.thoughts import visible
 from rlvr.errors import ConfigError, suggest
 
@@ -123,6 +123,19 @@ def _whole(text: str) -> Found:
     return Found(stripped, "the whole text") if stripped else Found(None, "the answer is empty")
 
 
+_BLOCK = re.compile(r"```\w{0,20}\n([^\n`]+)\n```")
+"""A code block of one line."""
+
+
+def _signed_off(text: str) -> Found:
+    """The number of a last #### line that only a kind word without numbers follows."""
+    head, mark, tail = text.rpartition("####")
+    line, _, after = tail.partition("\n")
+    if not numeral(line.strip()) or re.search(r"[\d$\\]", after) or len(after.strip()) > 300:
+        return Found(None, "no #### line ends the text")
+    return settled(hash_line(head + mark + line), after)
+
+
 def _auto(text: str) -> Found:
     box, tag = _boxed(text), _tag(text)
     if box.text is not None and tag.reason is DENIED:
@@ -136,6 +149,8 @@ def _auto(text: str) -> Found:
     rows = text.strip().splitlines()
     if rows and re.match(r"\s*####\s*[^#\s]", rows[-1]):
         return hash_line(text)
+    if "####" in text and (found := _signed_off(text)).text is not None:
+        return found
     found = final_line(text)
     if found.text is not None or found.several:
         return found
@@ -143,6 +158,9 @@ def _auto(text: str) -> Found:
     if found.text is not None or box is EMPTY:
         return found if found.text is not None else box
     bare = text.strip()
+    block = _BLOCK.fullmatch(bare) if bare.endswith("```") and len(bare) <= WHOLE_LIMIT else None
+    if block is not None:
+        return Found(block[1].strip(), "the whole text")
     single = len(rows) == 1 or bare.startswith(("\\begin", "$", "\\[", "\\left"))
     if bare and single and len(bare) <= WHOLE_LIMIT:
         return Found(bare, "the whole text")

@@ -164,6 +164,11 @@ ENDINGS = (
     ("です", r"(?:です|である|となります|になります|だ)", "答えは18です。"),
     ("입니다", r"(?:입니다|이다|이에요|예요)", "정답은 18입니다."),
     ("as wanted", r",?\s+as\s+(?:wanted|required|desired|requested|expected|claimed|needed|stated)", "The answer is 18, as wanted."),
+    (
+        "and not another number",
+        r",\s*(?:and\s+)?not\s+(?:\$-?[\d.,/]+\$|-?\d[\d.,/]*)(?:\s+[a-z]+)?\.?",
+        "The answer is 18, not 19.",
+    ),
     ("QED", r"\s*\$?\\(?:blacksquare|square|qed)\$?", r"The answer is 18. $\blacksquare$"),
 )
 """Text that may follow the value and is not part of it: (name, pattern, example that declares 18)."""
