@@ -123,7 +123,7 @@ def same(mine: str, theirs: str) -> bool:
 def silent(after: str) -> bool:
     r"""Whether nothing is said: only the marks that close a sentence or a formula.
 
-    >>> silent("$.\\n"), silent(" or 8")
+    >>> silent("$.\n"), silent(" or 8")
     (True, False)
     """
     return not after.strip(_EMPTY)
