@@ -139,7 +139,7 @@ def offered(found: Found, before: str, after: str) -> Found:
     earlier = _OR_BEFORE.search(before[-100:]) if any(word in near for word in _OR_HINTS) else None
     for match in (_OR_MORE.match(after[:100]), earlier):
         if match is not None and not same(found.text or "", match["value"]):
-            return Found(None, "another value is offered beside it", (found.text or "", match["value"].strip(" $*.,")))
+            return Found(None, "another value is offered next to it", (found.text or "", match["value"].strip(" $*.,")))
     return found
 
 

@@ -43,7 +43,7 @@ DENIED = "the words around it deny it"
 
 
 def boxed(text: str) -> Found:
-    """What the boxes declare."""
+    """The answer declared by the boxes."""
     return declared(text)[0]
 
 
@@ -51,7 +51,7 @@ def declared(text: str) -> tuple[Found, str]:
     """What the boxes declare, and the text after the last of those that count."""
     boxes = _boxes(text)
     if boxes is None:
-        return Found(None, "the last box never closes"), ""
+        return Found(None, "the last box is not closed"), ""
     if not boxes:
         return NO_BOX, ""
     boxes = [box for box in boxes[-MANY:] if not void(box[2])]

@@ -51,19 +51,19 @@ def final_line(text: str) -> Found:
     """The answer declared by lines such as "the answer is 7"."""
     said, corrected, after = _statements(text)
     if not said:
-        return Found(None, "no line says what the answer is")
+        return Found(None, "no line declares an answer")
     if _AFTERTHOUGHT.match(after[:200]):
-        return Found(None, "after the answer more is said that may be another answer", (said[-1], after.strip()[:80]))
+        return Found(None, "the text after the answer may contain another answer", (said[-1], after.strip()[:80]))
     answers = []
     for line in said:
         head = _SENTENCE.split(_unended(line), maxsplit=1)
         if len(head) > 1 and _MORE.search(head[1]) and not _checks(value(head[0]), head[1]):
-            return Found(None, "after the answer more is said that may be another answer", (head[0], head[1]))
+            return Found(None, "the text after the answer may contain another answer", (head[0], head[1]))
         answers.append(value(head[0]))
     if len(distinct(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
         answers = [answer for answer in answers if not _explains(answer)] or answers
     if corrected and len(distinct(answers)) > 1:
-        return taken_back(Found(answers[-1], "in the last answer line, which corrects those before it"), after)
+        return taken_back(Found(answers[-1], "in the last answer line, which corrects the earlier ones"), after)
     found = one(answers, "the answer line")
     row = after.removeprefix("\n").partition("\n")[0]
     if found.text is not None and number(found.text) is not None and number(row) not in (None, number(found.text)):
@@ -161,7 +161,7 @@ def _statements(text: str) -> tuple[list[str], bool, str]:
     pattern, bare = phrases(text)
     marks = [mark for mark in pattern.finditer(text) if not _ABOUT.search(text[max(0, mark.start() - 24) : mark.start()])]
     marks = [mark for mark in marks if not denied(text[max(0, mark.start() - BEFORE) : mark.end()], "")]
-    # "to find the answer: ..." counts only where nobody says "the answer is", "final answer", or starts a line with it
+    # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it
     firm = [mark for mark in marks[-MANY:] if _firm(text, mark, bare)]
     marks = (firm or marks)[-100:]
     said: list[tuple[str, bool]] = []
