@@ -20,6 +20,15 @@ WRITINGS = (
     (r"\\(?:quad|qquad)(?![a-zA-Z])|\\[,;:!> ]|~", " ", "spaces of LaTeX", r"2\,+\;3*4"),
     (r"\\[()\[\]]|\$", " ", "math delimiters of LaTeX", r"\[2+3*4=14\]"),
     (r"`", " ", "code in Markdown", "`2+3*4`"),
+    (r"&(?:times|middot|ast);|＊", "*", "multiplication in HTML and in full width", "2+3 &times; 4"),
+    (r"&divide;|／", "/", "division in HTML and in full width", "28 &divide; 2"),
+    (r"&minus;|－", "-", "subtraction in HTML and in full width", "20－6"),
+    (r"＋", "+", "addition in full width", "2＋3*4"),
+    (r"（", "(", "an opening bracket in full width", "（2+5)*2"),
+    (r"）", ")", "a closing bracket in full width", "(2+5）*2"),
+    (r"＝", "=", "an equals sign in full width", "2+3*4＝14"),
+    (r"(?<=[0-9)\]}])\s*[xX]\s*(?=[0-9(\[{\\])", "*", "the letter x between numbers and brackets", "2 + 3 x 4"),
+    (r"(?<=[0-9)\]])\s*(?=[(\[])|(?<=[)\]])\s*(?=[0-9])", "*", "a bracket beside a number or a bracket", "2(3+4)"),
 )
 """Other ways to write the same expression. No replacement joins two digits or creates a new number."""
 EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})(?=[^*_\s])(.*[^*_\s])\1", re.DOTALL)
@@ -28,7 +37,8 @@ PHRASE = re.compile(
     rf"(?:(?:so|thus|therefore|hence),?\s+)?\b(?:the|my|one|an?)\s+{ADJECTIVE}(?:expression|equation|solution)\s+is\b(?!\s*not\b):?",
     re.IGNORECASE,
 )
-TOKEN = re.compile(r"\s*((?:0|[1-9][0-9]{0,8})(?![0-9])|\\frac(?![a-zA-Z])|[-+*/(){}])")
+TOKEN = re.compile(r"\s*((?:0|[1-9][0-9]{0,8})(?![0-9])|\\frac(?![a-zA-Z])|[-+*/(){}\[\]])")
+BRACKETS = {"(": ")", "[": "]"}
 LONGEST, SIDES = 400, 8
 
 
@@ -200,7 +210,7 @@ class _Reader:
         if self.here == r"\frac":
             self.take()
             return self.over(self.group("{", "}"), self.group("{", "}"))
-        return self.group("(", ")")
+        return self.group(self.here, BRACKETS[self.here]) if self.here in BRACKETS else self.group("(", ")")
 
     def group(self, opens: str, closes: str) -> Fraction:
         if self.here != opens:

@@ -20,7 +20,7 @@ DENIED_BEFORE = (
     (r"\banything\s+(?:but|except|other\s+than)", r"It is anything but \boxed{7}"),
     (r"\brul(?:e|ed|es|ing)\s+out", r"We can rule out \boxed{7}"),
     (rf"\b{_WRONG}ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?", r"He incorrectly got \boxed{7}"),
-    (rf"\b(?:not|never|n't)\s+{_VERB}", r"I would not say \boxed{7}"),
+    (rf"(?:\b(?:not|never)|n't)\s+{_VERB}", r"I would not say \boxed{7}"),
     (
         rf"\b(?:{_WRONG}|tempting|naive|a\s+mistake|an\s+error)\s+to\s+(?:{_VERB}|get|use)",
         r"It would be wrong to answer \boxed{7}.",
@@ -43,6 +43,24 @@ DENIED_BEFORE = (
         r"(?:\s+(?:here|would))?",
         r"A common wrong answer is \boxed{7}",
     ),
+    (rf"\b(?:{_WRONG}|untrue|unlikely|impossible)\s+that", r"It is wrong that the answer is \boxed{7}"),
+    (r"(?:^|[\s$])~~", r"~~\boxed{7}~~"),
+    (r"\\(?:[bx]?cancel|sout)\{", r"$\cancel{\boxed{7}}$"),
+    (r"<!--", r"<!-- \boxed{7} -->"),
+    (r"\b(?:doubt|deny|disagree)", r"I doubt that the answer is \boxed{7}"),
+    (r"\b(?:suppose|assume|imagine|pretend)", r"Suppose the answer is \boxed{7}"),
+    (
+        r"\b(?:some|many|most|people|they|others|students)(?:\s+people)?\s+(?:say|think|believe|claim|argue|answer|get)",
+        r"Some say the answer is \boxed{7}",
+    ),
+    (r"\bhad\s+(?:the|it|we|there)\b[^.!?\n]*\bwould", r"Had the question been about odd numbers, it would be \boxed{7}"),
+    (r"\bno\s+(?:es|son|sea|puede\s+ser)", r"La respuesta no es \boxed{7}"),
+    (r"\bnicht", r"Die Antwort ist nicht \boxed{7}"),
+    (r"\bn(?:'|’|e\s+)(?:est|vaut|sont|serait)\s+pas", r"La réponse n'est pas \boxed{7}"),
+    (r"\bnon\s+(?:è|sono|sarà)", r"La risposta non è \boxed{7}"),
+    (r"\bnão\s+(?:é|são|será)", r"A resposta não é \boxed{7}"),
+    (r"\bне(?:\s+(?:равен|равно|является))?", r"Ответ не \boxed{7}"),
+    (r"(?:不是|不为|不為|不等于|不等於|并非|並非|不应为)", r"答案不是 \boxed{7}"),
 )
 """Words that deny the box after them: (pattern, example)."""
 
@@ -53,6 +71,16 @@ DENIED_AFTER = (
         r"|not\s+(?:the|correct|right|true|possible|valid|my)\b)",
         r"\boxed{7} is wrong",
     ),
+    (r"(?:can't|cannot|can\s+not|could\s+not|couldn't)\s+be\b", r"\boxed{7} can't be right"),
+    (r"(?:does\s+not|doesn't|fails\s+to)\s+(?:satisfy|work|fit|hold|solve)", r"\boxed{7} does not satisfy the equation"),
+    (r"\?\s*I\s+(?:do\s+not|don't)\s+think", r"\boxed{7}? I don't think so"),
+    (
+        r",?\s*but\s+(?:I|my|our|we)\b[^.!?\n]{0,40}\b(?:gives?|get|got|find|found|says?)\b",
+        r"The key says \boxed{7}, but my calculation gives 8",
+    ),
+    (r"(?:では(?:ない|ありません)|じゃ(?:ない|ありません)|でない)", r"答えは \boxed{7} ではありません"),
+    (r"(?:이|가)\s?(?:아니|아닙)", r"정답은 \boxed{7}이 아닙니다"),
+    (r"(?:no\s+es|ist\s+(?:falsch|nicht)|est\s+(?:faux|fausse)|неверно|не\s+подходит|是错|是錯|不对|不對)", r"\boxed{7} ist falsch"),
     (r"isn't\s+(?:the|correct|right|true)", r"\boxed{7} isn't right"),
     (
         rf"[,;(—–-]?\s*(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:is|was|would\s+be)|'s)\s+(?:{_WRONG}|a\s+(?:common\s+)?(?:mistake|trap|error)"
@@ -62,12 +90,37 @@ DENIED_AFTER = (
 )
 """Words that deny the box before them: (pattern, example)."""
 
-_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}\\s*[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
+_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIED_AFTER)})", re.IGNORECASE)
 _HINTS = (
     *("not", "n't", "nor", "never", "neither", "anything", "rul", "wrong", "incorrect", "mistake", "false", "invalid", "erro"),
     *("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected"),
     *("might", "may", "could", "would", "will", "often", "wrote", "said", "got", "answered", "claimed", "guessed", "gave"),
+    *("untrue", "unlikely", "impossible", "doubt", "deny", "disagree", "suppose", "assume", "imagine", "pretend", "had "),
+    *(
+        "some",
+        "many",
+        "most",
+        "people",
+        "they",
+        "others",
+        "students",
+        "~~",
+        "cancel{",
+        "sout{",
+        "<!--",
+        "nicht",
+        "no es",
+        "no so",
+        "no se",
+        "no pu",
+        "pas",
+        "non ",
+        "não",
+        "не",
+        "不",
+        "非",
+    ),
 )
 """Each text that `_BEFORE` matches contains one of these. Searching for them is cheaper."""
 
@@ -84,7 +137,7 @@ def denied(before: str, after: str) -> bool:
             if _BEFORE.search(low):
                 return True
             break
-    return _AFTER.match(after) is not None
+    return bool(after.strip(" $.)*\n")) and _AFTER.match(after) is not None
 
 
 _THING = r"(?:answer|solution|guess|choice|option|candidate|result|value|possibility|response)"
@@ -102,6 +155,14 @@ OFFERS = (
         r"\boxed{7} comes out of one count. My second guess is \boxed{8}",
     ),
     (rf"\b(?:{_THING}|case|attempt)\s*\#?\(?(?:\d+|[b-h])\b", r"Option A: \boxed{7}. Now comes option B: \boxed{8}"),
+    (
+        r"\b(?:method|approach|interpretation|reading|scenario|version)\s*\#?\(?(?:\d+|[b-h]|one|two|three)\b",
+        r"Method 1 gives \boxed{7}. Method 2 gives \boxed{8}",
+    ),
+    (
+        r"(?:\A|\})[\s$.,)*]{0,8}(?:for|when|where|with|without|under)\b[^\n]{1,100}\n\s{0,8}(?:[-*•]|\d+[.)])\s",
+        "- \\boxed{7} for small readings\n- \\boxed{8}",
+    ),
     (r"或|还是|または|あるいは|또는|\b(?:oder|ou|или|oppure)\b", r"\boxed{7}。或者也许是 \boxed{8}"),
     (r"(?:^|[^\d\s\\])\s{0,3}%\s|\\iffalse|<!--", r"\boxed{7} is it. % so we get \boxed{8}"),
 )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from fractions import Fraction
 
 from rlvr.answers.around import AFTER, BEFORE, apart, denied
+from rlvr.answers.beside import offered
 from rlvr.answers.edges import trimmed
+from rlvr.answers.formulas import part
 from rlvr.answers.found import MANY, Found, distinct, one
 
 Box = tuple[int, int, str]
@@ -34,33 +35,46 @@ _VOID = re.compile(
     r"|\\hspace\*?\{[^{}]*\}|\\(?:text|mathrm|textbf)(?=\{)|(?:(?:your|the|final|my)\s+)*answer(?:\s+here)?\b)*",
     re.IGNORECASE,
 )
-_PLAIN = re.compile(r"[\s$\\(*]*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)\s?(\\?%)?[\s$*.)\\]*")
-_OR_MORE = re.compile(
-    r"[\s$)\]*.,\\]*(?:\bor|或|\boder|\bou)\s*(?:(?:maybe|perhaps|possibly|even)\s+)?[$\\(*]*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?\s?(?:\\?%)?)",
-    re.IGNORECASE,
+_DEPENDS = re.compile(
+    r"\bdepend(?:s|ing)\s+(?:on|upon)\s+(?:the\s+|your\s+)?(?:interpretation|reading|whether|how|which|what|if)", re.IGNORECASE
 )
-_SAID_LATER = re.compile(
-    r"\b(?:(?:I|my)\s+answer(?:\s+is)?|(?:answer|alternative)\s+(?:is|would\s+be|should\s+be)"
-    r"|(?:final|correct)\s+answer\s*:|(?:alternative|other|second)\s+answer\s*:?)[\s:*_]*(?P<value>[$\\(]*-?\d[^\n]{0,40})",
-    re.IGNORECASE,
-)
+"""Before the boxes: each of them is offered under its own condition."""
+DENIED = "the words around it deny it"
 
 
 def boxed(text: str) -> Found:
     """The answer declared by the boxes."""
+    return declared(text)[0]
+
+
+def declared(text: str) -> tuple[Found, str]:
+    """What the boxes declare, and the text after the last of those that count."""
     boxes = _boxes(text)
     if boxes is None:
-        return Found(None, "the last box is not closed")
+        return Found(None, "the last box is not closed"), ""
     if not boxes:
-        return NO_BOX
+        return NO_BOX, ""
     boxes = [box for box in boxes[-MANY:] if not void(box[2])]
     if not boxes:
-        return EMPTY
+        return EMPTY, ""
     asserted = [box for box in boxes if not denied(text[max(0, box[0] - BEFORE) : box[0]], text[box[1] : box[1] + AFTER])]
     if not asserted:
-        return Found(None, "the words around the box deny it")
-    found = one([unbox(asserted[0][2])], "the box") if len(asserted) == 1 else _together(text, _last_run(text, asserted))
-    return found if found.text is None else _contradicted(found, text[asserted[-1][1] :])
+        return Found(None, DENIED), ""
+    run = (
+        asserted
+        if len(asserted) == 1 or _DEPENDS.search(text[max(0, asserted[0][0] - 300) : asserted[0][0]])
+        else _last_run(text, asserted)
+    )
+    found = one([unbox(run[0][2])], "the box") if len(run) == 1 else _together(text, run)
+    start, end = run[0][0], run[-1][1]
+    if found.text is not None and found.reason == "in the box":
+        if part(text[max(0, run[-1][0] - BEFORE) : run[-1][0]], text[end : end + AFTER]):
+            return Found(None, "the box is only a part of a formula"), text[end:]
+        if text.startswith("\\%", end):
+            found = Found(found.text + "\\%", found.reason)
+    if found.text is not None:
+        found = offered(found, text[max(0, start - BEFORE) : start], text[end : end + AFTER])
+    return found, text[end:]
 
 
 def _boxes(text: str) -> list[Box] | None:
@@ -124,34 +138,6 @@ def _joined(text: str, boxes: list[Box]) -> Found:
     if any(part.count("(") + part.count("[") != part.count(")") + part.count("]") for part in parts):
         return Found(None, "a bracket opens in one box and closes in another")
     return Found(", ".join(parts), "in boxes side by side") if len(parts) > 1 else Found(parts[0], "in the box")
-
-
-def _contradicted(found: Found, after: str) -> Found:
-    r"""`found`, unless the text after the box offers another number: `\boxed{7} or 8`, `\boxed{7}. The answer is 8.`"""
-    offered = _OR_MORE.match(after[:80])
-    later = [match["value"] for match in itertools.islice(_SAID_LATER.finditer(after), 50)]
-    if offered is None and not later:
-        return found
-    mine = _number(found.text or "")
-    if offered is not None and _number(offered[1]) != mine:
-        return Found(None, "another value is offered next to the box", (found.text or "", offered[1].strip()))
-    for value in later if mine is not None else ():
-        theirs = _number(value.rstrip("*_ ."))
-        if theirs is not None and theirs != mine:
-            return Found(None, "another answer is declared after the box", (found.text or "", value.strip()))
-    return found
-
-
-def _number(text: str) -> Fraction | None:
-    """The value of a plain numeral; None for anything else."""
-    match = _PLAIN.fullmatch(text) if len(text) <= 60 else None
-    if match is None:
-        return None
-    try:
-        number = Fraction(match[1].replace(",", ""))
-    except (ValueError, ZeroDivisionError):
-        return None
-    return number / 100 if match[2] else number
 
 
 def unbox(content: str) -> str:

@@ -33,7 +33,7 @@ class Language:
 
 _TO_WHOM = r"(?:\s+(?:to|for)(?:\s+[a-z']+){1,6}?)?"
 _ENGLISH_VERB = (
-    rf"(?:{_TO_WHOM}[*_\s]*(?:is|are|should\s+be|would\s+be|must\s+be|will\s+be|equals|becomes|comes\s+(?:out\s+)?to(?:\s+be)?|turns\s+out\s+to\s+be)\b\s*:?"
+    rf"(?:{_TO_WHOM}[*_\s]{{0,12}}(?:is|are|should\s+be|would\s+be|must\s+be|will\s+be|equals|becomes|comes\s+(?:out\s+)?to(?:\s+be)?|turns\s+out\s+to\s+be)\b\s*:?"
     r"|(?=\s[$\\]))"
 )
 
@@ -43,7 +43,7 @@ LANGUAGES = (
         ("answer", "correct", "ans"),
         r"(?:\b(?:final|correct|best|right)\s+answer|\banswers?(?:\s+(?:choice|option))?"
         r"|\bcorrect\s+(?:option|choice)|(?<![^\n*#_ ])(?<![a-z]\s)ans\b\.?)"
-        r"\b[*_\s]*(?:\(?final\)?\s*)?",
+        r"\b(?:[*_\s]{0,6}\(?final\)?)?",
         _ENGLISH_VERB,
         (
             ("The answer is 18.", "18"),
@@ -164,6 +164,11 @@ ENDINGS = (
     ("です", r"(?:です|である|となります|になります|だ)", "答えは18です。"),
     ("입니다", r"(?:입니다|이다|이에요|예요)", "정답은 18입니다."),
     ("as wanted", r",?\s+as\s+(?:wanted|required|desired|requested|expected|claimed|needed|stated)", "The answer is 18, as wanted."),
+    (
+        "and not another number",
+        r",\s*(?:and\s+)?not\s+(?:\$-?[\d.,/]+\$|-?\d[\d.,/]*)(?:\s+[a-z]+)?\.?",
+        "The answer is 18, not 19.",
+    ),
     ("QED", r"\s*\$?\\(?:blacksquare|square|qed)\$?", r"The answer is 18. $\blacksquare$"),
 )
 """Text that may follow the value and is not part of it: (name, pattern, example that declares 18)."""
@@ -187,8 +192,8 @@ ENDING = re.compile(f"(?:{'|'.join(pattern for _, pattern, _ in ENDINGS)})$", re
 def _patterns(rows: tuple[Language, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     said = []
     for row in rows:
-        verb = f"(?:{row.verb}|\\s*[:：=])" if row.verb else r"\s*[:：=]"
-        said += [rf"(?:{row.noun})[*_\s]*{verb}[*_]*", *([f"(?:{row.direct})[*_]*"] if row.direct else [])]
+        verb = f"(?:{row.verb}|[:：=])" if row.verb else "[:：=]"
+        said += [rf"(?:{row.noun})[*_\s]{{0,12}}{verb}[*_]*", *([f"(?:{row.direct})[*_]*"] if row.direct else [])]
     nouns = "|".join(row.noun for row in rows)
     heading = rf"^(?:[#*_>]|[^\S\n])*(?:{nouns})[*_#.:：\s]*$"
     bare = rf"[\s#*_]*(?:{nouns})[*_\s:：=]*"

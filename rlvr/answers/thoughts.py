@@ -24,7 +24,7 @@ class Thought:
     example: str
 
 
-_NAMES = r"(?:think|thinking|thought|thoughts|reasoning|reflection|scratch_?pad)"
+_NAMES = r"(?:think|thinking|thought|thoughts|reason|reasoning|analysis|reflection|scratch_?pad)"
 
 THOUGHTS = (
     Thought("most models", f"<{_NAMES}>", f"</{_NAMES}>", "<think>Is it 7?</think>The answer is 8."),
@@ -62,8 +62,8 @@ THOUGHTS = (
 """The marks of thoughts; one row for each family of models."""
 
 _MARKS = re.compile("|".join(f"(?P<o{at}>{row.opens})|(?P<c{at}>{row.closes})" for at, row in enumerate(THOUGHTS)), re.IGNORECASE)
-_HINTS = ("think", "thought", "reasoning", "reflection", "scratch", "channel", "assistantfinal", "inner_", "here is my", "analysis")
-"""Every mark contains one of these; looking for them first is cheaper."""
+_HINTS = ("think", "thought", "reason", "reflection", "scratch", "channel", "assistantfinal", "inner_", "here is my", "analysis")
+"""One of these stands in every mark; looking for them is cheaper."""
 
 
 def visible(text: str) -> str | None:
