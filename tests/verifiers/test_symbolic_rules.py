@@ -150,11 +150,11 @@ def test_an_answer_that_is_too_much_work_is_refused_before_the_work_is_done(
     prices: list[int] = []
     charged = cost.price
 
-    def price(name: str, digits: int) -> int:
+    def noted(name: str, digits: int) -> int:
         prices.append(charged(name, digits))
         return prices[-1]
 
-    monkeypatch.setattr(cost, "price", price)
+    monkeypatch.setattr(cost, "price", noted)
     verdict = boxed(verifier, "2", answer)
     assert verdict.score == 0.0 and verdict.fault is Fault.ANSWER, verdict
     assert sum(prices[:-1]) <= cost.LIMIT < sum(prices)  # the call that costs too much is not made

@@ -100,6 +100,10 @@ def _words(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if answer[0] in ("list", "set") and list(gold[1]) == sorted(set(gold[1])):  # the choices AC, with a comma
         right = sorted(arg[1].lower() for arg in answer[1:] if arg[0] == "sym") == list(gold[1]) and len(gold[1]) == len(answer) - 1
         return Judged(right, f"the letters {show(answer)} {'are' if right else 'are not'} {gold[1]!r}"[:200])
+    lettered = answer[0] in ("list", "tuple") and all(arg[0] == "sym" and len(arg[1]) == 1 for arg in answer[1:])
+    if lettered and len(set(answer[1:])) == len(answer) - 1:  # BADC, letter by letter
+        right = "".join(arg[1] for arg in answer[1:]).lower() == gold[1]
+        return Judged(right, f"the letters {show(answer)} {'are' if right else 'are not'} {gold[1]!r}"[:200])
     if gold[1] in ORDINALS and answer == ("num", ORDINALS.index(gold[1]) + 1, 1):
         return Judged(True, f"{show(answer)} is the {gold[1]}")
     squeezed = re.sub(r"[*()\s]", "", show(answer)).lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -64,7 +65,23 @@ def quantity_of(tree: Tree) -> str:
         return show(tree)
     if op == "fun" and tree[1] in _MEASURES and len(tree) == 3 and tree[2][0] == "sym":
         return show(tree)
-    return ""
+    return show(tree) if any(row(tree) for row in _ASKED) else ""
+
+
+def _of_letters(tree: Tree, *names: str) -> bool:
+    """Whether a tree is one of these functions of an expression with letters."""
+    return tree[0] == "fun" and tree[1] in names and len(tree) == 3 and bool(symbols(tree[2]))
+
+
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
+_ASKED: tuple[Callable[[Tree], bool], ...] = (
+    lambda tree: _of_letters(tree, *_TRIGONOMETRIC),  # sin 2A
+    lambda tree: tree[0] == "pow" and _of_letters(tree[1], *_TRIGONOMETRIC) and not symbols(tree[2]),  # tan^2 x
+    lambda tree: _of_letters(tree, "ln"),  # ln k
+    lambda tree: tree[0] == "div" and _of_letters(tree[1], "ln") and tree[2][:2] == ("fun", "ln"),  # log_2 x
+    lambda tree: _of_letters(tree, "abs") and (len(symbols(tree)) > 1 or tree[2][0] == "sym"),  # |z - w|, but |x - 1| is not solved
+)
+"""Quantities that a question may ask for by an expression."""
 
 
 def _line(tree: Tree) -> bool:

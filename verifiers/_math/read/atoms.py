@@ -5,7 +5,20 @@ from __future__ import annotations
 import re
 
 from rlvr.verifiers._math.read.calculus import BIG, Calculus
-from rlvr.verifiers._math.read.grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, SETS_APART, WORDS, splits
+from rlvr.verifiers._math.read.grammar import (
+    ALIASES,
+    BARS,
+    CONSTANTS,
+    FIELDS,
+    FRACS,
+    FUNCTIONS,
+    GREEK,
+    NORMS,
+    OPENERS,
+    SETS_APART,
+    WORDS,
+    splits,
+)
 from rlvr.verifiers._math.read.tokens import Token
 from rlvr.verifiers._math.read.tree import MAX_NODES, TooBig, Tree, Unreadable, has
 
@@ -185,7 +198,7 @@ class Atoms(Calculus):
         self.bars += 1
         inside = self.sum()
         self.bars -= 1
-        if not self.accept("|", r"\vert", r"\rvert"):
+        if not self.accept(*(NORMS if sign in NORMS else BARS - NORMS)):
             raise Unreadable("a bar does not close")
         return ("fun", "abs", inside)
 

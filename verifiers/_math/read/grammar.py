@@ -65,7 +65,8 @@ SETS_APART = {
     r"\angle": "angle",
 }
 """Commands that make the letters behind them a name, and what the name is of."""
-BARS = frozenset(("|", r"\vert", r"\lvert", r"\rvert"))
+NORMS = frozenset((r"\|", r"\Vert", r"\lVert", r"\rVert"))
+BARS = NORMS | {"|", r"\vert", r"\lvert", r"\rvert"}
 
 
 class Reader:

@@ -95,6 +95,13 @@ def _yes_or_no(match: re.Match[str]) -> str:
     return match[0] if turned else rf"\text{{{match[1]}}}"
 
 
+def _half_line(match: re.Match[str]) -> str:
+    closed = match[1] not in "<>"
+    if match[1] == "<" or match[1].startswith(r"\l"):
+        return rf"(-\infty, 0{']' if closed else ')'}"
+    return rf"{'[' if closed else '('}0, \infty)"
+
+
 def _said_twice(match: re.Match[str]) -> str:
     return match[1] if number_in_words(match[2].lower()) == int(match[1]) else match[0]
 
@@ -205,6 +212,8 @@ SPELLINGS: tuple[Spelling, ...] = (
          "the same behind words", r"2k\text{ where }k\in Z", r"2k, k\in Z"),
     _row("thousands", r"~ \; \:", r"(?<![\d.,])[1-9]\d{0,2}(?:\s?(?:\\[;:]|~)\s?\d{3}){1,5}(?![\d.,]\d|\d)", _squeezed,
          "thousands set apart by a space", r"10\;080", "10080"),
+    _row("half line", "R", r"\\(?:mathbb\s*\{?\s*R\s*\}?|R(?![a-zA-Z]))\s*_\s*\{?\s*(\\[lg]e(?:q|qslant)?(?![a-z])|[<>])\s*0\s*\}?",
+         _half_line, "the real numbers on one side of zero", r"\mathbb{R}_{\le 0}", r"(-\infty, 0]"),
     _row("small o", r"^o ^{o} ^\t ^{\t ^\m ^{\m",
          r"(?<=[\d}])\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z])|\{?\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\}?)", r"^\\circ",
          "a small o for a degree sign", "145^{o}", r"145^\circ"),

@@ -148,6 +148,9 @@ def tokens(text: str) -> list[Token]:
             continue
         if kind != "text":
             depth += (word in ("(", "[", "{", r"\{") or kind == "begin") - (word in (")", "]", "}", r"\}") or kind == "end")
+        if word == "!=" and not spaced and found and (found[-1].kind in ("num", "word") or found[-1].text in (")", "]", "}")):
+            found.append(Token("op", "!", False))  # 5!=120 is a factorial, 5 != 120 is not
+            word = "="
         found.append(Token(kind, word, spaced))
         spaced = False
         if depth > MAX_DEPTH or len(found) > MAX_TOKENS:

@@ -258,12 +258,21 @@ _STATED = re.compile(rf"(?:it|(?:the|this|that) {_SUBJECT}) (?:is|are) (?=[a-z])
 """A statement about the subject of the question; one about another subject, such as its derivative, is another answer."""
 
 
+_CONGRUENT = re.compile(
+    r"(?:by )?(?:the )?(sss|sas|asa|aas|hl|rhs|aa)(?: (congruence|similarity))?(?: (?:criterion|postulate|theorem|rule|condition))?"
+)
+"""A theorem about triangles: `by SAS congruence`."""
+
+
 def same_words(gold: str, answer: str) -> bool:
     """Whether two texts in words are equal: articles and marks are ignored, and names joined by `and` match in any order.
 
     >>> same_words("alice and bob", "bob, alice"), same_words("an even number", "odd number")
     (True, False)
     """
+    theorem, mine = _CONGRUENT.fullmatch(gold), _CONGRUENT.fullmatch(answer)
+    if theorem and mine:
+        return theorem[1] == mine[1] and (theorem[2] == mine[2] or not theorem[2])
     wanted, given = _parts(gold), _parts(answer)
     if " and " in gold and len(wanted) == len(given) > 1:
         return sorted(wanted) == sorted(given)
