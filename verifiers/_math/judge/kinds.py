@@ -161,13 +161,13 @@ def _ratio(gold: Tree, answer: Tree, bench: Bench) -> Judged:
     if value[0] != "ratio" or len(value) != len(gold):
         return Judged(False, f"parsed as {say(value)}; the gold is {say(gold)}")
     wrong = Judged(False, f"{say(value)} is not {say(gold)}")
-    pivot = next((place for place in range(1, len(gold)) if not bench.same(gold[place], ZERO)), 0)
-    if not pivot or bench.same(value[pivot], ZERO):  # 0:0 has the cross products of every ratio
+    golds, parts = list(gold[1:]), list(value[1:])
+    pivot = next((place for place, part in enumerate(golds) if not bench.same(part, ZERO)), None)
+    if pivot is None or bench.same(parts[pivot], ZERO):  # 0:0 has the cross products of every ratio
         return wrong
-    for want, have in zip(gold[1:], value[1:], strict=True):
-        if not bench.same(("mul", gold[pivot], have), ("mul", value[pivot], want)):
-            return wrong
-    return Judged(True, f"{say(value)} is {say(gold)}")
+    if all(bench.same(("mul", golds[pivot], have), ("mul", parts[pivot], want)) for want, have in zip(golds, parts, strict=True)):
+        return Judged(True, f"{say(value)} is {say(gold)}")
+    return wrong
 
 
 def _time(gold: Tree, answer: Tree, bench: Bench) -> Judged:
