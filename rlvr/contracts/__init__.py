@@ -13,6 +13,7 @@ from rlvr.contracts.environment import Environment
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sampler import Completion, Request, Sampler, Sampling
 from rlvr.contracts.sandbox import Judge, Limits, Outcome, Program, Sandbox, Stop
+from rlvr.contracts.session import Heard, Session, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.verifier import Example, Verifier
 
@@ -20,6 +21,7 @@ __all__ = [
     "Completion",
     "Environment",
     "Example",
+    "Heard",
     "Judge",
     "Limits",
     "Outcome",
@@ -29,7 +31,9 @@ __all__ = [
     "Sampler",
     "Sampling",
     "Sandbox",
+    "Session",
     "Stop",
     "Tokenizer",
+    "Transcript",
     "Verifier",
 ]

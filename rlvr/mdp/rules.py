@@ -14,14 +14,16 @@ A stop id on the very last allowed token is a stop.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 
-from rlvr.contracts import Environment, Tokenizer, Verifier
+from rlvr.contracts import Environment, Heard, Tokenizer, Transcript, Verifier
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, EnvError
+from rlvr.mdp.sessions import Lease, judged_whole
 from rlvr.task import Fault, Task, Verdict
+from rlvr.turns import Turn
 
 
 @dataclass(slots=True)
@@ -35,8 +37,16 @@ class State:
     task: Task
     tokens: list[int]
     acted: list[bool]
-    said: list[str] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     """The policy's turns so far, decoded once each."""
+    heard: list[Heard] = field(default_factory=list)
+    """What the session answered to each of them that was closed."""
+    lease: Lease | None = field(default=None, compare=False)
+    """The conversation's hold on its session; None before it was first needed."""
+    seed: int = 0
+    """Of the session: the same for all members of a group."""
+    ending: Transcript | Verdict | None = None
+    """What is judged, once the session has been closed; a verdict where that could not be collected."""
     turn_start: int = 0
     """Where in `tokens` the policy's present turn begins."""
     chosen: int = 0
@@ -44,6 +54,16 @@ class State:
     end: End | None = None
     cut: str = ""
     """What ran out, where that was the end: `turns`, `tokens` (of the policy's own) or `window`."""
+
+    @property
+    def said(self) -> list[str]:
+        """The text of each turn so far."""
+        return [turn.text for turn in self.turns]
+
+    def close(self) -> None:
+        """Close the session of a conversation that does not go on. Any number of times; a conversation that was judged has none open."""
+        if self.lease is not None:
+            self.lease.close()
 
 
 class TokenMDP:
@@ -80,8 +100,8 @@ class TokenMDP:
         note = getattr(self.tokenizer, "history_note", None)
         return str(note()) if note and self.environment.max_turns > 1 else ""
 
-    def start(self, task: Task) -> State:
-        """The state before the policy's first token."""
+    def start(self, task: Task, *, seed: int = 0) -> State:
+        """The state before the policy's first token. No session is open yet: `open` does that, or the first turn."""
         tokens = self.tokenizer.render(posed(task).prompt)
         if not tokens:
             raise EnvError(f"the prompt of task {task.id!r} renders to no token at all; give it some text")
@@ -90,7 +110,14 @@ class TokenMDP:
                 f"the prompt of task {task.id!r} is {len(tokens)} tokens; with max_length {self.max_length} no token is left "
                 f"for an answer; raise max_length (or the environment's max_prompt_tokens) or leave the task out"
             )
-        return State(task, tokens, [False] * len(tokens), turn_start=len(tokens))
+        return State(task, tokens, [False] * len(tokens), turn_start=len(tokens), seed=seed)
+
+    def open(self, state: State) -> Lease:
+        """Open the conversation's session. Whoever does not judge the conversation closes its state."""
+        if state.lease is None:
+            state.lease = Lease(self.environment, state.task, seed=state.seed)
+            state.lease.open()
+        return state.lease
 
     def budget(self, state: State) -> int:
         """How many tokens the policy may still choose."""
@@ -104,7 +131,7 @@ class TokenMDP:
         if token in self._stops:
             self._close_turn(state)
         elif state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
-            self._hear(state)
+            self._cut(state)
             state.end, state.cut = End.TRUNCATED, "tokens" if state.chosen >= self.max_new_tokens else "window"
 
     def extend(self, state: State, tokens: Sequence[int]) -> None:
@@ -130,38 +157,50 @@ class TokenMDP:
         state.acted += [True] * len(tokens)
         state.chosen += spent
         if cut:
-            self._hear(state)
+            self._cut(state)
             state.end, state.cut = End.TRUNCATED, "tokens"
         else:
             self._close_turn(state)
 
-    def _hear(self, state: State) -> str:
+    def _cut(self, state: State) -> None:
+        """A turn that was cut off is read, and not heard: what it calls for may look whole, and is not."""
         text = self.tokenizer.decode(state.tokens[state.turn_start :])
-        state.said.append(text)
-        return text
+        state.turns.append(Turn(text, content=text, finish="length"))
 
     def _close_turn(self, state: State) -> None:
-        self._hear(state)
-        reply = self.environment.reply(state.task, list(state.said))  # a copy, as everywhere: what is done to it changes no record
-        if reply is None:
+        text = self.tokenizer.decode(state.tokens[state.turn_start :])
+        state.turns.append(Turn(text, content=text))
+        heard = self.open(state).hear(state.turns[-1])
+        state.heard.append(heard)
+        if heard.over:
             state.end = End.TERMINATED
             return
-        if not isinstance(reply, str):
-            raise TypeError(f"reply gave {reply!r:.80}; it must be a text, or None where nothing is to be answered")
-        ids = self.tokenizer.render_reply(reply)
-        room = self.max_length - len(state.tokens)  # the reply takes from the window, not from the policy's own tokens
-        spent = {"turns": len(state.said) >= self.environment.max_turns, "tokens": state.chosen >= self.max_new_tokens}
-        spent["window"] = room <= len(ids)
-        if any(spent.values()):  # nothing could follow the reply, so it is not written
-            state.end, state.cut = End.TRUNCATED, next(name for name, out in spent.items() if out)
+        # where nothing could follow what was heard, it is not written; it takes from the window, not from the policy's own tokens
+        if len(state.turns) >= self.environment.max_turns:
+            state.end, state.cut = End.TRUNCATED, "turns"
+            return
+        if state.chosen >= self.max_new_tokens:
+            state.end, state.cut = End.TRUNCATED, "tokens"
+            return
+        ids = self.tokenizer.render_reply(heard.messages)
+        if self.max_length - len(state.tokens) <= len(ids):
+            state.end, state.cut = End.TRUNCATED, "window"
             return
         state.tokens += ids
         state.acted += [False] * len(ids)
         state.turn_start = len(state.tokens)
 
+    def finish(self, state: State) -> Transcript | Verdict:
+        """Collect what will be judged, and close the session; once. Never raises. Before a first turn there may be none to close."""
+        if state.ending is None:
+            state.lease = state.lease or Lease(self.environment, state.task, seed=state.seed)
+            state.ending = state.lease.finish(state.turns, state.heard)
+        return state.ending
+
     def judge(self, state: State) -> Verdict:
         """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
-        verdict = judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, list(state.said)))
+        ending = self.finish(state)
+        verdict = ending if isinstance(ending, Verdict) else judged_whole(self.environment.verifier, state.task, ending)
         return self.with_earned(state, verdict)
 
     def with_earned(self, state: State, verdict: Verdict) -> Verdict:
@@ -200,6 +239,7 @@ class TokenMDP:
         """The record of a conversation that is over."""
         if state.end is None:
             raise EnvError(f"task {state.task.id!r} is not over yet")
+        trouble = state.lease.trouble if state.lease else ""
         return Episode(
             task_id=state.task.id,
             group=group,
@@ -213,15 +253,13 @@ class TokenMDP:
             text=self.answer(state),
             turns=len(state.said),
             error="" if verdict.scored else verdict.reason,
-            meta={"cut": state.cut} if state.cut else {},
+            meta={**({"cut": state.cut} if state.cut else {}), **({"trouble": trouble} if trouble else {})},
         )
 
     def answer(self, state: State) -> str:
-        """The text that was judged; empty where the environment could not say it, and the verdict says so."""
-        try:
-            return _text(self.environment.answer(state.task, list(state.said)))
-        except (Exception, SystemExit):
-            return ""
+        """The text that was judged; empty where nobody could say it, and the verdict says so."""
+        ending = self.finish(state)
+        return ending.answer if isinstance(ending, Transcript) else ""
 
 
 def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
@@ -236,25 +274,6 @@ def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
             turns.append([])
         turns[-1].append(place)
     return turns
-
-
-def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:
-    """A verdict, whatever the verifier does: one that raises, exits or returns nonsense is the machinery's fault, never a score.
-
-    >>> judged(make("verifier", "numeric"), Task("t", user("2+2="), "4"), lambda: "4").score        # doctest: +SKIP
-    1.0
-    """
-    try:
-        text = _text(answer())
-    except (Exception, SystemExit) as error:
-        return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-    try:
-        verdict = verifier.verify(task, text)
-    except (Exception, SystemExit) as error:
-        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-    if not isinstance(verdict, Verdict):
-        return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
-    return verdict
 
 
 def posed(task: object) -> Task:
@@ -294,12 +313,6 @@ def plain_limits(environment: Environment) -> None:
         value = getattr(environment, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{kind}.{name} is {value!r}; it must be a whole number of at least 1")
-
-
-def _text(answer: object) -> str:
-    if not isinstance(answer, str):
-        raise TypeError(f"it gave {answer!r:.80}, not a text")
-    return answer
 
 
 def last_acted(acted: Sequence[bool]) -> int:

@@ -45,9 +45,16 @@ class Draw:
     group: str
     seed: int
     meta: dict[str, object] = field(default_factory=dict)
+    world: int | None = None
+    """The seed of its session; None: one for the whole group, so that its members begin in the same world."""
 
     def __post_init__(self) -> None:
         posed(self.task)
+
+    @property
+    def world_seed(self) -> int:
+        """The seed that the session is opened with."""
+        return seed_of("world", self.group, self.task.id) if self.world is None else self.world
 
 
 @dataclass(slots=True)
@@ -123,6 +130,13 @@ class Rollout:
         self.timing, self._judged = Timing(), []
         began = self._moved = time.perf_counter()
         talks = [_Talk(draw, self.mdp) for draw in draws]
+        try:
+            yield from self._waves(talks, sampling, version, began)
+        finally:
+            for talk in talks:
+                talk.state.close()
+
+    def _waves(self, talks: list[_Talk], sampling: Sampling, version: int, began: float) -> Iterator[tuple[int, Episode]]:
         over: SimpleQueue[int] = SimpleQueue()
         waiting: set[int] = set(range(len(talks)))
         while speaking := [i for i, talk in enumerate(talks) if talk.speaking]:
@@ -149,7 +163,9 @@ class Rollout:
         if not wait([heard], self.deadline_s).done:
             self._hearing.close()  # what hangs in there is left behind
             self._hearing = Judges(1)
-            talk.error = f"{type(self.mdp.environment).__name__}.reply gave nothing within {self.deadline_s:g} s"
+            talk.error = f"{talk.what} gave nothing within {self.deadline_s:g} s"
+        if talk.error:
+            talk.state.close()
         if talk.over:
             talk.verdict = self._judges.submit(self._judge, talk)
             talk.verdict.add_done_callback(lambda _: over.put(i))
@@ -196,12 +212,18 @@ class _Talk:
         self.judged_since = 0.0
         self.error = ""
         try:
-            self.state = mdp.start(draw.task)
+            self.state = mdp.start(draw.task, seed=draw.world_seed)
         except EnvError as error:  # one prompt that is too long costs one answer, not all of them
             self.state, self.error = State(draw.task, [], []), str(error)
         self.logprobs = [0.0] * len(self.state.tokens)
         self.usage = [0, 0]
         """Tokens read and written as an endpoint counts them."""
+
+    @property
+    def what(self) -> str:
+        """What is asked when it hears a turn, by its name."""
+        lease = self.state.lease
+        return lease.asked if lease else f"{type(self.mdp.environment).__name__}.open"
 
     @property
     def speaking(self) -> bool:
@@ -233,7 +255,7 @@ class _Talk:
         except RlvrError as error:
             self.error = f"the sampler's tokens do not fit: {error}"
         except (Exception, SystemExit) as error:
-            self.error = f"{type(self.mdp.environment).__name__}.reply raised {type(error).__name__}: {error}"
+            self.error = f"{self.what} raised {type(error).__name__}: {error}"
         else:
             self.logprobs += completion.logprobs
             self.logprobs += [0.0] * (len(self.state.tokens) - len(self.logprobs))
