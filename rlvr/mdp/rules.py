@@ -42,9 +42,7 @@ class State:
     heard: list[Heard] = field(default_factory=list)
     """What the session answered to each of them that was closed."""
     lease: Lease | None = field(default=None, compare=False)
-    """The conversation's hold on its session; None before it was first needed."""
-    seed: int = 0
-    """Of the session: the same for all members of a group."""
+    """The conversation's hold on its session; None for one that is only read back."""
     ending: Transcript | Verdict | None = None
     """What is judged, once the session has been closed; a verdict where that could not be collected."""
     turn_start: int = 0
@@ -101,7 +99,10 @@ class TokenMDP:
         return str(note()) if note and self.environment.max_turns > 1 else ""
 
     def start(self, task: Task, *, seed: int = 0) -> State:
-        """The state before the policy's first token. No session is open yet: `open` does that, or the first turn."""
+        """The state before the policy's first token. Its session is opened by `lease.open`, or by the first turn.
+
+        Whoever does not judge the conversation closes the state.
+        """
         tokens = self.tokenizer.render(posed(task).prompt)
         if not tokens:
             raise EnvError(f"the prompt of task {task.id!r} renders to no token at all; give it some text")
@@ -110,14 +111,8 @@ class TokenMDP:
                 f"the prompt of task {task.id!r} is {len(tokens)} tokens; with max_length {self.max_length} no token is left "
                 f"for an answer; raise max_length (or the environment's max_prompt_tokens) or leave the task out"
             )
-        return State(task, tokens, [False] * len(tokens), turn_start=len(tokens), seed=seed)
-
-    def open(self, state: State) -> Lease:
-        """Open the conversation's session. Whoever does not judge the conversation closes its state."""
-        if state.lease is None:
-            state.lease = Lease(self.environment, state.task, seed=state.seed)
-            state.lease.open()
-        return state.lease
+        lease = Lease(self.environment, task, seed=seed)
+        return State(task, tokens, [False] * len(tokens), turn_start=len(tokens), lease=lease)
 
     def budget(self, state: State) -> int:
         """How many tokens the policy may still choose."""
@@ -125,17 +120,18 @@ class TokenMDP:
 
     def advance(self, state: State, token: int) -> None:
         """Append one token that the policy chose, and whatever follows from it."""
-        state.tokens.append(token)
-        state.acted.append(True)
-        state.chosen += 1
-        if token in self._stops:
-            self._close_turn(state)
-        elif state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
-            self._cut(state)
-            state.end, state.cut = End.TRUNCATED, "tokens" if state.chosen >= self.max_new_tokens else "window"
+        if self._chosen(state, token):
+            self.listen(state)
+            self.go_on(state)
 
     def extend(self, state: State, tokens: Sequence[int]) -> None:
         """Append a whole sampled turn: the same as stepping its tokens one by one, in one go."""
+        if self.say(state, tokens):
+            self.listen(state)
+            self.go_on(state)
+
+    def say(self, state: State, tokens: Sequence[int]) -> bool:
+        """The first part of `extend`: append the turn; whether it was closed, so that the session is to hear it."""
         if not tokens or state.end is not None or len(tokens) > self.budget(state):
             raise EnvError(f"{len(tokens)} tokens for task {state.task.id!r}, where {self.budget(state)} may follow (end: {state.end})")
         if not self._stops.isdisjoint(tokens[:-1]):
@@ -149,51 +145,65 @@ class TokenMDP:
         state.tokens += tokens[:-1]
         state.acted += [True] * (len(tokens) - 1)
         state.chosen += len(tokens) - 1
-        self.advance(state, tokens[-1])
+        return self._chosen(state, tokens[-1])
 
-    def extend_by_text(self, state: State, tokens: Sequence[int], *, spent: int, cut: bool) -> None:
-        """Append a whole turn whose tokens only write down a text; it took the endpoint `spent` tokens of its own, or more than it had."""
+    def say_text(self, state: State, tokens: Sequence[int], *, spent: int, cut: bool) -> bool:
+        """The same for tokens that only write down a text; it took the endpoint `spent` tokens of its own, or more than it had."""
         state.tokens += tokens
         state.acted += [True] * len(tokens)
         state.chosen += spent
+        self._close_turn(state, cut=cut)
         if cut:
-            self._cut(state)
             state.end, state.cut = End.TRUNCATED, "tokens"
-        else:
-            self._close_turn(state)
+        return not cut
 
-    def _cut(self, state: State) -> None:
-        """A turn that was cut off is read, and not heard: what it calls for may look whole, and is not."""
-        text = self.tokenizer.decode(state.tokens[state.turn_start :])
-        state.turns.append(Turn(text, content=text, finish="length"))
+    def listen(self, state: State) -> None:
+        """The second part: the session hears the turn. It may take its time, in any thread. Where nothing follows, it is closed too."""
+        assert state.lease is not None
+        state.heard.append(state.lease.hear(state.turns[-1]))
+        if state.heard[-1].over or self._spent(state):
+            self.finish(state)
 
-    def _close_turn(self, state: State) -> None:
-        text = self.tokenizer.decode(state.tokens[state.turn_start :])
-        state.turns.append(Turn(text, content=text))
-        heard = self.open(state).hear(state.turns[-1])
-        state.heard.append(heard)
-        if heard.over:
+    def go_on(self, state: State) -> None:
+        """The third part: write what was heard, or end the conversation. It needs the tokenizer, and so the thread that drives it."""
+        if state.heard[-1].over:
             state.end = End.TERMINATED
             return
-        # where nothing could follow what was heard, it is not written; it takes from the window, not from the policy's own tokens
-        if len(state.turns) >= self.environment.max_turns:
-            state.end, state.cut = End.TRUNCATED, "turns"
+        if spent := self._spent(state):  # nothing could follow what was heard, so it is not written
+            state.end, state.cut = End.TRUNCATED, spent
             return
-        if state.chosen >= self.max_new_tokens:
-            state.end, state.cut = End.TRUNCATED, "tokens"
-            return
-        ids = self.tokenizer.render_reply(heard.messages)
-        if self.max_length - len(state.tokens) <= len(ids):
+        ids = self.tokenizer.render_reply(state.heard[-1].messages)
+        if self.max_length - len(state.tokens) <= len(ids):  # it takes from the window, not from the policy's own tokens
             state.end, state.cut = End.TRUNCATED, "window"
             return
         state.tokens += ids
         state.acted += [False] * len(ids)
         state.turn_start = len(state.tokens)
 
+    def _chosen(self, state: State, token: int) -> bool:
+        state.tokens.append(token)
+        state.acted.append(True)
+        state.chosen += 1
+        if token in self._stops:
+            self._close_turn(state)
+            return True
+        if state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
+            self._close_turn(state, cut=True)
+            state.end, state.cut = End.TRUNCATED, "tokens" if state.chosen >= self.max_new_tokens else "window"
+        return False
+
+    def _close_turn(self, state: State, *, cut: bool = False) -> None:
+        text = self.tokenizer.decode(state.tokens[state.turn_start :])
+        state.turns.append(Turn(text, content=text, finish="length" if cut else "stop"))
+
+    def _spent(self, state: State) -> str:
+        """What has run out for the policy, whatever the session says."""
+        return "turns" if len(state.turns) >= self.environment.max_turns else "tokens" if state.chosen >= self.max_new_tokens else ""
+
     def finish(self, state: State) -> Transcript | Verdict:
-        """Collect what will be judged, and close the session; once. Never raises. Before a first turn there may be none to close."""
+        """Collect what will be judged, and close the session; once. Never raises."""
         if state.ending is None:
-            state.lease = state.lease or Lease(self.environment, state.task, seed=state.seed)
+            assert state.lease is not None
             state.ending = state.lease.finish(state.turns, state.heard)
         return state.ending
 
