@@ -338,4 +338,5 @@ def _replayed(env: TokenEnv, split: str, index: int, dice: random.Random, *, gol
     verdict = mdp.judge(state)
     if verdict.score is None:
         return f"its verdict is {shown(verdict)}"
-    return mismatch(env, split, index, state.tokens, state.acted, state.end.value, verdict.score)
+    session = mdp.episode(state, verdict, group="").meta.get("session")
+    return mismatch(env, split, index, state.tokens, state.acted, state.end.value, verdict.score, session)

@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlvr.contracts import Environment, Plugin, Tokenizer
+from rlvr.contracts import Environment, Plugin, Session, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.mdp.rules import State, TokenMDP, size_of
@@ -100,11 +100,11 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             raise EnvError(f"there is no task {index!r} in split {self.split!r}; allowed: 0 to {(size or PROCEDURAL_TASKS) - 1}")
         return self.begin(self.environment.task(self.split, int(index)))
 
-    def begin(self, task: Task, *, seed: int = 0) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode of this very task, in the world of this seed. The session of an episode that was left is closed."""
+    def begin(self, task: Task, *, seed: int = 0, session: Session | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode of this very task, in the world of this seed or in this session. That of an episode that was left is closed."""
         self._leave()
         self.state = None
-        state = self.mdp.start(task, seed=seed)
+        state = self.mdp.start(task, seed=seed, session=session)
         assert state.lease is not None
         state.lease.open()
         self.state = state

@@ -17,11 +17,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
+from typing import Any
 
-from rlvr.contracts import Environment, Heard, Tokenizer, Transcript, Verifier
+from rlvr.contracts import Environment, Heard, Session, Tokenizer, Transcript, Verifier
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.sessions import Lease, judged_whole
+from rlvr.mdp.sessions import Lease, judged_whole, session_record
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Turn
 
@@ -90,6 +91,8 @@ class TokenMDP:
         if self.max_length < 2:
             raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
         self._stops = tokenizer.stop_ids
+        self.worlds = type(environment).open is not Environment.open
+        """Whether the environment has sessions of its own. What they answered is in the record, for it may never be answered again."""
         if environment.max_turns > 1:
             tokenizer.render_reply("a")  # a chat template that cannot go on is found now, and not in every single conversation
 
@@ -98,8 +101,8 @@ class TokenMDP:
         note = getattr(self.tokenizer, "history_note", None)
         return str(note()) if note and self.environment.max_turns > 1 else ""
 
-    def start(self, task: Task, *, seed: int = 0) -> State:
-        """The state before the policy's first token. Its session is opened by `lease.open`, or by the first turn.
+    def start(self, task: Task, *, seed: int = 0, session: Session | None = None) -> State:
+        """The state before the policy's first token. Its session is `session`, or opened by `lease.open` or the first turn.
 
         Whoever does not judge the conversation closes the state.
         """
@@ -111,7 +114,7 @@ class TokenMDP:
                 f"the prompt of task {task.id!r} is {len(tokens)} tokens; with max_length {self.max_length} no token is left "
                 f"for an answer; raise max_length (or the environment's max_prompt_tokens) or leave the task out"
             )
-        lease = Lease(self.environment, task, seed=seed)
+        lease = Lease(self.environment, task, seed=seed, session=session)
         return State(task, tokens, [False] * len(tokens), turn_start=len(tokens), lease=lease)
 
     def budget(self, state: State) -> int:
@@ -249,7 +252,11 @@ class TokenMDP:
         """The record of a conversation that is over."""
         if state.end is None:
             raise EnvError(f"task {state.task.id!r} is not over yet")
-        trouble = state.lease.trouble if state.lease else ""
+        meta: dict[str, Any] = {"cut": state.cut} if state.cut else {}
+        if state.lease and state.lease.trouble:
+            meta["trouble"] = state.lease.trouble
+        if state.lease and self.worlds:
+            meta["session"] = session_record(state.lease.seed, state.heard, state.ending)
         return Episode(
             task_id=state.task.id,
             group=group,
@@ -263,7 +270,7 @@ class TokenMDP:
             text=self.answer(state),
             turns=len(state.said),
             error="" if verdict.scored else verdict.reason,
-            meta={**({"cut": state.cut} if state.cut else {}), **({"trouble": trouble} if trouble else {})},
+            meta=meta,
         )
 
     def answer(self, state: State) -> str:

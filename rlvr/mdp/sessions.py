@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
@@ -24,13 +25,13 @@ class Lease:
     ({'role': 'user', 'content': 'lower'},)
     """
 
-    def __init__(self, environment: Environment, task: Task, *, seed: int) -> None:
+    def __init__(self, environment: Environment, task: Task, *, seed: int, session: Session | None = None) -> None:
         self.environment, self.task, self.seed = environment, task, seed
         self.trouble = ""
         """What went wrong when the session was closed: its verdict stands, and the record says so."""
         self.asked = f"{type(environment).__name__}.open"
         """What was asked last, by its name: the one to blame when it raises or hangs."""
-        self._session: Session | None = None
+        self._session = session
         self._lock = Lock()
         self._busy = self._left = False
 
@@ -96,6 +97,8 @@ class Lease:
 
 def _collected(session: Session, turns: tuple[Turn, ...], heard: tuple[Heard, ...]) -> Transcript | Verdict:
     owner = "environment" if isinstance(session, Replying) else "session"
+    if isinstance(session, Recorded) and (verdict := session.record.get("verdict")):
+        return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
     asked = "answer"
     try:
         answer = text_of(session.answer(turns))
@@ -122,6 +125,50 @@ def plain_evidence(evidence: Mapping[str, Any]) -> dict[str, Any]:
         name: bytes(value) if isinstance(value, bytes | bytearray) else json.loads(json.dumps(value, allow_nan=False))
         for name, value in evidence.items()
     }
+
+
+class Recorded(Session):
+    """A session that was recorded: it answers what it answered then, and nothing happens again.
+
+    >>> Recorded({"heard": [{"messages": [], "over": True}], "answer": "4"}).hear(Turn("4")).over
+    True
+    """
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self.record, self.place = record, 0
+
+    def hear(self, turn: Turn) -> Heard | None:
+        """What was answered then, turn by turn."""
+        if self.place >= len(self.record["heard"]):
+            raise EnvError(f"turn {self.place} was not recorded")
+        heard = self.record["heard"][self.place]
+        self.place += 1
+        return Heard(tuple(heard["messages"]), over=heard["over"])
+
+    def answer(self, turns: Sequence[Turn]) -> str:
+        """What was judged then."""
+        return str(self.record["answer"])
+
+    def evidence(self) -> Mapping[str, Any]:
+        """What was left then."""
+        files = {name: base64.b64decode(data) for name, data in self.record.get("files", {}).items()}
+        return {**self.record.get("values", {}), **files}
+
+
+def session_record(seed: int, heard: Sequence[Heard], ending: Transcript | Verdict | None) -> dict[str, Any]:
+    """What `Recorded` reads, as plain JSON.
+
+    >>> session_record(7, [Heard(over=True)], Transcript("4"))
+    {'seed': 7, 'heard': [{'messages': [], 'over': True}], 'answer': '4'}
+    """
+    record: dict[str, Any] = {"seed": seed, "heard": [{"messages": [dict(m) for m in h.messages], "over": h.over} for h in heard]}
+    if ending is None:
+        return record
+    if isinstance(ending, Verdict):
+        return record | {"verdict": ending.record()}
+    files = {name: base64.b64encode(value).decode() for name, value in ending.evidence.items() if isinstance(value, bytes)}
+    values = {name: value for name, value in ending.evidence.items() if name not in files}
+    return record | {"answer": ending.answer} | ({"values": values} if values else {}) | ({"files": files} if files else {})
 
 
 def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlvr.contracts import Environment, Sampler, Sampling
+from rlvr.contracts import Sampler, Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.mdp.judges import Judges
@@ -56,9 +56,7 @@ class Rollout:
         if actors < 1 or open_sessions < 1:
             raise ConfigError(f"actors {actors} and open_sessions {open_sessions} must be at least 1")
         self.mdp, self.sampler, self.deadline_s, self.open_sessions = mdp, sampler, deadline_s, open_sessions
-        self.worlds = type(mdp.environment).open is not Environment.open
-        """Whether the environment has sessions of its own."""
-        self.lockstep = bool(sampler.company) and not self.worlds if lockstep is None else lockstep
+        self.lockstep = bool(sampler.company) and not mdp.worlds if lockstep is None else lockstep
         self.timing = Timing()
         self.judges, self.actors = Judges(workers), Judges(actors, name="session")
 

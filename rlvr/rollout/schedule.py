@@ -40,7 +40,6 @@ class Terms(Protocol):
     sampler: Sampler
     deadline_s: float
     open_sessions: int
-    worlds: bool
     lockstep: bool
     judges: Judges
     actors: Judges
@@ -156,12 +155,12 @@ class Schedule(Feed):
 
     def _admit(self) -> None:
         """Open the sessions of the next conversations, as many as may be open. A plain session needs no opening."""
-        while self.waiting and (not self.terms.worlds or sum(self.count[stage] for stage in OPEN) < self.terms.open_sessions):
+        while self.waiting and (not self.terms.mdp.worlds or sum(self.count[stage] for stage in OPEN) < self.terms.open_sessions):
             talk = self.waiting.popleft()
             lease = talk.state.lease
             if talk.error or lease is None:
                 self._done(talk)
-            elif self.terms.worlds:
+            elif self.terms.mdp.worlds:
                 self._work(talk, Stage.OPENING, lease.open)
             else:
                 self._ready(talk)
@@ -252,7 +251,7 @@ class Schedule(Feed):
             job.cancel()
         elif job is not None:
             self.terms.actors.give_up(job)
-        if talk.state.ending is not None or not self.terms.worlds or (job is not None and not job.done()):
+        if talk.state.ending is not None or not self.terms.mdp.worlds or (job is not None and not job.done()):
             talk.state.close()  # nothing to wait for: it is closed, or plain, or will be by the thread that is in it
         else:
             self.closing.add(self.terms.actors.submit(talk.state.close))

@@ -241,8 +241,9 @@ def test_an_environment_of_tokens_opens_at_reset_and_closes_at_the_end_at_reset_
     env = TokenEnv(env=boards, tokenizer=TOKENS)
     env.reset(options={"index": 8})
     assert len(boards.opened) == 1 and not boards.closed
-    for token in [*TOK.encode("1"), EOS, *TOK.encode("7"), EOS]:
-        _, reward, terminated, _, info = env.step(token)
+    for token in [*TOK.encode("1"), EOS, *TOK.encode("7")]:
+        env.step(token)
+    _, reward, terminated, _, info = env.step(EOS)
     assert (reward, terminated, info["text"]) == (1.0, True, "7") and boards.settled
     env.reset(options={"index": 8})
     env.step(TOK.encode("1")[0])
