@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
@@ -56,7 +56,7 @@ class Slow(Environment):
 
     def __init__(self, slow: float, fast: float) -> None:
         self.verifier, self.slow, self.fast = Length(), slow, fast
-        self.waited, self.lock = Counter[str](), Lock()
+        self.waited, self.lock = defaultdict[str, float](float), Lock()
 
     def task(self, split: str, index: int) -> Task:
         """Each has a question of its own."""
