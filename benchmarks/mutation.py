@@ -1,13 +1,13 @@
-"""Do the tests of the algorithms bite? Every operator, number and branch of `rlvr/algos/` changed, one at a time.
+"""Mutation tests of the algorithms: change every operator, number and branch of `rlvr/algos/`, one at a time, and run the tests.
 
     pip install cosmic-ray
     python benchmarks/mutation.py                    all mutants
-    python benchmarks/mutation.py --sample 400       a fair draw over all files
+    python benchmarks/mutation.py --sample 400       a random sample over all files
     python benchmarks/mutation.py --only credit.py kl.py
 
-The mutants are cosmic-ray's. Its own runner starts a new interpreter for each, which costs more than the tests do; here a
-process that has torch loaded is forked for each, in a copy of the tree. Left out is what no test can see because it never
-runs: annotations of functions, and what stands under `if TYPE_CHECKING`. The last line is JSON; survivors are listed
+The mutants are cosmic-ray's. Its own runner starts a new interpreter for each, which costs more than the tests do; here each
+runs in a fork of a process that has torch loaded, in a copy of the tree. Code that never runs, which no test can detect, is left out:
+annotations of functions, and imports under `if TYPE_CHECKING`. The last line is JSON; survivors are listed
 above it as differences.
 """
 
@@ -37,17 +37,17 @@ ROOT = Path(__file__).resolve().parent.parent
 ALGOS = Path("rlvr/algos")
 TESTS = ("edges", "credit", "recipes", "losses", "equivalences", "expectation", "preferences")
 FIRST = {"settings": "recipes", "recipes": "recipes", "preferences": "preferences", "credit": "credit"}
-"""Which file of tests is asked first, by file of the algorithms; `losses` for the others."""
+"""Which test file runs first, by file of the algorithms; `losses` for the others."""
 HEAVY = ("torch", "accelerate", "hypothesis", "pytest", "numpy", "yaml", "pydantic", "transformers.models.qwen2.modeling_qwen2")
 CPU_S, DEADLINE_S = 60, 900.0
 KEPT = "_hypothesis_internal_use_settings"
 EXAMPLES = 8
-"""How many examples hypothesis tries: a mutant that lives because of that is a survivor all the same."""
+"""How many examples hypothesis tries: a mutant that survives because of that is still a survivor."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: which operator, at which of its places in a file, and where that is."""
+    """One change: the operator, its position in a file, and where that is."""
 
     path: str
     operator: str
@@ -66,7 +66,7 @@ class Mutant:
 
 
 def mutants(names: Sequence[str]) -> list[Mutant]:
-    """All of them, less those that cannot matter because the line never runs or means the same."""
+    """All mutants, without those that cannot matter because the line never runs or means the same."""
     from cosmic_ray.commands.init import _all_work_items
 
     files = sorted(path.relative_to(ROOT) for path in (ROOT / ALGOS).glob("*.py") if not names or path.name in names)
@@ -83,7 +83,7 @@ def mutants(names: Sequence[str]) -> list[Mutant]:
 
 
 def never_run(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where the annotations of functions and the imports for type checkers stand."""
+    """The positions of function annotations and of imports for type checkers."""
     for node in ast.walk(ast.parse(source)):
         parts: list[Any] = []
         if isinstance(node, ast.FunctionDef):
@@ -99,7 +99,7 @@ def never_run(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def header(node: ast.FunctionDef) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """A function's first lines, less the defaults, which do run."""
+    """A function's first lines, without the defaults, which do run."""
     at = node.lineno, node.col_offset
     for default in sorted((d for d in [*node.args.defaults, *node.args.kw_defaults] if d), key=lambda d: (d.lineno, d.col_offset)):
         yield at, (default.lineno, default.col_offset)
@@ -109,7 +109,7 @@ def header(node: ast.FunctionDef) -> Iterator[tuple[tuple[int, int], tuple[int, 
 
 
 def run_tests(copy: Path, first: str = "credit") -> tuple[int, float]:
-    """The tests, in a fork of this process: 0 they pass, 1 one failed, 2 they never came to an end; and the processor's seconds."""
+    """Run the tests in a fork of this process: 0 they pass, 1 one failed, 2 they did not finish; and the CPU seconds."""
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
@@ -137,7 +137,7 @@ def run_tests(copy: Path, first: str = "credit") -> tuple[int, float]:
 
 
 def fails(file: Path) -> bool:
-    """One file of tests. What it learns by training is left to slower suites, and a failing example is not made smaller."""
+    """Run one test file. Tests that train are left to slower suites, and a failing example is not shrunk."""
     import pytest
     from hypothesis import Phase, settings
 
@@ -179,7 +179,7 @@ def work(home: str, jobs: Any, results: Any) -> None:
 
 
 def differs(changed: str, source: str) -> bool:
-    """Whether the change is Python at all, and says anything else."""
+    """Whether the change is valid Python and differs from the original."""
     try:
         return ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
     except SyntaxError:
@@ -195,12 +195,12 @@ def shown(mutant: Mutant) -> str:
 
 
 def main() -> None:
-    """Draw, run, tell."""
+    """Draw the mutants, run the tests, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=0, help="how many mutants to draw; 0: all of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--after", type=int, default=0, help="leave out so many of the draw: they were run before")
+    parser.add_argument("--after", type=int, default=0, help="skip so many of the sample: they were run before")
     parser.add_argument("--only", nargs="*", default=[], help="file names inside rlvr/algos")
     asked = parser.parse_args()
     everything = mutants(asked.only)
@@ -221,9 +221,9 @@ def main() -> None:
         for k in range(len(chosen) + asked.jobs):
             mutant, outcome, seconds = results.get(timeout=10 * DEADLINE_S)
             if mutant is None:
-                print(f"the tests as they are: {'pass' if outcome == 0 else 'FAIL'} in {seconds:.1f} s of processor time", flush=True)
+                print(f"the tests without a change: {'pass' if outcome == 0 else 'FAIL'} in {seconds:.1f} s of processor time", flush=True)
                 if outcome:
-                    raise SystemExit("nothing can be said by tests that fail without any change")
+                    raise SystemExit("the tests fail without any change, so the result would mean nothing")
                 continue
             count[outcome] += 1
             spent += seconds

@@ -1,7 +1,7 @@
-"""The families of generated programming tasks: each draws a statement, a solution in Python, and as many tests as are wanted.
+"""The families of generated programming tasks: each draws a statement, a solution in Python, and any number of tests.
 
-Expected outputs are computed here by `answer`, a plain function; the solution is text and is only ever run in a sandbox, so
-that a generator whose two halves disagree is found out by the kit.
+Expected outputs are computed here by `answer`, a plain function. The solution is text and runs only in a sandbox. `rlvr check` runs
+both, so it finds a family whose solution and `answer` disagree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WORDS = "apple pear plum fig kiwi lemon mango grape melon peach".split()  # noqa
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A statement with everything that is needed to test a program for it.
+    """A statement, and what is needed to test a program for it.
 
     >>> problem = FAMILIES["weighted_sum"](random.Random(0))
     >>> len(problem.cases(random.Random(0), 3))
@@ -28,7 +28,7 @@ class Problem:
     answer: Callable[[str], str]
 
     def cases(self, draw: random.Random, count: int) -> list[dict[str, str]]:
-        """So many tests, no two alike where the task allows it."""
+        """`count` tests, all different if the task allows it."""
         seen: dict[str, str] = {}
         for _ in range(20 * count):
             stdin = self.given(draw)
@@ -51,7 +51,7 @@ READ = "n = int(input())\nxs = list(map(int, input().split()))\n"
 
 
 def weighted_sum(draw: random.Random) -> Problem:
-    """A sum with one weight for the even places and another for the odd ones."""
+    """A sum with one weight for even positions and another for odd positions."""
     even, odd = draw.randint(2, 30), draw.randint(-30, -2)
     return Problem(
         f"The first line holds n, the second n whole numbers. Add up the numbers, those at places 0, 2, 4, ... multiplied by {even} "
@@ -76,7 +76,7 @@ def count_between(draw: random.Random) -> Problem:
 
 
 def rotate(draw: random.Random) -> Problem:
-    """The numbers, sorted one way and turned round by some places."""
+    """The numbers, sorted and rotated by some places."""
     places, down = draw.randint(1, 20), draw.random() < 0.5
     order = "falling" if down else "rising"
     return Problem(
@@ -95,7 +95,7 @@ def _turned(numbers: list[int], places: int) -> str:
 
 
 def longest_run(draw: random.Random) -> Problem:
-    """The longest stretch of neighbours that differ by at most so much."""
+    """The longest run of neighbours that differ by at most a given amount."""
     most = draw.randint(3, 60)
     solution = (
         f"{READ}best = run = 1\nfor a, b in zip(xs, xs[1:]):\n    run = run + 1 if abs(a - b) <= {most} else 1\n"
@@ -118,7 +118,7 @@ def longest_run(draw: random.Random) -> Problem:
 
 
 def caesar(draw: random.Random) -> Problem:
-    """Letters moved along the alphabet, every so many letters turned into a capital."""
+    """Letters shifted along the alphabet, every n-th one made a capital."""
     shift, step = draw.randint(1, 25), draw.randint(2, 9)
     solution = (
         f"out = ''.join(chr((ord(c) - 97 + {shift}) % 26 + 97) if c != ' ' else c for c in input())\n"
@@ -140,7 +140,7 @@ def caesar(draw: random.Random) -> Problem:
 
 
 def grid_path(draw: random.Random) -> Problem:
-    """The cheapest way through a grid, right or down, with a toll for every step down."""
+    """The cheapest path through a grid, right or down, with a toll for each step down."""
     toll = draw.randint(1, 40)
     solution = (
         "r, c = map(int, input().split())\ng = [list(map(int, input().split())) for _ in range(r)]\n"

@@ -1,4 +1,4 @@
-"""Reading problem sets from a user's files, with messages that name the file and the line."""
+"""Read problem sets from files or through `datasets`, with error messages that name the file and the line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The objects in a JSON list or in JSON lines, plain or gzipped; `path` is the file, or a folder that holds one of `names`."""
+    """The objects in a JSON list or in JSON lines, plain or gzipped; `path` is the file, or a folder with one of `names`."""
     file = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
     if file is None:
         raise NotFound(f"there is no file {str(path)!r}, nor a folder with {' or '.join(names)} in it; give the path of the problems")
@@ -28,12 +28,12 @@ def rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"{file} cannot be read ({error}); a JSON list or JSON lines, gzipped or not, are needed") from error
     if not found or not all(isinstance(row, dict) for row in found):
-        raise ConfigError(f"{file} holds no list of problems; each must be a JSON object")
+        raise ConfigError(f"{file} is not a list of problems; each must be a JSON object")
     return found
 
 
 def download(dataset: str, name: str | None, split: str, instead: str = "a file of problems") -> list[dict[str, Any]]:
-    """The same through `datasets`; `instead` says what of the user's own does as well."""
+    """The same rows through `datasets`; `instead` names what the user can give as `path` instead, for error messages."""
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
@@ -50,7 +50,7 @@ def download(dataset: str, name: str | None, split: str, instead: str = "a file 
 
 @contextmanager
 def _quiet_hub() -> Iterator[None]:
-    """The Hub's client says each of its retries aloud; what comes of them is told once, in our words."""
+    """Silence the Hub client, which logs each of its retries; the final error is reported once."""
     hub = logging.getLogger("huggingface_hub")
     before = hub.level
     hub.setLevel(logging.ERROR)
@@ -61,16 +61,16 @@ def _quiet_hub() -> Iterator[None]:
 
 
 def parsed(found: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], what: str) -> list[T]:
-    """Every row through `parse`; a row that does not fit is named."""
+    """Parse every row; the error for a bad row names it."""
     done = []
     for number, row in enumerate(found):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)  # published code has escapes that Python frowns upon
+                warnings.simplefilter("ignore", SyntaxWarning)  # published code has invalid escapes, which give warnings
                 warnings.simplefilter("ignore", DeprecationWarning)
                 done.append(parse(row))
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
             raise ConfigError(
-                f"problem {number} is no {what} problem ({type(error).__name__}: {error}); it has {sorted(row)[:12]}"
+                f"problem {number} is not a valid {what} problem ({type(error).__name__}: {error}); it has {sorted(row)[:12]}"
             ) from error
     return done

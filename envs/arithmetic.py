@@ -1,4 +1,4 @@
-"""Multi-digit arithmetic, posed as `37+58=`: the smallest task on which a model visibly learns from verified reward.
+"""Multi-digit arithmetic, posed as `37+58=`: a small task on which a model visibly learns from verified rewards.
 
 A level reads like a question: `2+2` is a two-digit number plus a two-digit number, `3*1` a three-digit number times a
 one-digit number. Which split a question belongs to is decided by the question itself, so nothing held out is ever trained on.
@@ -40,24 +40,24 @@ class Arithmetic(Environment):
         worked: bool = False,
         instruction: str = "",
     ) -> None:
-        """Choose what is asked.
+        """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the answer; it must find a bare number, and with `worked` one behind `#### `.
+            verifier: judges the answer; it must find a bare number, and with `worked` one after `#### `.
             levels: digits of the first number, operation, digits of the second; each task draws one of them.
-            seed: another seed is another stream of tasks; the split of a question does not depend on it.
+            seed: another seed gives other tasks; the split of a question does not depend on it.
             worked: whether the gold solution shows its steps before the answer.
-            instruction: a system message, for models that want one.
+            instruction: a system message, for models that need one.
         """
         self.verifier = verifier
         self.levels = [_level(text) for text in ([levels] if isinstance(levels, str) else levels)]
         if not self.levels:
             raise ConfigError("levels is empty; name at least one, such as levels=['2+2']")
         self.seed, self.worked, self.instruction = seed, worked, instruction
-        self.max_prompt_tokens += len(instruction.encode())  # room for it, a token a byte
+        self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
-        """The question at `index` of a stream that never ends."""
+        """The question at `index` of an endless stream."""
         draw = random.Random(f"arithmetic/{self.seed}/{split}/{index}")
         for _ in range(TRIES):
             left_digits, sign, right_digits = draw.choice(self.levels)
@@ -70,21 +70,21 @@ class Arithmetic(Environment):
         raise ConfigError(f"arithmetic has no {split!r} questions at these levels; splits are {', '.join(self.splits)}")
 
     def gold(self, task: Task) -> str:
-        """The answer, behind its steps when the environment is `worked`."""
+        """The answer, after its steps if `worked` is set."""
         if not self.worked:
             return str(task.reference)
         return "\n".join([*steps(task.meta["left"], task.meta["sign"], task.meta["right"]), f"#### {task.reference}"])
 
 
 def split_of(left: int, sign: str, right: int) -> str:
-    """Which split a question belongs to: a + b and b + a go together, so the test split is not the train split turned round."""
+    """The split of a question. a + b and b + a are in the same split, so no test question is a train question in reverse."""
     a, b = (left, right) if sign == "-" else (min(left, right), max(left, right))
     digest = hashlib.blake2b(f"{a}{sign}{b}".encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "big") % HELD_OUT == 0 else "train"
 
 
 def steps(left: int, sign: str, right: int) -> list[str]:
-    """The way to the answer: column by column with the carry in front for a sum, place by place otherwise.
+    """The steps to the answer: for a sum column by column, the carry first; otherwise digit by digit.
 
     >>> steps(37, "+", 58)
     ['7+8=15', '1+3+5=9']
@@ -110,7 +110,7 @@ def steps(left: int, sign: str, right: int) -> list[str]:
 
 
 def _columns(left: int, right: int) -> list[str]:
-    """The sum of each column from the right, the carry of the one before it in front."""
+    """The sum of each column from the right; the carry from the column before comes first."""
     lines, carry = [], 0
     width = max(len(str(left)), len(str(right)))
     for column in range(width):

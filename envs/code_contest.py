@@ -1,4 +1,4 @@
-"""Small programming tasks with input and output: a stream of generated ones, or a file of yours with tests."""
+"""Small programming tasks with input and output: generated ones, or your own from a file with tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTRUCTION = "Read from standard input, write to standard output. Answer with o
 
 
 class CodeContest(Environment):
-    """Write a program; two of its tests are shown, the others are hidden and made anew for every task.
+    """Write a program; two of its tests are shown, the others are hidden and generated for every task.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "code_contest", hidden=4)                  # doctest: +SKIP
@@ -45,11 +45,11 @@ class CodeContest(Environment):
         Args:
             verifier: runs the tests.
             path: JSON lines {"statement", "cases": [{"stdin", "stdout"}], "solution"?, "shown"?}; empty generates tasks.
-            families: which kinds of generated tasks; all when left out.
+            families: which kinds of generated tasks; all by default.
             shown: how many of the tests a generated task shows.
-            hidden: how many more it is tested with.
-            seed: another seed is another stream of tasks.
-            instruction: what is said after each statement.
+            hidden: how many more tests it has, not shown.
+            seed: another seed gives other tasks.
+            instruction: the text after each statement.
         """
         for name, value, least in (("shown", shown, 0), ("hidden", hidden, 1)):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 100:
@@ -62,7 +62,7 @@ class CodeContest(Environment):
         self._rows = parsed(rows(Path(path).expanduser(), ("problems.jsonl",)), _row, "code_contest") if path else None
 
     def task(self, split: str, index: int) -> Task:
-        """The task at `index`; a statement belongs to one split only, by its own words."""
+        """The task at `index`; the split of a statement is computed from its text."""
         if split not in self.splits:
             raise ConfigError(f"code_contest has no split {split!r}; allowed: {', '.join(self.splits)}")
         if self._rows is not None:
@@ -80,11 +80,11 @@ class CodeContest(Environment):
         raise ConfigError(f"there is no {split!r} task in families {', '.join(self.families)}; name more families")
 
     def size(self, split: str) -> int | None:
-        """How many problems the file has for the split; generated ones do not end."""
+        """How many problems the file has for the split; None for generated tasks, which are endless."""
         return None if self._rows is None else len(self._mine(split))
 
     def gold(self, task: Task) -> str | None:
-        """The program that the expected outputs come from, where one is known."""
+        """The known solution as a code block, if there is one."""
         solution = task.meta.get("solution")
         return f"```python\n{solution}\n```" if solution else None
 

@@ -1,4 +1,4 @@
-r"""Competition mathematics in the format of MATH (Hendrycks et al., 2021): problems whose answers stand in \boxed{}."""
+r"""Competition mathematics in the format of MATH (Hendrycks et al., 2021): problems whose answers are in \boxed{}."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTRUCTION = r"Reason step by step, and put your final answer within \boxed{}."
 
 
 class CompetitionMath(Environment):
-    r"""Problems with a solution and an answer; a file of JSON lines {"problem", "solution", "answer", "subject", "level"}.
+    r"""Problems with a solution and an answer, from a file of JSON lines {"problem", "solution", "answer", "subject", "level"}.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "competition_math", path="data/math500.jsonl")    # doctest: +SKIP
@@ -29,13 +29,13 @@ class CompetitionMath(Environment):
     max_new_tokens = 2048
 
     def __init__(self, *, verifier: Verifier, path: str = "", instruction: str = INSTRUCTION, subject: str = "") -> None:
-        """Say where the problems are.
+        """Set the source of the problems.
 
         Args:
-            verifier: judges the answer in the box.
+            verifier: judges the boxed answer.
             path: a .jsonl file (the split test, or train if its name says so), or a folder with train.jsonl and test.jsonl;
                 empty downloads the 500 problems of MATH-500 through `datasets`, for the split test.
-            instruction: what is said after each problem.
+            instruction: the text after each problem.
             subject: keep the problems of one subject only ("Algebra").
         """
         self.verifier, self.instruction, self.subject = verifier, instruction, subject
@@ -46,11 +46,11 @@ class CompetitionMath(Environment):
                 f"there is no file or folder {path!r}; path names a .jsonl file of problems, or a folder with train.jsonl and test.jsonl"
             )
 
-        if self.path is None or self.path.is_file():  # one split, a file's told by its name; the contract's class-wide ones give way here
+        if self.path is None or self.path.is_file():  # one split, which the name of the file decides; it replaces those of the class
             vars(self)["splits"] = ("train",) if self.path is not None and "train" in self.path.stem else ("test",)
 
     def task(self, split: str, index: int) -> Task:
-        """The problem at `index` of the file's order."""
+        """The problem at `index`, in the order of the file."""
         rows = self._read(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"competition_math has no {split} problem {index}; it has 0 to {len(rows) - 1}")
@@ -64,7 +64,7 @@ class CompetitionMath(Environment):
         return len(self._read(split))
 
     def gold(self, task: Task) -> str:
-        """The answer in a box."""
+        """The boxed answer."""
         return f"The answer is $\\boxed{{{task.reference}}}$."
 
     def _read(self, split: str) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ class CompetitionMath(Environment):
         if split not in self._rows and self.path is not None:
             file = self.path / f"{split}.jsonl" if self.path.is_dir() else self.path
             if not file.is_file():
-                raise NotFound(f"{self.path} holds no {split}.jsonl; put the {split} split there")
+                raise NotFound(f"{self.path} has no {split}.jsonl; put the {split} split there")
             rows = [_row(line, file, number) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1) if line.strip()]
             self._rows[split] = self._of_subject(rows)
         return self._rows[split]
@@ -89,11 +89,11 @@ def _row(line: str, file: Path, number: int) -> dict[str, Any]:
     try:
         return _complete(json.loads(line))
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"{file} line {number} is no problem ({error}); each line holds problem, solution, answer") from error
+        raise ConfigError(f"{file} line {number} is not a valid problem ({error}); each line needs problem, solution, answer") from error
 
 
 def _complete(row: Any) -> dict[str, Any]:
-    """One problem; where there is no answer, it is the last box of the solution."""
+    """One problem; without an answer, the last box of the solution is used."""
     if not isinstance(row, dict) or not isinstance(row.get("problem"), str):
         raise ValueError("it has no 'problem'")
     if not isinstance(row.get("answer"), str):

@@ -1,4 +1,4 @@
-"""Say a word backwards: `abca>` asks for `acba`. A toy whose reward can be partial, letter by letter, if its verifier says so."""
+"""Write a word backwards: `abca>` asks for `acba`. A toy task; with a suitable verifier the reward can be partial, letter by letter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.task import Task, user
 
 
 class CopyReverse(Environment):
-    """Copy a word, last letter first. No word is its own reverse, so the question never is its answer.
+    """Write a word backwards. No palindromes are drawn, so the question is never its own answer.
 
     >>> import rlvr
     >>> rlvr.make("env", "copy_reverse", length=4).task("train", 0).question     # doctest: +SKIP
@@ -23,21 +23,21 @@ class CopyReverse(Environment):
     max_new_tokens = 10
 
     def __init__(self, *, verifier: Verifier, length: int = 4, letters: str = "abcd", seed: int = 0, instruction: str = "") -> None:
-        """Choose how hard it is.
+        """Set the difficulty and the prompt.
 
         Args:
             verifier: judges the reversed word.
             length: letters in a word, from 2 to 8.
             letters: the alphabet, at least two different letters.
-            seed: another seed is another stream of tasks.
+            seed: another seed gives other tasks.
             instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(length, int) or not 2 <= length <= 8:
             raise ConfigError(f"length is {length!r}; allowed: 2 to 8")
         if not isinstance(letters, str) or len(set(letters)) < 2 or len(set(letters)) != len(letters) or not letters.isalnum():
-            raise ConfigError(f"letters is {letters!r}; name at least two different letters, such as 'abcd'")
+            raise ConfigError(f"letters is {letters!r}; give at least two different letters, such as 'abcd'")
         self.verifier, self.length, self.letters, self.seed, self.instruction = verifier, length, letters, seed, instruction
-        self.max_prompt_tokens += len(instruction.encode())  # room for it, a token a byte
+        self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
         """The word at `index`; one word in five is held out, whatever the seed."""

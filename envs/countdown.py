@@ -1,4 +1,4 @@
-"""Reach a target number with given numbers and + - * /: many right answers, all of them checkable."""
+"""Reach a target number with given numbers and + - * /: a task with many right answers, all of which can be checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.task import Task, user
 
 
 class Countdown(Environment):
-    """Use every number once and make the target: `Make 14 from 2, 3, 4.`
+    """Use every number once to make the target: `Make 14 from 2, 3, 4.`
 
     >>> import rlvr
     >>> env = rlvr.make("env", "countdown", numbers=3)
@@ -23,14 +23,14 @@ class Countdown(Environment):
     max_new_tokens = 64
 
     def __init__(self, *, verifier: Verifier, numbers: int = 3, largest: int = 20, seed: int = 0, instruction: str = "") -> None:
-        """Choose how hard it is.
+        """Set the difficulty and the prompt.
 
         Args:
             verifier: judges the expression.
             numbers: how many numbers are given, from 2 to 8.
-            largest: the largest of them, from 5 up.
-            seed: another seed is another stream of tasks.
-            instruction: a system message, for models that want one.
+            largest: the largest number, at least 5.
+            seed: another seed gives other tasks.
+            instruction: a system message, for models that need one.
         """
         if not isinstance(numbers, int) or not 2 <= numbers <= 8:
             raise ConfigError(f"numbers is {numbers!r}; allowed: 2 to 8")
@@ -39,7 +39,7 @@ class Countdown(Environment):
         self.verifier, self.numbers, self.largest, self.seed, self.instruction = verifier, numbers, largest, seed, instruction
 
     def task(self, split: str, index: int) -> Task:
-        """The puzzle at `index`, made from a solution, so that there is one; one puzzle in ten is held out."""
+        """The puzzle at `index`, built from a solution, so it has one; one puzzle in ten is held out."""
         draw = random.Random(f"countdown/{self.seed}/{split}/{index}")
         for _ in range(10_000):
             expression, target = self._solved(draw)
@@ -53,11 +53,11 @@ class Countdown(Environment):
         raise ConfigError(f"there is no {split!r} puzzle with numbers={self.numbers} and largest={self.largest}; raise largest")
 
     def gold(self, task: Task) -> str:
-        """The expression that the puzzle was made from."""
+        """The expression that the puzzle was built from."""
         return str(task.meta["solution"])
 
     def _solved(self, draw: random.Random) -> tuple[str, int]:
-        """A random expression and its value; always a whole number, since a division is only drawn where it comes out even."""
+        """A random expression and its value, always a whole number: only divisions without a remainder are drawn."""
         value = draw.randint(1, self.largest)
         expression = str(value)
         for _ in range(self.numbers - 1):

@@ -1,6 +1,6 @@
-"""Add a few digits, and answer with the last digit of the sum: one token of a small vocabulary is the whole answer.
+"""Add a few digits and answer with the last digit of the sum: the answer is one token of a small vocabulary.
 
-Small enough for learners that know nothing of language models: with `tokenizer="chars:0123456789="` and `obs="onehot_ids"`
+Small enough for general RL libraries: with `tokenizer="chars:0123456789="` and `obs="onehot_ids"`
 a stock PPO or DQN learns it on a CPU.
 """
 
@@ -27,13 +27,13 @@ class DigitSum(Environment):
     max_new_tokens = 3
 
     def __init__(self, *, verifier: Verifier, digits: int = 2, largest: int = 9, seed: int = 0, instruction: str = "") -> None:
-        """Choose how hard it is.
+        """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the one digit.
+            verifier: judges the digit.
             digits: how many digits are added, from 2 to 8.
             largest: the largest digit that occurs, from 1 to 9.
-            seed: another seed is another stream of tasks.
+            seed: another seed gives other tasks.
             instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(digits, int) or not 2 <= digits <= 8:
@@ -41,7 +41,7 @@ class DigitSum(Environment):
         if not isinstance(largest, int) or not 1 <= largest <= 9:
             raise ConfigError(f"largest is {largest!r}; allowed: 1 to 9")
         self.verifier, self.digits, self.largest, self.seed, self.instruction = verifier, digits, largest, seed, instruction
-        self.max_prompt_tokens += len(instruction.encode())  # room for it, a token a byte
+        self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
         """The question at `index`; one question in five is held out, whatever the seed."""

@@ -1,4 +1,4 @@
-"""GSM8K: grade-school word problems with whole-number answers (Cobbe et al., 2021), from files of yours or through `datasets`."""
+"""GSM8K: grade-school word problems with whole-number answers (Cobbe et al., 2021), from your own files or through `datasets`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTRUCTION = "Reason step by step. Put the final number alone on the last line,
 
 
 class GSM8K(Environment):
-    """Word problems; the reference is the number after `####` of the published solution.
+    """Word problems; the reference is the number after `####` in the published solution.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "gsm8k", path="data/gsm8k")              # doctest: +SKIP
@@ -31,22 +31,22 @@ class GSM8K(Environment):
     max_new_tokens = 1280
 
     def __init__(self, *, verifier: Verifier, path: str = "", instruction: str = INSTRUCTION) -> None:
-        """Say where the problems are.
+        """Set the source of the problems.
 
         Args:
             verifier: judges the final number.
             path: a folder with train.jsonl and test.jsonl (or gsm8k_train.jsonl ...), lines {"question", "answer"};
                 empty downloads them through `datasets`.
-            instruction: what is said after each question.
+            instruction: the text after each question.
         """
         self.verifier, self.instruction = verifier, instruction
         self.path = Path(path).expanduser() if path else None
         self._rows: dict[str, list[tuple[str, str]]] = {}
         if self.path is not None and not self.path.is_dir():
-            raise NotFound(f"there is no folder {path!r}; path must hold train.jsonl and test.jsonl, lines {{question, answer}}")
+            raise NotFound(f"there is no folder {path!r}; it needs train.jsonl and test.jsonl, lines {{question, answer}}")
 
     def task(self, split: str, index: int) -> Task:
-        """The problem at `index` of the published order."""
+        """The problem at `index`, in the published order."""
         rows = self._read(split)
         if not 0 <= index < len(rows):
             raise ConfigError(f"gsm8k has no {split} problem {index}; it has 0 to {len(rows) - 1}")
@@ -59,7 +59,7 @@ class GSM8K(Environment):
         return len(self._read(split))
 
     def gold(self, task: Task) -> str:
-        """The published solution, its calculator notes left out."""
+        """The published solution without its calculator annotations."""
         return CALCULATOR.sub("", task.meta["solution"])
 
     def _read(self, split: str) -> list[tuple[str, str]]:
@@ -74,7 +74,7 @@ def _from_folder(folder: Path, split: str) -> list[tuple[str, str]]:
     candidates = [folder / f"{split}.jsonl", folder / f"gsm8k_{split}.jsonl"]
     file = next((path for path in candidates if path.is_file()), None)
     if file is None:
-        raise NotFound(f"{folder} holds neither {candidates[0].name} nor {candidates[1].name}; put the {split} split there")
+        raise NotFound(f"{folder} has neither {candidates[0].name} nor {candidates[1].name}; put the {split} split there")
     rows = []
     for number, line in enumerate(file.read_text("utf-8").splitlines(), 1):
         if not line.strip():
@@ -84,7 +84,7 @@ def _from_folder(folder: Path, split: str) -> list[tuple[str, str]]:
         except ValueError as error:
             raise ConfigError(f'{file}:{number}: {error}; each line must be {{"question": ..., "answer": "... #### 18"}}') from error
     if not rows:
-        raise ConfigError(f"{file} holds no problem at all; each line must be a JSON object with question and answer")
+        raise ConfigError(f"{file} has no problems; each line must be a JSON object with question and answer")
     return rows
 
 
@@ -95,7 +95,7 @@ def _from_datasets(split: str) -> list[tuple[str, str]]:
 
 def _pair(row: Any) -> tuple[str, str]:
     if not isinstance(row, Mapping) or not isinstance(row.get("question"), str) or not isinstance(row.get("answer"), str):
-        raise ValueError("it is no object with the texts question and answer")
+        raise ValueError("it is not an object with the strings question and answer")
     if not row["question"].strip() or not _final(row["answer"]):
         raise ValueError("the question is empty, or the answer has no number after ####")
     return row["question"].strip(), row["answer"].strip()

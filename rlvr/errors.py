@@ -1,21 +1,21 @@
-"""Every error a user may meet, in one tree, so that `except RlvrError` catches all of ours and nothing else.
+"""The exceptions of rlvr, in one tree: `except RlvrError` catches every error that rlvr raises on purpose, and no other.
 
 RlvrError
-├── ConfigError        a setting, an argument or a file of the user's is wrong      (exit code 2)
+├── ConfigError        a setting, an argument or a user's file is wrong             (exit code 2)
 │   ├── NotFound       no plugin, file or run of that name                          (exit code 2)
 │   └── MissingExtra   a package that this feature needs is not installed           (exit code 2)
 ├── PluginError        a plugin exists and cannot be imported or built              (exit code 2)
 ├── CheckFailed        a conformance check found a defect                           (exit code 1)
-├── EnvError           an environment broke its contract                        (exit code 2)
-├── VerifierError      a verifier could not do its work
-├── AnswerTypeError    a verifier was given something that is not a text        (exit code 2)
+├── EnvError           an environment broke its contract                            (exit code 2)
+├── VerifierError      a verifier could not judge
+├── AnswerTypeError    a verifier was given an answer that is not a string          (exit code 2)
 ├── SandboxError       the sandbox, not the program in it, failed                   (exit code 2)
-├── SamplerError       the sampler failed, or handed back something impossible
-├── ToolError          a tool refuses a call, with a text for the policy
-└── ToolCrash          a tool or its server failed: nobody's answer is to blame
+├── SamplerError       the sampler failed, or returned something impossible
+├── ToolError          a tool rejects a call, with a message for the policy
+└── ToolCrash          a tool or its server failed; the answer gets no score
 
 Each message says what is wrong, with the value; what is allowed; and what to do.
-A new error class needs one thing: to be caught apart from its parent by somebody.
+Add a class only if some code must catch it separately from its parent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 
 class RlvrError(Exception):
-    """The root: catch it to catch everything that rlvr raises on purpose.
+    """The base class of all errors that rlvr raises on purpose.
 
     >>> raise ConfigError("num_generations is 1; a group needs at least 2; set num_generations=8")
     Traceback (most recent call last):
@@ -38,17 +38,17 @@ class RlvrError(Exception):
 
 
 class ConfigError(RlvrError, ValueError):
-    """Something the user wrote is wrong; found before the first second of work."""
+    """A setting, an argument or a file is wrong; raised before any work begins."""
 
     exit_code = 2
 
 
 class NotFound(ConfigError):
-    """A name that leads nowhere: a plugin, a file, a run."""
+    """No plugin, file or run has the given name."""
 
 
 class MissingExtra(ConfigError):
-    """A feature was asked for whose package is not installed."""
+    """A requested feature needs a package that is not installed."""
 
     def __init__(self, package: str, extra: str, otherwise: str = "") -> None:
         self.package, self.extra = package, extra
@@ -60,13 +60,13 @@ class MissingExtra(ConfigError):
 
 
 class PluginError(RlvrError):
-    """A plugin is there but does not import, or its constructor raised."""
+    """A plugin exists but cannot be imported, or its constructor raised."""
 
     exit_code = 2
 
 
 class CheckFailed(RlvrError):
-    """A conformance check ran to its end and found a defect."""
+    """A conformance check completed and found a defect."""
 
     exit_code = 1
 
@@ -78,35 +78,35 @@ class EnvError(RlvrError):
 
 
 class VerifierError(RlvrError):
-    """A verifier could not do its work; the answer is not to blame, so nothing is scored 0 for it."""
+    """A verifier could not judge an answer through no fault of the answer, so the answer is not scored 0."""
 
 
 class AnswerTypeError(RlvrError, TypeError):
-    """A verifier was called with something that is not a text. That is the caller's mistake, so no answer is scored for it."""
+    """A verifier was called with an answer that is not a string: an error of the caller, so nothing is scored."""
 
     exit_code = 2
 
 
 class SandboxError(RlvrError):
-    """The sandbox failed: no engine, a dead container, a torn channel. Never the program's fault."""
+    """The sandbox failed (no engine, a dead container, a broken channel); never the program in it."""
 
     exit_code = 2
 
 
 class SamplerError(RlvrError):
-    """The sampler failed, or handed back token ids that cannot be what was asked for."""
+    """The sampler failed, or returned token ids that the request cannot produce."""
 
 
 class ToolError(RlvrError):
-    """A tool cannot do what the policy asked. The text is told to the policy, which goes on."""
+    """A tool rejects a call. The policy gets the message as the result, and the conversation continues."""
 
 
 class ToolCrash(RlvrError):
-    """A tool broke, or what it stands on did not answer. The conversation ends without a score."""
+    """A tool, or something it depends on, failed. The conversation ends without a score."""
 
 
 class TextOnly:
-    """Lets `verify` judge texts alone: anything else raises, so that no caller's mistake is scored as if an answer were wrong.
+    """Make `verify` raise AnswerTypeError for an answer that is not a string, so that a caller's error is not scored as a wrong answer.
 
     >>> rlvr.make("verifier", "numeric").verify(task, ["4"])                                 # doctest: +SKIP
     Traceback (most recent call last):
@@ -117,22 +117,26 @@ class TextOnly:
         super().__init_subclass__(**more)
         verify = vars(cls).get("verify")
         if callable(verify):
-            setattr(cls, "verify", _text_only(verify))  # noqa: B010 -- a class knows no method of a subclass
+            setattr(cls, "verify", _text_only(verify))  # noqa: B010 -- type checkers do not see the subclass's method
 
 
 def _text_only(verify: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(verify)
     def checked(self: Any, task: Any, answer: object) -> Any:
         if not isinstance(answer, str):
-            chat = isinstance(answer, Sequence) and answer and all(isinstance(message, Mapping) for message in answer)
-            hint = "; the text of a list of messages is messages[-1]['content']" if chat else ""
-            raise AnswerTypeError(
-                f"{type(self).__name__} judges a text, and was given a {type(answer).__name__}: {answer!r:.80}; "
-                f"give it the text of the answer{hint}"
-            )
+            raise _no_text(self, answer)
         return verify(self, task, answer)
 
     return checked
+
+
+def _no_text(verifier: Any, answer: object) -> AnswerTypeError:
+    chat = isinstance(answer, Sequence) and answer and all(isinstance(message, Mapping) for message in answer)
+    hint = "; the text of a list of messages is messages[-1]['content']" if chat else ""
+    return AnswerTypeError(
+        f"{type(verifier).__name__} judges a text, and was given a {type(answer).__name__}: {answer!r:.80}; "
+        f"give it the text of the answer{hint}"
+    )
 
 
 def suggest(wrong: str, allowed: Iterable[str], *, limit: int = 12) -> str:

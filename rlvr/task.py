@@ -1,6 +1,6 @@
-"""What is asked and what is judged: `Task` goes in, `Verdict` comes out.
+"""The records of a question and its judgement: `Task` and `Verdict`.
 
-Both are plain frozen records that any layer may hold; neither knows tokens, models or sandboxes.
+Both are plain frozen records that any layer may use; neither depends on tokens, models or sandboxes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Task:
     reference: Any
     """What the verifier compares with. Never shown to the policy."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else the environment or the verifier wants to know: level, source, policy of comparison."""
+    """Anything else that the environment or the verifier needs, such as the level, the source, how to compare."""
 
     def __post_init__(self) -> None:
         if not self.id or not isinstance(self.id, str):
@@ -53,37 +53,37 @@ class Task:
 
     @property
     def question(self) -> str:
-        """The text of the last message: what a person would call the question."""
+        """The text of the last message, which usually is the question itself."""
         return self.prompt[-1]["content"]
 
 
 class Fault(StrEnum):
-    """Who is to blame when judging did not go as planned."""
+    """What caused a problem in judging."""
 
     NONE = "none"
-    """Judging went as planned; the score stands."""
+    """No problem: the score is valid."""
     ANSWER = "answer"
-    """The answer itself broke the judging (it hung, crashed or overran a cap): it is wrong, score 0."""
+    """The answer itself broke the judging (it hung, crashed or exceeded a limit): it is wrong, score 0."""
     TASK = "task"
-    """The task cannot be judged (a reference that does not parse): no score for anyone."""
+    """The task cannot be judged (for example, its reference does not parse): no answer to it gets a score."""
     INFRA = "infra"
-    """The machinery failed (a dead sandbox, a full disk): no score, try again."""
+    """The infrastructure failed (a dead sandbox, a full disk): no score, try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Earned:
-    """A part of a score, and when it was earned: at the end of a turn, or once so many characters of it had been said.
+    """A part of a score, and when it was earned: at the end of a turn, or after a number of characters of that turn.
 
     >>> Earned(0.25, turn=0), Earned(0.75, characters=12).turn
     (Earned(amount=0.25, turn=0, characters=None), -1)
     """
 
     amount: float
-    """May be below 0: a step that loses what another one won."""
+    """May be negative, for a step that loses what an earlier one earned."""
     turn: int = -1
-    """Which of the policy's turns, counted as Python counts; -1 is the last one."""
+    """The index of the policy's turn, as in a Python list; -1 is the last one."""
     characters: int | None = None
-    """How much of that turn's text must have been said. None: all of it."""
+    """The number of characters of that turn after which it was earned. None: the whole turn."""
 
     def __post_init__(self) -> None:
         whole = (self.turn, 0 if self.characters is None else self.characters)
@@ -95,7 +95,7 @@ class Earned:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judgement of one answer. `score` None means *not judged*, and is never turned into 0.
+    """The judgement of one answer. A score of None means *not judged*, and is never turned into 0.
 
     >>> Verdict(1.0, "12 equals 12").passed
     True
@@ -106,16 +106,16 @@ class Verdict:
     score: float | None
     reason: str
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named partial scores, for eyes and for reward weights."""
+    """Named partial scores, for display and for reward weights."""
     fault: Fault = Fault.NONE
     detail: Mapping[str, Any] = field(default_factory=dict)
-    """Facts for the record that are plain JSON: the parsed forms, test by test results, the policy used."""
+    """Details as plain JSON: parsed forms, results of each test, comparison rules used."""
     earned: Sequence[Earned] = ()
-    """When the score was earned, where not all of it was at the end. The amounts add up to the score."""
+    """When the score was earned, if not all of it at the end. The amounts add up to the score."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.reason, str):
-            raise ValueError(f"the reason is {self.reason!r:.80}; it must be a text")
+            raise ValueError(f"the reason is {self.reason!r:.80}; it must be a string")
         if not isinstance(self.fault, Fault):
             object.__setattr__(self, "fault", Fault(self.fault))
         blameless = self.fault in (Fault.TASK, Fault.INFRA)
@@ -135,12 +135,12 @@ class Verdict:
 
     @property
     def scored(self) -> bool:
-        """Whether there is a score at all."""
+        """Whether there is a score."""
         return self.score is not None
 
     @property
     def passed(self) -> bool:
-        """Whether the answer is wholly right."""
+        """Whether the answer has the full score."""
         return self.score == 1.0
 
     def record(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Verdict:
 
 
 def plain(value: Any) -> Any:
-    """Anything as plain JSON: what JSON does not know, a number that is not finite included, in words.
+    """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string.
 
     >>> plain({"ratio": float("nan"), 1: {2}})
     {'ratio': 'nan', '1': '{2}'}
@@ -166,13 +166,13 @@ def plain(value: Any) -> Any:
 
 
 def _unit(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:  # which no NaN is
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:  # NaN fails this too
         raise ValueError(f"{name} is {value!r}; it must be a finite number from 0 to 1")
     return float(value)
 
 
 def user(text: str, *, system: str = "") -> tuple[Message, ...]:
-    """The common prompt: one user message, perhaps under a system message.
+    """The usual prompt: one user message, after a system message if one is given.
 
     >>> user("2+2=")
     ({'role': 'user', 'content': '2+2='},)

@@ -1,4 +1,4 @@
-"""What a policy does in one turn of a conversation, and what its tools answer: records that know no tokens, models or sandboxes."""
+"""Records of a policy's turn and of the results of its tool calls, independent of tokens, models and sandboxes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as the policy is told of it. Fixed for the whole conversation.
+    """A tool as described to the policy. Fixed for the whole conversation.
 
     >>> ToolSpec("now", "The time of day.").wire()["function"]["name"]
     'now'
@@ -24,7 +24,7 @@ class ToolSpec:
     """JSON Schema of the arguments: the subset that `rlvr.contracts.schema` checks."""
 
     def wire(self) -> dict[str, Any]:
-        """The form that chat templates and chat servers take."""
+        """The format that chat templates and chat servers expect."""
         return {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
@@ -32,33 +32,33 @@ class ToolSpec:
 
 
 class CallStatus(StrEnum):
-    """Whether a call can be run, and if not, the first thing that is wrong with it."""
+    """Whether a call can be run, and if not, the first problem with it."""
 
     OK = "ok"
     IN_THOUGHT = "in_thought"
-    """Written inside the reasoning. It is not run."""
+    """Written inside the reasoning. Such a call is not run."""
     UNCLOSED = "unclosed"
-    """The turn ended before the call did."""
+    """The turn ended before the call was complete."""
     BAD_JSON = "bad_json"
-    """The arguments are not JSON, or not the values that the dialect writes in its place."""
+    """The arguments are not JSON, or not the values that the dialect uses instead."""
     MALFORMED = "malformed"
     """The marks of the dialect are there, in the wrong order or number."""
     NO_NAME = "no_name"
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
-    """Readable, but not what the tool takes: an argument is missing, unknown or of another type."""
+    """Readable, but not what the tool accepts: an argument is missing, unknown or of another type."""
 
 
 ADVICE: Mapping[CallStatus, str] = {
-    CallStatus.IN_THOUGHT: "It stands inside the reasoning. Finish the reasoning first, then write the call",
+    CallStatus.IN_THOUGHT: "It is inside the reasoning. Finish the reasoning first, then write the call",
     CallStatus.UNCLOSED: "It is not complete. Write the whole call, to its closing mark",
     CallStatus.BAD_JSON: "Its arguments cannot be read. Write them again",
     CallStatus.MALFORMED: "It is not in the expected form. Write it again",
     CallStatus.NO_NAME: "It does not name a tool. Write the name of the tool",
     CallStatus.UNKNOWN_TOOL: "There is no such tool. Use one of the tools you were given",
-    CallStatus.BAD_ARGUMENTS: "Its arguments are not what the tool takes. Correct them",
+    CallStatus.BAD_ARGUMENTS: "Its arguments are not what the tool accepts. Correct them",
 }
-"""What the policy is told for each status, before the detail."""
+"""The message to the policy for each status, before the detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +70,19 @@ class Call:
     """
 
     id: str
-    """Which turn and which call in it, counted from 0: "2.1"."""
+    """The turn and the call within it, counted from 0: "2.1"."""
     name: str
     arguments: Mapping[str, Any] | None = None
-    """None when they could not be read."""
+    """None if they could not be read."""
     status: CallStatus = CallStatus.OK
     raw: str = ""
-    """The text of the turn that was read as this call."""
+    """The part of the turn that was read as this call."""
     why: str = ""
-    """What is wrong, in words."""
+    """The problem, in words."""
 
     @property
     def told(self) -> str:
-        """The text that the policy reads instead of a result. Empty for a call that can be run."""
+        """The text that the policy receives instead of a result. Empty for a call that can be run."""
         if self.status is CallStatus.OK:
             return ""
         detail = f": {self.why}" if self.why else ""
@@ -91,7 +91,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Everything that the policy wrote in one turn, taken apart.
+    """Everything that the policy wrote in one turn, by kind.
 
     >>> Turn("4", content="4").pending
     ()
@@ -99,16 +99,16 @@ class Turn:
 
     text: str
     content: str = ""
-    """What is meant for the other side: neither reasoning nor calls."""
+    """The text for the other side: neither reasoning nor calls."""
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
     finish: Literal["stop", "length"] = "stop"
 
     @property
     def pending(self) -> tuple[Call, ...]:
-        """The calls that need a result or a message. Without any, the turn is an answer.
+        """The calls that need a result or an error message. Without any, the turn is an answer.
 
-        A call inside the reasoning counts only when the turn holds nothing else: thinking aloud about a call is no mistake.
+        A call inside the reasoning counts only if the turn has nothing else: reasoning about a call is not an error.
         """
         outside = tuple(call for call in self.calls if call.status is not CallStatus.IN_THOUGHT)
         return outside if outside or self.content.strip() else self.calls
@@ -116,7 +116,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one call.
+    """The result of one call.
 
     >>> Result("0.0", "4", ok=True).over
     False
@@ -125,10 +125,10 @@ class Result:
     call: str
     """The id of the call."""
     text: str
-    """What the policy reads."""
+    """The text that the policy receives."""
     ok: bool
     seconds: float = 0.0
     cut: bool = False
-    """Whether `text` is shorter than what the tool gave."""
+    """Whether `text` is shorter than what the tool returned."""
     over: bool = False
     """Whether the conversation ends here; `text` is then the answer."""

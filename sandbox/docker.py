@@ -1,9 +1,9 @@
-"""Foreign programs in hardened, long-lived containers; a fresh child under a user id of its own for every program.
+"""Run untrusted programs in hardened, long-lived containers; each program is a fresh child process under a user id of its own.
 
-What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process count, no new
-privileges, its own system-call profile, and no capabilities except SETUID, SETGID and KILL for the supervisor (`_container.py`
-argues for each). What the supervisor adds: one program at a time in each container, a second system-call filter, per-program
-limits measured by the control group from outside the program, everything killed and wiped before the verdict leaves.
+What the engine enforces: no network, a read-only root, small folders in memory, memory without swap, a process limit, no new
+privileges, its own system-call profile, and few capabilities, none of them for programs (reasons: `_outside/container.py`). What
+the supervisor adds: one program at a time in each container (with `namespaces`, in a process space of its own), a second system-call
+filter, per-program limits measured by the control group from outside the program, all killed and wiped before the verdict is returned.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import atexit
 import os
 import threading
 import weakref
+from typing import Any
 
 from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import Torn
 from rlvr.sandbox._outside import engine
-from rlvr.sandbox._outside.channel import refuse
+from rlvr.sandbox._outside.channel import lacking, refused
 from rlvr.sandbox._outside.container import Container
 from rlvr.sandbox._outside.pool import Pool, processors
 
+RESERVED = 16  # our own processes in a container; the rest is for a program and its judge
+
 
 class DockerSandbox(Sandbox):
-    r"""Run programs in containers. `containers` at once (0: one for each processor), each with `memory_mb` at the most.
+    r"""Run programs in containers: `containers` of them (0: one for each processor), each with at most `memory_mb`.
 
     >>> DockerSandbox(containers=2).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
     b'42\n'
@@ -38,65 +41,67 @@ class DockerSandbox(Sandbox):
         disk_mb: int = 64,
         pids: int = 256,
         runtime: str | None = None,
+        namespaces: bool = False,
         queue_s: float = 900.0,
     ) -> None:
-        """Say how much of the machine it may have.
+        """Set the image, the size and the isolation.
 
         Args:
-            image: what the containers are made of; built at first use if it is ours.
+            image: the image of the containers; the default one is built at first use.
             containers: how many programs run at once; 0: one for each processor.
-            memory_mb: memory of one container.
-            disk_mb: room for the files that a program writes; they lie in memory.
-            pids: processes of one container.
-            runtime: the engine's runtime, such as runsc for gVisor; None: the engine's own.
-            queue_s: how long a program waits for its turn at the most.
+            memory_mb: memory of one container, in MB.
+            disk_mb: space for the files that a program writes; they are kept in memory.
+            pids: limit of processes in one container, ours and a judge's included: a program gets a little less than half of them.
+            runtime: the engine's runtime, such as runsc for gVisor; None: the engine's default.
+            namespaces: whether each program gets a process space of its own, with a /proc that shows nothing else. It costs some 2 ms for
+                each program, and CAP_SYS_ADMIN for the container's zygote, which never reads a byte of a program. False: programs
+                are killed by their user id, and the control group's process count shows that nothing is left.
+            queue_s: the longest time that a program waits for a free container.
         """
         for name, value, least in (
             ("containers", containers, 0),
             ("memory_mb", memory_mb, 32),
             ("disk_mb", disk_mb, 1),
-            ("pids", pids, 32),
+            ("pids", pids, RESERVED + 32),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
         self.image, self.memory_mb = image, memory_mb
-        self._settings = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime}
+        self._settings: dict[str, Any] = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime, "nests": namespaces}
         size = containers or processors()
         self._ready = threading.Lock()
         self._prepared = 0
         self._pool: Pool[Container] = Pool(self._start, size, queue_s)
-        # the reaper: containers end with our sockets anyway, this also waits for them to be gone
+        # the reaper: containers end with our sockets anyway, this also waits until they are removed
         self._reaper = weakref.finalize(self, self._pool.close)
         atexit.register(self._reaper)
 
     def run(self, program: Program) -> Outcome:
-        """Run it in the next free container. Whatever fails on our side is an Outcome with `Stop.IE`."""
+        """Run the program in the next free container. Any failure on our side is an Outcome with `Stop.IE`."""
         try:
             return self._run(program)
         except SandboxError as error:
             return Outcome(Stop.IE, reason=str(error))
 
     def _run(self, program: Program) -> Outcome:
-        wrong = refuse(program, self.memory_mb, None)
-        if wrong:
-            return Outcome(Stop.IE, reason=wrong)
+        if wrong := refused(program, self.memory_mb, (self._settings["pids"] - RESERVED) // 2):
+            return wrong
         end = ""
         for _ in range(2):
             container = self._pool.take()
             sound = False
             try:
-                wrong = refuse(program, self.memory_mb, tuple(container.hello["languages"]))
-                if wrong:
+                if wrong := lacking(program, container.hello["languages"]):
                     sound = True
-                    return Outcome(Stop.IE, reason=wrong)
+                    return wrong
                 outcome, sound = container.run(program)
                 return outcome
             except Torn as error:
                 end = _obituary(container, error)
             finally:
                 self._pool.give(container, sound=sound)
-        # it took two fresh containers down, and the engine lives: that is the program's own work
-        return Outcome(Stop.SV, reason=f"it broke its container, twice: {end}")
+        # it broke two fresh containers, and the engine works: the program did it
+        return Outcome(Stop.SV, reason=f"the program broke its container, twice: {end}")
 
     def _start(self) -> Container:
         if self._prepared != os.getpid():
@@ -112,23 +117,23 @@ class DockerSandbox(Sandbox):
         try:
             return Container(self.image, self._settings)
         except SandboxError:
-            self._prepared = 0  # the engine may come back without our image: look again
+            self._prepared = 0  # a restarted engine may not have our image: check again
             raise
 
     def containers(self) -> list[str]:
-        """The ids of the containers that run for us now."""
+        """The ids of the running containers of this sandbox."""
         return [container.id for container in self._pool.living()]
 
     @staticmethod
     def missing() -> list[tuple[str, str]]:
-        """What keeps it from working here, and what mends each: for `rlvr doctor`."""
+        """What prevents it from working here, and how to fix each problem: for `rlvr doctor`."""
         try:
             client = engine.connect(10)
         except SandboxError as error:
             return [(str(error).removesuffix(f"; {engine.ENGINE_HINT}"), engine.ENGINE_HINT)]
         try:
             if not engine.has_image(client, engine.IMAGE):
-                return [(f"the image {engine.IMAGE!r} is not there", f"{engine.IMAGE_HINT}; the first use does it too, where it can")]
+                return [(f"the image {engine.IMAGE!r} was not found", f"{engine.IMAGE_HINT}; or let the first use build it")]
         except SandboxError as error:
             return [(str(error), "restart the engine")]
         finally:
@@ -142,12 +147,12 @@ class DockerSandbox(Sandbox):
 
 
 def _obituary(container: Container, error: Torn) -> str:
-    """How a container died while a program ran in it. Raises SandboxError when that was done to it from outside."""
-    client = engine.connect(10)  # raises when the engine itself is gone: that is no program's doing
+    """How a container died while a program ran in it. Raises SandboxError if the cause came from outside the container."""
+    client = engine.connect(10)  # raises when the engine itself is gone: no program caused that
     client.close()
     said = container.errors()
     if not said:
-        raise SandboxError(f"the container was ended or held up from outside while a program ran in it ({error})")
+        raise SandboxError(f"the container was killed or blocked from outside while a program ran in it ({error})")
     return said[-300:]
 
 

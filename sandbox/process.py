@@ -1,12 +1,12 @@
-"""Foreign programs as plain child processes, no engine needed. For code that you trust.
+"""Run programs as plain child processes; no engine needed. For code that you trust.
 
 The same supervisor as in the containers, started as a child of this process: fresh children from a warm interpreter, limits,
-a system-call filter, everything killed after. Where the kernel allows it (as root, or with user namespaces) programs also
+a system-call filter, everything killed afterwards. Where the kernel allows it (as root, or with user namespaces) programs also
 have no network, a process space and a working folder of their own; as root, a user id of their own.
 
 What it does not protect against: programs see this machine's files wherever their user may read them, run on its kernel with
-no second wall, and, without root, run as *you*. `Outcome.isolation` lists what was really applied. That is why it has to be
-asked for by `trusted=True`, and why nothing ever falls back to it.
+no second barrier, and, without root, run as *you*. `Outcome.isolation` lists what was really applied. That is why it must be
+requested by `trusted=True`, and why nothing ever falls back to it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from rlvr.contracts import Outcome, Program, Sandbox, Stop
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.runs.owner import clear_away, own_folder, sweep
 from rlvr.sandbox._inside.frames import Torn
-from rlvr.sandbox._outside.channel import BOOT, Channel, readable, refuse
+from rlvr.sandbox._outside.channel import BOOT, Channel, lacking, readable, refused
 from rlvr.sandbox._outside.pool import Pool, processors
 
 PREFIX = "rlvr-sandbox-"
+MOST_PROCESSES = 4096
 
 
 def interpreter() -> str:
-    """A Python whose library other users may read, for as root every program is another user."""
+    """A Python whose library other users may read: when we are root, every program runs as another user."""
     if os.geteuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in Path(os.__file__).resolve().parents):
         return sys.executable
     for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
@@ -44,7 +45,7 @@ def interpreter() -> str:
 
 
 class Local(Channel):
-    """A supervisor as a child process, with a folder of its own to lend to programs."""
+    """A supervisor as a child process, with its own folder to lend to programs."""
 
     def __init__(self, disk_mb: int) -> None:
         for namespaces in (True, False):
@@ -57,15 +58,17 @@ class Local(Channel):
             place = os.path.join(self._folder, "work")
             os.mkdir(place, 0o700)
             try:
-                self.boot({"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "disk_mb": disk_mb})
+                self.boot(
+                    {"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "nests": namespaces, "disk_mb": disk_mb}
+                )
                 return
             except Torn as error:
                 self.close()
                 if not namespaces:
-                    raise SandboxError(f"the supervisor did not start: {error}; it needs a Linux with /proc") from error
+                    raise SandboxError(f"the supervisor did not start: {error}; it needs Linux with /proc") from error
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Send all of it."""
+        """Send all the data."""
         assert self._process.stdin
         try:
             self._process.stdin.write(data)
@@ -74,7 +77,7 @@ class Local(Channel):
             raise Torn(f"sending failed: {error}") from error
 
     def receive(self, room: memoryview, deadline: float) -> int:
-        """Some bytes, before the deadline."""
+        """Receive some bytes, before the deadline."""
         assert self._process.stdout
         with contextlib.suppress(ValueError):
             number = self._process.stdout.fileno()
@@ -82,14 +85,14 @@ class Local(Channel):
                 count = os.readv(number, [room])
                 if count:
                     return count
-        raise Torn("the supervisor is gone, or silent")
+        raise Torn("the supervisor exited or does not reply")
 
     def alive(self) -> bool:
-        """Whether the supervisor runs."""
+        """Whether the supervisor is running."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the supervisor (it kills what it runs) and remove the folder."""
+        """Stop the supervisor (it kills what it runs) and remove the folder."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
                 with contextlib.suppress(OSError):
@@ -104,7 +107,7 @@ class Local(Channel):
 
 
 class ProcessSandbox(Sandbox):
-    r"""Run programs as child processes of this one. Only for code you trust: say so with `trusted=True`.
+    r"""Run programs as child processes of this one. Only for code that you trust: it requires `trusted=True`.
 
     >>> ProcessSandbox(trusted=True).run(Program("print(6 * 7)")).stdout        # doctest: +SKIP
     b'42\n'
@@ -113,22 +116,22 @@ class ProcessSandbox(Sandbox):
     def __init__(
         self, *, trusted: bool = False, processes: int = 0, memory_mb: int = 4096, disk_mb: int = 64, queue_s: float = 900.0
     ) -> None:
-        """Ask for it, and say how much of the machine it may have.
+        """Set the confirmation and the size.
 
         Args:
-            trusted: must be true: this sandbox does not keep foreign code from this machine's files.
+            trusted: must be true: this sandbox does not protect this machine's files from untrusted code.
             processes: how many programs run at once; 0: one for each processor.
             memory_mb: memory of one program.
-            disk_mb: room for the files that a program writes.
-            queue_s: how long a program waits for its turn at the most.
+            disk_mb: space for the files that a program writes.
+            queue_s: the longest time that a program waits for a free supervisor.
         """
         if trusted is not True:
             raise ConfigError(
-                "the process sandbox does not keep foreign code from this machine's files; use the docker sandbox, or, for code that "
-                "you would run yourself, say trusted=True (on the command line: --set trusted=true)"
+                "the process sandbox does not protect this machine's files from untrusted code; use the docker sandbox, or, for code that "
+                "you would run yourself, set trusted=True (on the command line: --set trusted=true)"
             )
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
-            raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is needed")
+            raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is required")
         self.memory_mb = memory_mb
         sweep(PREFIX)
         self._pool: Pool[Local] = Pool(lambda: Local(disk_mb), processes or processors(), queue_s)
@@ -136,18 +139,16 @@ class ProcessSandbox(Sandbox):
         atexit.register(self._reaper)
 
     def run(self, program: Program) -> Outcome:
-        """Run it in the next free supervisor. Whatever fails on our side is an Outcome with `Stop.IE`."""
+        """Run the program in the next free supervisor. Any failure on our side is an Outcome with `Stop.IE`."""
         sound = False
         try:
-            wrong = refuse(program, self.memory_mb, None)
-            if wrong:
-                return Outcome(Stop.IE, reason=wrong)
+            if wrong := refused(program, self.memory_mb, MOST_PROCESSES):
+                return wrong
             channel = self._pool.take()
             try:
-                wrong = refuse(program, self.memory_mb, tuple(channel.hello["languages"]))
-                if wrong:
+                if wrong := lacking(program, channel.hello["languages"]):
                     sound = True
-                    return Outcome(Stop.IE, reason=wrong)
+                    return wrong
                 outcome, sound = channel.run(program)
                 return outcome
             finally:
@@ -157,11 +158,11 @@ class ProcessSandbox(Sandbox):
 
     @staticmethod
     def missing() -> list[tuple[str, str]]:
-        """What keeps it from working here, and what mends each: for `rlvr doctor`."""
+        """What prevents it from working here, and how to fix it: for `rlvr doctor`."""
         return [] if sys.platform == "linux" else [(f"it needs Linux, and this is {sys.platform}", "use the docker sandbox")]
 
     def close(self) -> None:
-        """End every supervisor."""
+        """Stop every supervisor."""
         self._reaper()
         atexit.unregister(self._reaper)
 

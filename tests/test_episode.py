@@ -34,7 +34,7 @@ def test_what_can_be_read_off_it() -> None:
 @pytest.mark.parametrize("by", [-1, 1])
 def test_all_lists_have_one_length(name: str, by: int) -> None:
     value = getattr(episode(), name)
-    with pytest.raises(ValueError, match="all lists must have one length"):
+    with pytest.raises(ValueError, match="all lists must have the same length"):
         episode(**{name: value[:by] if by < 0 else [*value, value[0]]})
 
 
@@ -50,11 +50,11 @@ def test_numbers_are_finite(name: str, bad: float) -> None:
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        ({"acted": [True] * 6}, "nothing precedes it"),
+        ({"acted": [True] * 6}, "no prompt precedes it"),
         ({"logprobs": [0.0, 0.1, 0.0, 0.0, 0.0, 0.0]}, "above 0"),
         ({"logprobs": [0.0, -0.5, -0.25, -0.1, -1.0, -0.125]}, "did not choose"),
         ({"rewards": [0.0, 0.0, 0.0, 0.5, 0.0, 0.0]}, "did not choose"),
-        ({"end": End.FAILED}, "failed and yet carries a reward"),
+        ({"end": End.FAILED}, "failed but has a reward"),
         ({"end": "finished"}, "finished"),
     ],
 )

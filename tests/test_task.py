@@ -56,7 +56,7 @@ def test_a_score_is_a_finite_number_from_0_to_1(bad: Any) -> None:
 
 @pytest.mark.parametrize("reason", [None, 7, b"wrong", ("a", "b")])
 def test_a_reason_is_a_text(reason: Any) -> None:
-    with pytest.raises(ValueError, match=r"the reason is .* it must be a text"):
+    with pytest.raises(ValueError, match=r"the reason is .* it must be a string"):
         Verdict(1.0, reason)
 
 

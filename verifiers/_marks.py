@@ -1,4 +1,4 @@
-"""Marks that Markdown and LaTeX put around a piece of text and that do not change what it says, for verifiers that read plain values."""
+"""Remove Markdown and LaTeX markup that does not change the content of a text, for verifiers that read plain values."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ MARKS: tuple[tuple[str, str, str, str], ...] = (
     (r"(?<![\w*])(\*{1,3})(?=[^\s*])([^*]*)(?<=[^\s*])\1(?![\w*])", r"\2", "bold or italic; not a power such as 2**3**4", "**280**"),
     (r"(?<!\w)(_{1,2})(?=[^\s_])([^_]*)(?<=[^\s_])\1(?!\w)", r"\2", "the same with underscores; not 1_000_000", "__280__"),
     (r"(?<![\w`])(`{1,2})(?=[^\s`])([^`]*)(?<=[^\s`])\1(?![\w`])", r"\2", "code in a line", "`280`"),
-    (r"\\\((.*)\\\)|\\\[(.*)\\\]", r"\1\2", "LaTeX's brackets of a formula", r"\(280\)"),
-    (r"\A\$\$?([^$]+)\$?\$(?=\.?\Z)", r"\1", "a formula between dollars that is all there is", "$280$"),
+    (r"\\\((.*)\\\)|\\\[(.*)\\\]", r"\1\2", "math brackets of LaTeX", r"\(280\)"),
+    (r"\A\$\$?([^$]+)\$?\$(?=\.?\Z)", r"\1", "a formula between dollar signs that is the whole text", "$280$"),
 )
-"""What marks look like, what becomes of them, what they are, an example (each becomes 280)."""
+"""Pattern, replacement, what it is, an example (each becomes 280)."""
 
 LONGEST = 2000
-"""A longer text is left as it is: no short answer is that long."""
+"""A longer text is not changed: it is not a short answer."""
 
 
 def unmarked(text: str) -> str:
-    """The text without the marks of Markdown and LaTeX.
+    """The text without Markdown and LaTeX markup.
 
     >>> unmarked("The product is **280**."), unmarked("2**3**4")
     ('The product is 280.', '2**3**4')

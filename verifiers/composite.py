@@ -1,4 +1,4 @@
-"""Weigh several verifiers: each by its name, its weight said aloud."""
+"""Combine several named verifiers in a weighted mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVEN = {"numeric": {"verifier": "numeric"}}
 
 
 class Composite(Verifier):
-    """The weighted mean of named parts. A part without a score leaves the whole without one.
+    """The weighted mean of named parts. If a part has no score, the whole has none.
 
     >>> import rlvr
     >>> parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
@@ -27,16 +27,16 @@ class Composite(Verifier):
     examples = (Example("4", right=("4",), wrong=("5", "4 or 5", "")),)
 
     def __init__(self, *, parts: Mapping[str, Any] = EVEN) -> None:
-        """Name the parts.
+        """Set the parts.
 
         Args:
-            parts: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (1 if left out).
+            parts: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (default 1).
         """
         if not isinstance(parts, Mapping) or not parts:
             raise ConfigError(f"parts is {parts!r}; it must name at least one: {{value: {{verifier: numeric, weight: 1}}}}")
         self.weights = {name: _weight(name, part) for name, part in parts.items()}
         if not sum(self.weights.values()):
-            raise ConfigError("all weights are 0; at least one part must count")
+            raise ConfigError("all weights are 0; at least one must be above 0")
         self.parts: dict[str, Verifier] = {}
         try:
             for name, part in parts.items():
@@ -46,7 +46,7 @@ class Composite(Verifier):
             raise
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Ask every part, and weigh."""
+        """Judge with every part, and compute the weighted mean."""
         return self.judge(task, Transcript(answer))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
@@ -63,7 +63,7 @@ class Composite(Verifier):
         return Verdict(score, "; ".join(f"{name}: {v.reason}" for name, v in verdicts.items()), scores, fault)
 
     def ready(self) -> None:
-        """Ask every part."""
+        """Check that every part is ready."""
         for part in self.parts.values():
             part.ready()
 
@@ -78,7 +78,7 @@ def _weight(name: str, part: Any) -> float:
         raise ConfigError(f"part {name!r} is {part!r}; it must be {{verifier: NAME, weight: NUMBER}}")
     weight = part.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-        raise ConfigError(f"the weight of {name!r} is {weight!r}; it must be a number from 0 up")
+        raise ConfigError(f"the weight of {name!r} is {weight!r}; it must be a number of at least 0")
     return float(weight)
 
 

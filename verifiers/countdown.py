@@ -1,4 +1,4 @@
-"""Judge an expression that has to reach a target with given numbers. The expression is parsed here, and never evaluated by Python."""
+"""Judge an expression that must reach a target with given numbers. The expression is parsed here, never evaluated by Python."""
 
 from __future__ import annotations
 
@@ -11,32 +11,42 @@ from rlvr.contracts import Example, Verifier
 from rlvr.task import Fault, Task, Verdict
 
 WRITINGS = (
-    # what is written, what it becomes, why, one example that makes 14
+    # pattern, replacement, reason, one example that makes 14
     (r"\\(?:times|cdot|ast)(?![a-zA-Z])|[×·⋅∙∗]", "*", "signs of multiplication", r"2+3\times4"),
     (r"\\div(?![a-zA-Z])|[÷∕]", "/", "signs of division", "28÷2"),
-    (r"[−–]", "-", "a minus sign, or a dash in its place", "20−6"),
-    (r"\\[dt]frac(?![a-zA-Z])", r"\\frac", "fractions of another size", r"\dfrac{20+8}{2}"),
-    (r"\\(?:left|right|big|Big|bigl|bigr)(?=\s*[()])", " ", "brackets of another size", r"2+\left(3*4\right)"),
+    (r"[−–]", "-", "a minus sign, or a dash used as one", "20−6"),
+    (r"\\[dt]frac(?![a-zA-Z])", r"\\frac", "fractions of other sizes", r"\dfrac{20+8}{2}"),
+    (r"\\(?:left|right|big|Big|bigl|bigr)(?=\s*[()])", " ", "brackets of other sizes", r"2+\left(3*4\right)"),
     (r"\\(?:quad|qquad)(?![a-zA-Z])|\\[,;:!> ]|~", " ", "spaces of LaTeX", r"2\,+\;3*4"),
-    (r"\\[()\[\]]|\$", " ", "where mathematics begins and ends in LaTeX", r"\[2+3*4=14\]"),
+    (r"\\[()\[\]]|\$", " ", "math delimiters of LaTeX", r"\[2+3*4=14\]"),
     (r"`", " ", "code in Markdown", "`2+3*4`"),
+    (r"&(?:times|middot|ast);|＊", "*", "multiplication in HTML and in full width", "2+3 &times; 4"),
+    (r"&divide;|／", "/", "division in HTML and in full width", "28 &divide; 2"),
+    (r"&minus;|－", "-", "subtraction in HTML and in full width", "20－6"),
+    (r"＋", "+", "addition in full width", "2＋3*4"),
+    (r"（", "(", "an opening bracket in full width", "（2+5)*2"),
+    (r"）", ")", "a closing bracket in full width", "(2+5）*2"),
+    (r"＝", "=", "an equals sign in full width", "2+3*4＝14"),
+    (r"(?<=[0-9)\]}])\s*[xX]\s*(?=[0-9(\[{\\])", "*", "the letter x between numbers and brackets", "2 + 3 x 4"),
+    (r"(?<=[0-9)\]])\s*(?=[(\[])|(?<=[)\]])\s*(?=[0-9])", "*", "a bracket beside a number or a bracket", "2(3+4)"),
 )
-"""Other ways to write the same expression. None of them joins two digits or makes a number that was not there."""
+"""Other ways to write the same expression. No replacement joins two digits or creates a new number."""
 EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})(?=[^*_\s])(.*[^*_\s])\1", re.DOTALL)
 ADJECTIVE = r"(?:(?:final|correct|required|resulting|possible|valid)\s+)?"
 PHRASE = re.compile(
     rf"(?:(?:so|thus|therefore|hence),?\s+)?\b(?:the|my|one|an?)\s+{ADJECTIVE}(?:expression|equation|solution)\s+is\b(?!\s*not\b):?",
     re.IGNORECASE,
 )
-TOKEN = re.compile(r"\s*((?:0|[1-9][0-9]{0,8})(?![0-9])|\\frac(?![a-zA-Z])|[-+*/(){}])")
+TOKEN = re.compile(r"\s*((?:0|[1-9][0-9]{0,8})(?![0-9])|\\frac(?![a-zA-Z])|[-+*/(){}\[\]])")
+BRACKETS = {"(": ")", "[": "]"}
 LONGEST, SIDES = 400, 8
 
 
 class Countdown(Verifier):
     """The declared answer is an expression of + - * / and brackets that uses the numbers and equals the target.
 
-    It may stand in an equation or a chain of them (`14 = 2+3*4`, `2+3*4 = 2+12 = 14`): then the first side that is more than the
-    target must use the numbers, and every side must be equal to the target. A number is written as it is given: 02 is not 2.
+    It may be part of an equation or a chain of equations (`14 = 2+3*4`, `2+3*4 = 2+12 = 14`): then the first side that is not just the
+    target must use the numbers, and every side must equal the target. Numbers must be written as they are given: 02 is not 2.
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "countdown").verify
@@ -70,17 +80,17 @@ class Countdown(Verifier):
     )
 
     def __init__(self, *, use_all: bool = True, channel: str = "auto") -> None:
-        """Choose the rules.
+        """Set the rules.
 
         Args:
-            use_all: whether every number must be used; each may be used once in any case.
+            use_all: whether every number must be used; in any case each may be used only once.
             channel: where the answer is declared: auto, boxed, tag, hash, final_line or whole.
         """
-        find("", channel)  # an unknown channel is refused now, not at the first answer
+        find("", channel)  # raises now for an unknown channel, not at the first answer
         self.use_all, self.channel = use_all, channel
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Parse, count the numbers, compute."""
+        """Parse the expression, count its numbers, compare its value with the target."""
         read = _reference(task.reference)
         if read is None:
             return Verdict(None, f"the reference {task.reference!r:.80} is not {{numbers: [...], target: ...}}", fault=Fault.TASK)
@@ -95,12 +105,12 @@ class Countdown(Verifier):
         sides = [side.strip() for side in plain(found.text).split("=")]
         own = 1 if len(sides) > 1 and sides[0] == str(target) else 0
         if len(sides) > SIDES:
-            return Verdict(0.0, f"{found.text!r:.80} is a chain of {len(sides)} sides; {SIDES} are read at most")
+            return Verdict(0.0, f"{found.text!r:.80} has {len(sides)} sides; at most {SIDES} are allowed")
         try:
             value, used = compute(sides[own])
             values = [Fraction(target) if side == str(target) else compute(side)[0] for side in sides]
         except ValueError as error:
-            return Verdict(0.0, f"{found.text!r:.80} is no expression: {error}")
+            return Verdict(0.0, f"{found.text!r:.80} is not an expression: {error}")
         if any(other != target for other in values):
             return Verdict(0.0, f"{found.text!r:.80} makes {next(other for other in values if other != target)}, the target is {target}")
         surplus, missing = Counter(used) - Counter(numbers), Counter(numbers) - Counter(used)
@@ -112,7 +122,7 @@ class Countdown(Verifier):
 
 
 def plain(text: str) -> str:
-    r"""An expression without what Markdown, LaTeX and a sentence put around it.
+    r"""An expression without the Markdown, LaTeX and words around it.
 
     >>> plain(r"**$(3+4)\times 2$**"), plain("The expression is 8+1-6.")
     ('(3+4)* 2', '8+1-6')
@@ -126,7 +136,7 @@ def plain(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """A text without emphasis around all of it, and without one full stop behind it."""
+    """A text without emphasis around it and without a full stop at its end."""
     text = text.strip().removesuffix(".")
     while mark := EMPHASIS.fullmatch(text):
         text = mark[2].strip().removesuffix(".")
@@ -134,7 +144,7 @@ def _bare(text: str) -> str:
 
 
 def _phrase(answer: str, found: Found) -> Found:
-    """What the last line says the expression is, where nothing else in the answer declares anything."""
+    """The expression that the last line declares by a phrase, if nothing else in the answer declares one."""
     shown = (visible(answer) or "").strip()
     if found.several or any(mark in shown.lower() for mark in ("\\box", "\\fbox", "<answer", "####", "answer")):
         return found
@@ -144,7 +154,7 @@ def _phrase(answer: str, found: Found) -> Found:
 
 
 def compute(text: str) -> tuple[Fraction, list[int]]:
-    """The value of an expression and the numbers in it; ValueError says what is wrong with it.
+    """The value of an expression and the numbers in it; ValueError if it is not a valid expression.
 
     >>> compute("2*(3+4)")
     (Fraction(14, 1), [2, 3, 4])
@@ -156,13 +166,13 @@ def compute(text: str) -> tuple[Fraction, list[int]]:
     while end < len(text):
         mark = TOKEN.match(text, end)
         if mark is None:
-            raise ValueError(f"{text[end : end + 10]!r} has no place in it")
+            raise ValueError(f"{text[end : end + 10]!r} is not allowed in it")
         tokens.append(mark[1])
         end = mark.end()
     reader = _Reader(tokens)
     value = reader.sum()
     if reader.here:
-        raise ValueError(f"{reader.here!r} stands where it should end")
+        raise ValueError(f"unexpected {reader.here!r} at its end")
     return value, reader.used
 
 
@@ -200,7 +210,7 @@ class _Reader:
         if self.here == r"\frac":
             self.take()
             return self.over(self.group("{", "}"), self.group("{", "}"))
-        return self.group("(", ")")
+        return self.group(self.here, BRACKETS[self.here]) if self.here in BRACKETS else self.group("(", ")")
 
     def group(self, opens: str, closes: str) -> Fraction:
         if self.here != opens:
@@ -208,10 +218,10 @@ class _Reader:
         self.take()
         self.depth += 1
         if self.depth > 50:
-            raise ValueError("its brackets are nested too deep")
+            raise ValueError("its brackets are nested too deeply")
         value = self.sum()
         if self.here != closes:
-            raise ValueError("a bracket does not close")
+            raise ValueError("a bracket is not closed")
         self.take()
         self.depth -= 1
         return value

@@ -1,4 +1,4 @@
-"""Compare two texts, character by character after the declared normalisation."""
+"""Compare two texts exactly, after an optional normalisation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.verifiers._marks import unmarked
 
 
 class Exact(Verifier):
-    """The declared answer is the reference, or one of them when the reference is a list.
+    """The declared answer equals the reference, or one of the references in a list.
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "exact", ignore_case=True).verify
@@ -25,14 +25,14 @@ class Exact(Verifier):
     )
 
     def __init__(self, *, channel: str = "whole", ignore_case: bool = False, markdown: bool = False) -> None:
-        """Choose where the answer stands and what does not matter.
+        """Set where the answer is declared and which differences are ignored.
 
         Args:
             channel: where the answer is declared: whole, boxed, tag, hash, final_line, fence or auto.
-            ignore_case: whether capitals count as small letters.
-            markdown: whether marks of Markdown and LaTeX are left out, so that `**Paris**` is `Paris`.
+            ignore_case: whether upper and lower case count as equal.
+            markdown: whether Markdown and LaTeX markup is removed, so that `**Paris**` is `Paris`.
         """
-        find("", channel)  # an unknown channel is refused now, not at the first answer
+        find("", channel)  # raises now for an unknown channel, not at the first answer
         self.channel, self.ignore_case, self.markdown = channel, ignore_case, markdown
 
     def verify(self, task: Task, answer: str) -> Verdict:

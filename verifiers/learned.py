@@ -1,4 +1,4 @@
-"""Score answers with reward models: one, or the least of several, which is harder to fool."""
+"""Score answers with one reward model, or with the minimum of several, which is harder to fool."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlvr.task import Fault, Task, Verdict
 
 
 class Learned(Verifier):
-    """The least score that any of the models gives, between 0 and 1; 0.5 is an answer like any other.
+    """The lowest score of the models, between 0 and 1; 0.5 is a raw score of 0.
 
-    A true verifier beside it judges the same answers. Its score is written down as the part `true` and changes nothing, so
-    that a run shows where reward and truth part; the log has the correlation of the two. Without models it is that verifier.
+    A true verifier judges the same answers. Its score is only logged, as the part `true`, so that a run shows where the learned
+    reward and the true score differ; the log has their correlation. Without models the true verifier gives the score.
 
     >>> import rlvr
     >>> rlvr.make("verifier", "learned").verify(rlvr.Task("t", rlvr.user("2+2="), reference="4"), "4").parts
@@ -32,19 +32,19 @@ class Learned(Verifier):
         """Name the models.
 
         Args:
-            verifier: the true one, for the record.
+            verifier: the true verifier, for the log.
             models: folders that `rlvr train reward_model` wrote (DIR/checkpoints/last).
         """
         if isinstance(models, str):
             models = (models,)
         missing = [folder for folder in models if not Path(folder).is_dir()]
         if missing:
-            raise ConfigError(f"models names {missing[0]!r}, which is no folder; give folders such as RUN/checkpoints/last")
+            raise ConfigError(f"models names {missing[0]!r}, which is not a folder; give folders such as RUN/checkpoints/last")
         self.verifier = verifier
         self.models = [_Model(Path(folder)) for folder in models]
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Ask the true verifier for the record, and every model for its score."""
+        """Score with every model, and with the true verifier for the log."""
         truth = self.verifier.verify(task, answer)
         parts = {} if truth.score is None else {"true": truth.score}
         if not self.models:
@@ -54,10 +54,10 @@ class Learned(Verifier):
         except Exception as error:
             return Verdict(None, f"a reward model failed: {type(error).__name__}: {error}", fault=Fault.INFRA)
         if not all(map(math.isfinite, scores)):
-            return Verdict(None, f"a reward model gave {scores}, which is no score; its weights may be spoiled", fault=Fault.INFRA)
+            return Verdict(None, f"a reward model gave {scores}, which is not finite; its weights may be damaged", fault=Fault.INFRA)
         told = ", ".join(f"{score:+.3f}" for score in scores)
         least = 1 / (1 + math.exp(-max(-700.0, min(scores))))
-        return Verdict(least, f"reward models say {told}; the true verifier: {truth.reason}", parts | {"learned": least})
+        return Verdict(least, f"reward models: {told}; true verifier: {truth.reason}", parts | {"learned": least})
 
     def close(self) -> None:
         """Close the true verifier too."""
@@ -65,7 +65,7 @@ class Learned(Verifier):
 
 
 class _Model:
-    """One reward model and the tokenizer it was trained with. Asked by one thread at a time."""
+    """One reward model and the tokenizer it was trained with. Only one thread at a time computes a score."""
 
     def __init__(self, folder: Path) -> None:
         from rlvr.model.scorer import scorer_in  # torch comes with it

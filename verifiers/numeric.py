@@ -1,12 +1,12 @@
 """Compare two numbers, exactly or within a tolerance.
 
-The grammar of a numeral is written here, because Python's `float()` is far too kind: it takes `nan`, `inf`, `1_000`,
-Arabic-Indic digits. What counts is one numeral and nothing else: a sign, digits in groups or not, a decimal part, an
-exponent, or a fraction; around it at most a currency sign, a percent sign or a closing full stop, and marks of Markdown or LaTeX.
+Numerals have their own grammar here, because Python's `float()` accepts too much: `nan`, `inf`, `1_000`, Arabic-Indic digits. The
+answer must be one numeral and nothing else: a sign, digits with or without grouping, a decimal part, an exponent, or a fraction;
+around it at most a currency sign, a percent sign, a full stop, and Markdown or LaTeX markup.
 
-Where no box, tag or #### line declares the answer, it may also be the end of one equation or of one plain sentence:
-`35*8 = 280`, `The product is 280.` The words before it come from a short list (`NAMES`, `WORDS`), so that no word that
-denies, doubts or offers a choice gets through; and the last side alone is the answer, so a second number earns nothing.
+If no box, tag or #### line declares the answer, it may also be the end of one equation or of one plain sentence: `35*8 = 280`,
+`The product is 280.` The words before it must come from a short list (`NAMES`, `WORDS`), so words of denial, doubt or choice are
+rejected; only the last side is the answer, so a second number earns nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ NUMERAL = re.compile(
     rf"(?P<whole>{WHOLE})?(?:\.(?P<part>[0-9]+))?\.?(?:[eE](?P<power>[+-]?[0-9]{{1,3}}))?)\s?(?P<percent>\\?%?)\.?",
 )
 LONGEST = 200
-"""A numeral longer than this is no answer: it would only cost time."""
+"""The longest numeral that is read; a longer one would only cost time."""
 SENTENCES = ("the whole text", "in the answer line")
-"""Where `find` says this, the answer may be a sentence or an equation; a box, a tag or a #### line holds the numeral alone."""
+"""With these reasons of `find`, the answer may be a sentence or an equation; in a box, a tag or a #### line it is a numeral."""
 WORDS: tuple[tuple[str, str, str, str], ...] = (
     (r"\A(?:so|thus|hence|therefore)\b,?\s*", "", "a word that concludes", "So 35*8 = 280"),
     (r"\b(it|that|this)['’]s\b", r"\1 is", "short for `is`", "It's 280"),
@@ -39,7 +39,7 @@ WORDS: tuple[tuple[str, str, str, str], ...] = (
     (r"\splus\s", " + ", "a word for +", "200 plus 80 equals 280"),
     (r"\sminus\s|−", " - ", "a word and a sign for -", "300 minus 20 is 280"),
 )
-"""What may be said around the numbers of a sentence, as a sign; why; an example (each says 280)."""
+"""Words and signs in a sentence: pattern, replacement, reason, an example (each says 280)."""
 ITEM = rf"[-+]?[$€£]?{WHOLE}(?:\.[0-9]+)?%?"
 LIST = rf"{ITEM}(?:(?:\s*,\s*|,?\s+and\s+){ITEM})*"
 TERM = rf"[(\s]*{ITEM}[)\s]*"
@@ -56,11 +56,11 @@ NAMES: tuple[tuple[str, str, str], ...] = (
     ),
     (rf"{TERM}(?:[-+*/^]{TERM})+", "a calculation, which is not checked: only the last side counts", "(35+0) * 8 = 280"),
 )
-"""What may stand before the `=`: a pattern, what it is, an example (each says 280)."""
+"""What may come before the `=`: pattern, what it is, an example (each says 280)."""
 
 
 class Numeric(Verifier):
-    r"""The declared answer is one number, equal to the reference.
+    r"""The declared answer is one number that equals the reference.
 
     >>> import rlvr
     >>> verify = rlvr.make("verifier", "numeric").verify
@@ -98,25 +98,25 @@ class Numeric(Verifier):
     )
 
     def __init__(self, *, tolerance: float = 0.0, relative: float = 0.0, channel: str = "auto", percent: bool = False) -> None:
-        """Choose how near is near enough, and where the answer is looked for.
+        """Set the tolerance and where the answer is declared.
 
         Args:
             tolerance: the largest difference that still counts as equal.
-            relative: the same as a share of the reference; the larger of the two holds.
+            relative: the same as a fraction of the reference; the larger of the two applies.
             channel: where the answer is declared: auto, boxed, tag, hash, final_line or whole.
             percent: whether `50%` means 0.5; if not, the sign is ignored.
         """
         for name, value in (("tolerance", tolerance), ("relative", relative)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} is {value!r}; it must be a number from 0 up, such as 0.01")
-        find("", channel)  # an unknown channel is refused now, not at the first answer
+                raise ConfigError(f"{name} is {value!r}; it must be a number of at least 0, such as 0.01")
+        find("", channel)  # raises now for an unknown channel, not at the first answer
         self.tolerance, self.relative, self.channel, self.percent = Fraction(str(tolerance)), Fraction(str(relative)), channel, percent
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared number with the reference."""
         expected = parse(task.reference, percent=self.percent)
         if expected is None:
-            return Verdict(None, f"the reference {task.reference!r:.80} is no number", fault=Fault.TASK)
+            return Verdict(None, f"the reference {task.reference!r:.80} is not a number", fault=Fault.TASK)
         found = find(answer, self.channel)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
@@ -132,7 +132,7 @@ class Numeric(Verifier):
 
 
 def parse(value: Any, *, percent: bool = False) -> Fraction | None:
-    """The number that a numeral means, exactly; None for anything that is not one numeral.
+    """The exact value of a numeral; None for anything that is not one numeral.
 
     >>> parse("1,250.50"), parse("1_250"), parse("nan")
     (Fraction(2501, 2), None, None)
@@ -160,7 +160,7 @@ def parse(value: Any, *, percent: bool = False) -> Fraction | None:
 
 
 def stated(text: str, *, percent: bool = False) -> Fraction | None:
-    """The number at the end of one equation or one plain sentence; None for anything that says more than that.
+    """The number at the end of one equation or one plain sentence; None for any other text.
 
     >>> stated("The product is **280**."), stated("35*8 = 280"), stated("It is not 280"), stated("281 = 280")
     (Fraction(280, 1), Fraction(280, 1), None, None)
@@ -182,7 +182,7 @@ def stated(text: str, *, percent: bool = False) -> Fraction | None:
 
 
 def _named(side: str) -> bool:
-    """Whether a side of an equation names what is computed and claims no value of its own."""
+    """Whether a side of an equation only names what is computed, without a value of its own."""
     return any(re.fullmatch(pattern, side, re.IGNORECASE) for pattern, _what, _example in NAMES)
 
 

@@ -1,7 +1,6 @@
-"""Demand a declared format, and let another verifier judge what stands in it.
+"""Require a declared format, and let another verifier judge the content.
 
-The format multiplies the score and never adds to it: a well-formed wrong answer is worth nothing, so there is nothing to
-gain from form alone.
+The format multiplies the score and never adds to it: a well-formed wrong answer scores 0, so the format alone earns nothing.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ class Structure(Verifier):
 
         Args:
             verifier: judges the content of the judged section.
-            sections: the tags, in the order in which they must stand.
-            judged: the section that holds the answer.
-            soft: what a malformed answer's score is multiplied with, from 0 (worth nothing) to 1 (the format does not matter).
+            sections: the tags, in the required order.
+            judged: the section with the answer.
+            soft: the factor for the score of a malformed answer, from 0 (scores 0) to 1 (the format does not matter).
         """
         if isinstance(sections, str) or not sections or not all(isinstance(s, str) and NAME.fullmatch(s) for s in sections):
             raise ConfigError(f"sections is {sections!r}; it must be a list of tag names, such as ['think', 'answer']")
         if len(set(sections)) != len(sections):
-            raise ConfigError(f"sections {list(sections)!r} names a section twice; each stands once")
+            raise ConfigError(f"sections {list(sections)!r} names a section twice; name each one once")
         if judged not in sections:
             raise ConfigError(f"judged is {judged!r}; it must be one of the sections: {', '.join(sections)}")
         if isinstance(soft, bool) or not isinstance(soft, int | float) or not 0 <= soft <= 1:
@@ -66,7 +65,7 @@ class Structure(Verifier):
         self.verifier, self.sections, self.judged, self.soft = verifier, tuple(sections), judged, float(soft)
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Read the format, judge the content, multiply."""
+        """Read the format, judge the content, multiply the scores."""
         contents, flaw = read(answer, self.sections)
         if flaw and not self.soft:
             return Verdict(0.0, f"format: {flaw}", parts={"format": 0.0, "content": 0.0})
@@ -88,7 +87,7 @@ def read(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
     >>> read("<think>a</think><answer>b</answer>", ["think", "answer"])
     ({'think': 'a', 'answer': 'b'}, '')
     >>> read("<answer>b</answer>", ["think", "answer"])[1]
-    '<think> is missing, or not in its place'
+    '<think> is missing or out of order'
     """
     marks = [mark for mark in MARK.finditer(text) if mark[2] in sections]
     contents: dict[str, str] = {}
@@ -96,7 +95,7 @@ def read(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
     for i, name in enumerate(sections):
         pair = marks[2 * i : 2 * i + 2]
         if not pair or (pair[0][1], pair[0][2]) != ("", name):
-            return {}, f"<{name}> is missing, or not in its place"
+            return {}, f"<{name}> is missing or out of order"
         if len(pair) < 2 or (pair[1][1], pair[1][2]) != ("/", name):
             return {}, f"<{name}> is not closed before the next tag"
         if text[end : pair[0].start()].strip():
@@ -104,7 +103,7 @@ def read(text: str, sections: Sequence[str]) -> tuple[dict[str, str], str]:
         contents[name] = text[pair[0].end() : pair[1].start()]
         end = pair[1].end()
     if len(marks) > 2 * len(sections):
-        return {}, f"<{marks[2 * len(sections)][2]}> stands more than once"
+        return {}, f"<{marks[2 * len(sections)][2]}> is used more than once"
     if text[end:].strip():
         return {}, f"there is text after </{sections[-1]}>"
     return contents, ""

@@ -1,14 +1,15 @@
-r"""Judge a mathematical answer: exactly where that is possible, by algebra where it is needed, never by running text.
+r"""Judge a mathematical answer: exactly where possible, by computer algebra where needed, never by evaluating text.
 
-The answer is taken from its declared channel, read by a grammar of our own, and compared with the gold by the gold's kind:
-number, expression, list, tuple, set, interval, equation, matrix, words, choice. What is a matter of taste (units, percent,
-order, form) is a policy that a task may set: `meta={"policy": {"units": "required"}}`.
+The answer is taken from its declared channel, parsed by a grammar written for this, and compared with the gold by the gold's kind:
+number, expression, list, tuple, set, interval, equation, matrix, words, choice. Conventions (units, percent,
+order, form) are a policy that a task can set: `meta={"policy": {"units": "required"}}`.
 
 A gold that cannot be read, or does not accept itself, gets no verdict at all (score None, fault task).
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -20,30 +21,32 @@ from rlvr.answers import CHANNELS, Found, find
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.judge.kinds import judge
+from rlvr.verifiers._math.judge.kinds import judge, match
+from rlvr.verifiers._math.judge.restated import restated
 from rlvr.verifiers._math.judge.scalars import Bench, Judged, finite, whole
 from rlvr.verifiers._math.judge.worked import UNWORKED
 from rlvr.verifiers._math.policy import Policy
 from rlvr.verifiers._math.read.notation import readings
 from rlvr.verifiers._math.read.parse import parse
 from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable, has, say
+from rlvr.verifiers._math.value.cost import begin
 from rlvr.verifiers._math.value.exact import NotFinite
 from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
 
 MAX_SEVERAL = 6
 GOLDS_SHARE = 4
-"""How many times the processor time there is when the gold itself has to be worked out."""
+"""Factor on the processor time when the gold itself has to be evaluated."""
 
 
 class Symbolic(Verifier):
     r"""Compares answers with the gold as mathematics.
 
     >>> from rlvr.task import user
-    >>> Symbolic().verify(Task("t", user("?"), reference=r"\\frac12"), r"so it is \\boxed{0.5}.").score
+    >>> Symbolic().verify(Task("t", user("?"), reference=r"\frac12"), r"so it is \boxed{0.5}.").score
     1.0
     """
 
-    version = "3"
+    version = "4"
     examples = (
         Example(
             r"\frac{1}{2}",
@@ -66,16 +69,16 @@ class Symbolic(Verifier):
         memory_mb: int = 1024,
         cache: int = 65_536,
     ) -> None:
-        """Say where answers are declared and how they are compared.
+        """Set where answers are declared and how they are compared.
 
         Args:
             channel: where the answer is declared, one of `rlvr.answers`; a task's `meta["channel"]` overrides it.
             policy: fields of the policy that differ from the default; a task's `meta["policy"]` overrides them.
-            workers: how many algebra processes there are at most; one starts when the first answer needs it, another one when an
-                answer would have to wait, all of them when `ready` is asked.
+            workers: the maximum number of algebra processes; the first starts when an answer needs it, another one when an
+                answer would have to wait, and all of them when `ready` is called.
             cpu_s: processor seconds that one answer may use for algebra.
             memory_mb: memory of one algebra process.
-            cache: how many verdicts are remembered.
+            cache: how many verdicts are cached.
         """
         for value, name in ((workers, "workers"), (memory_mb, "memory_mb"), (cache, "cache")):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -93,7 +96,7 @@ class Symbolic(Verifier):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets a verifier with the same settings, and workers of its own."""
+        """Another process gets a verifier with the same settings, and its own workers."""
         return partial(type(self), **self._settings), ()
 
     def verify(self, task: Task, answer: str) -> Verdict:
@@ -102,10 +105,10 @@ class Symbolic(Verifier):
             policy = self.policy.over(task.meta.get("policy"))
             channel = _channel(task.meta.get("channel", self.channel))
         except ConfigError as error:
-            return Verdict(None, f"the task's policy is not usable: {error}", fault=Fault.TASK)
+            return Verdict(None, f"the task's policy is invalid: {error}", fault=Fault.TASK)
         gold = _reference(task.reference)
         if gold is None:
-            return _broken(repr(task.reference), "a reference is a text (in quotes, if it starts with a bracket) or a finite number")
+            return _broken(repr(task.reference), "a reference must be a text (in quotes, if it starts with a bracket) or a finite number")
         try:
             why = self._kept(self._unfit, gold, policy)
             if why:
@@ -114,13 +117,15 @@ class Symbolic(Verifier):
             if found.text is None and not 1 < len(found.several) <= MAX_SEVERAL:
                 return Verdict(0.0, f"no answer: {found.reason}")
             verdict: Verdict = self._kept(self._judged, gold, found, policy)
+            if verdict.passed and policy.evaluated and (why := self._copied(task, gold, found)):
+                verdict = Verdict(0.0, why)
         except Lost as error:
             return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
         changes = self._changes if policy is self.policy else policy.changes()
         return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"policy": changes}) if changes else verdict
 
     def lint(self, gold: str, policy: Policy | None = None) -> Verdict:
-        """Whether a gold can be judged at all: read whole, finite, no bare letter, and right against itself."""
+        """Whether a gold can be judged: it must parse completely, be finite, not be a bare letter, and be equal to itself."""
         try:
             why = self._unfit(gold, policy or self.policy)
         except Lost as error:
@@ -128,72 +133,91 @@ class Symbolic(Verifier):
         return _broken(gold, why) if why else Verdict(1.0, f"parsed as {say(parse(gold))}")
 
     def ready(self) -> None:
-        """Long work begins: the algebra workers start in the background, so that no answer waits for them."""
+        """Start the algebra workers in the background, so that no answer waits for them."""
         self.pool.warm()
 
     def close(self) -> None:
-        """Put the worker processes away."""
+        """Close the worker processes."""
         self.pool.close()
 
     def _unfit(self, gold: str, policy: Policy) -> str:
-        """Why a gold cannot be judged; empty when it can."""
+        """Why a gold cannot be judged; empty if it can."""
         try:
             tree = parse(gold)
-            if tree[0] == "sym" and not policy.symbol:
+            if tree[0] == "sym" and " " not in tree[1] and not policy.symbol:
                 return "it is a bare letter; set the policy symbol=true if that is meant"
             if tree[0] == "num" and tree[2] == 1 and not policy.form:
                 return ""
             why = finite(tree)
             if has(tree, *UNWORKED):
-                self._judge(tree, ("num", 0, 1), policy)  # to see that it can be worked out in time
+                self._judge(tree, ("num", 0, 1), policy)  # to check that it can be evaluated in time
             judged = Judged(False, why) if why else self._judge(tree, tree, policy)
         except (Unreadable, TooBig, NotFinite) as error:
             return str(error)
         except Lost:
             raise
         except Exception as error:
-            return f"judging it fails: {type(error).__name__}"
+            return f"judging it failed: {type(error).__name__}"
         return "" if judged.right else f"it does not accept itself: {judged.reason}"
 
     def _judged(self, gold: str, found: Found, policy: Policy) -> Verdict:
-        if found.text is None:  # several answers: right only if each one is
+        if found.text is None:  # several answers: right only if every one is right
             verdicts = [self._one(gold, text, policy) for text in found.several]
             if all(verdict.passed for verdict in verdicts):
                 return verdicts[-1]
             return Verdict(0.0, f"ambiguous: {found.reason}")
         return self._one(gold, found.text, policy)
 
+    def _copied(self, task: Task, gold: str, found: Found) -> str:
+        """Why a right answer is refused as a part of the question; empty if it is not."""
+        texts = [found.text] if found.text is not None else found.several
+        prompt = "\n".join(message["content"] for message in task.prompt)
+        return next((why for text in texts if text != gold and (why := restated(gold, text, prompt))), "")
+
     def _one(self, gold: str, text: str, policy: Policy) -> Verdict:
         same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _spaceless(text))
         if same and not policy.form:
             return Verdict(1.0, "it is the gold, word for word")
         try:
-            judged = self._judge(parse(gold), parse(text), policy)
-            for want, have in readings(gold, text) if not judged.right else ():
-                if not judged.right and (second := self._judge(parse(want), parse(have), policy)).right:
-                    judged = second
+            judged = self._read_and_judged(gold, text, policy)
         except Unreadable as error:
             return Verdict(0.0, f"the answer cannot be read: {error}")
         except NotFinite as error:
             return Verdict(0.0, f"the answer has no finite value: {error}")
         except (TooBig, Overrun) as error:
-            return Verdict(0.0, f"the answer was not judged to its end: {error}", fault=Fault.ANSWER)
+            return Verdict(0.0, f"judging the answer did not finish: {error}", fault=Fault.ANSWER)
         except Lost:
             raise
         except Exception as error:
             return Verdict(0.0, f"the answer broke the judging: {type(error).__name__}", fault=Fault.ANSWER)
         return Verdict(1.0 if judged.right else 0.0, judged.reason)
 
+    def _read_and_judged(self, gold: str, text: str, policy: Policy) -> Judged:
+        """The verdict on the first reading of gold and answer, or on another reading if that one is right."""
+        unreadable, judged = None, Judged(False, "")
+        try:
+            judged = self._judge(parse(gold), parse(text), policy)
+        except Unreadable as error:
+            unreadable = error
+        for want, have in readings(gold, text) if not judged.right else ():
+            with contextlib.suppress(Unreadable):
+                if (second := self._judge(parse(want), parse(have), policy)).right:
+                    return second
+        if unreadable is not None:
+            raise unreadable
+        return judged
+
     def _judge(self, gold: Tree, answer: Tree, policy: Policy) -> Judged:
         if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not policy.form:
             return whole(gold, answer)
+        begin()
         budget = self.pool.budget()
         if has(gold, *UNWORKED):
             budget.left *= GOLDS_SHARE
-        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget)))
+        return judge(gold, answer, Bench(policy, algebra=lambda a, b: self.pool.equal(a, b, budget), judge=judge, match=match))
 
     def _kept(self, work: Callable[..., Any], *question: Any) -> Any:
-        """What the work finds, or found before: the newest findings are remembered, and no failure of the machinery is one."""
+        """The cached or computed verdict: the newest ones are kept; a failure of the infrastructure is never cached."""
         key = (work.__name__, *question)
         known = self._cache.get(key)
         if known is None:
@@ -206,7 +230,7 @@ class Symbolic(Verifier):
 
 
 def _reference(reference: Any) -> str | None:
-    """The gold as text; a gold that is a whole solution says it in its last box or #### line."""
+    """The gold as text; from a gold that is a whole solution, the last box or #### line is taken."""
     if isinstance(reference, bool) or not isinstance(reference, str | int | float):
         return None
     if isinstance(reference, float) and not math.isfinite(reference):
@@ -223,7 +247,7 @@ def _broken(gold: str, why: str) -> Verdict:
 
 
 def _spaceless(text: str) -> bool:
-    """Whether leaving out the spaces loses nothing: no space stands between two digits."""
+    """Whether removing the spaces changes nothing: no space is between two digits."""
     parts = text.split()
     return not any(a[-1].isdigit() and b[0].isdigit() for a, b in itertools.pairwise(parts))
 

@@ -1,10 +1,9 @@
-"""Code judged by running it: input and output, function calls, or assertions, in a sandbox the answer cannot reach out of.
+"""Judge code by running it in a sandbox: with input and output, function calls, or assertions.
 
-The code is one fenced block of the answer (`_code/blocks.py` says which). Expected values and test code never enter the process of
-the answer: calls are made and assertions run by a judge in a process of its own in the sandbox, across a channel that carries
-data only. What the answer returns is read and compared there, under the task's limits, so that no result can keep our own process
-busy; of a program's output we read no more than up to the first difference. A test without a record has failed. See
-`_code/tests.py` for what a reference looks like.
+The code is one fenced block of the answer (`_code/blocks.py` has the rule). Expected values and test code never enter the process of
+the answer: a judge process in the sandbox makes the calls and runs the assertions, over a channel that carries only data. It also
+reads and compares the returned values, under the limits of the task, so no result can keep rlvr's own process busy; the output of a
+program is read only up to the first difference. A test without a record counts as failed. `_code/tests.py` has the format of references.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ WORDS = {
     Stop.OLE: "it wrote too much",
     Stop.RE: "it crashed",
     Stop.CE: "it does not compile",
-    Stop.SV: "it tried what is forbidden",
+    Stop.SV: "it tried a forbidden operation",
 }
 LOST = {"ok": False, "why": "no record"}
 LONGEST = 1 << 16
-"""The longest message of a judge's that is read: its records are far shorter."""
+"""The longest message that is read from the judge; its records are far shorter."""
 
 
 class UnitTests(Verifier):
@@ -67,13 +66,13 @@ class UnitTests(Verifier):
     )
 
     def __init__(self, *, sandbox: Sandbox, score: str = "all", channel: str = "fence", limits: Mapping[str, float] | None = None) -> None:
-        """Say how tests become a score.
+        """Set how tests become a score.
 
         Args:
             sandbox: where the code runs.
-            score: all: 1 if every test passes, else 0; fraction: the weight of those that pass.
-            channel: where the code is declared, one of `rlvr.answers`.
-            limits: what one run may use, such as {wall_s: 2, memory_mb: 128}; a task's own limits override them.
+            score: all: 1 if every test passes, else 0; fraction: the share of passed tests, by weight.
+            channel: where the code is declared; fence, or another channel of `rlvr.answers`.
+            limits: the limits of one run, such as {wall_s: 2, memory_mb: 128}; the limits of a task override them.
         """
         if score not in ("all", "fraction"):
             raise ConfigError(f"score is {score!r}; {suggest(str(score), ['all', 'fraction'])}")
@@ -85,7 +84,7 @@ class UnitTests(Verifier):
             raise ConfigError(f"limits: {self._too_much(self.limits)}")
 
     def _too_much(self, limits: Limits) -> str:
-        return f"memory_mb is {limits.memory_mb}, and the sandbox has {self.most_mb}; raise the sandbox's memory_mb"
+        return f"memory_mb is {limits.memory_mb}, but the sandbox has only {self.most_mb}; raise the sandbox's memory_mb"
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Judge the code of `answer`."""
@@ -118,7 +117,7 @@ class UnitTests(Verifier):
         return self._verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke)
 
     def _judged(self, tests: Tests, source: str) -> Verdict:
-        """Have a judge in the sandbox call the answer's function, and read its records."""
+        """Run the judge in the sandbox, which calls the answer's function, and read its records."""
         brief = json.dumps({"source": source, "most": int(tests.limits.output_bytes), **tests.brief()}).encode()
         judge = Judge(_judge(tests.kind), brief)
         outcome = self.sandbox.run(Program(_driver(), b"", "python", tests.limits, judge=judge))
@@ -128,7 +127,7 @@ class UnitTests(Verifier):
         total = tests.prepared.asserting or 1 if tests.prepared else len(tests.cases)
         ready, ended, over = calls, False, ""
         records: dict[int, dict[str, Any]] = {}
-        for message in _messages(outcome.report):  # the judge's word: the answer cannot write here
+        for message in _messages(outcome.report):  # written by the judge: the answer cannot write here
             if isinstance(broken := message.get("broken"), str):
                 return Verdict(None, _legible(f"the task cannot be judged: {broken}"), fault=Fault.TASK, detail=_used(outcome))
             ready, ended, over = ready or "ready" in message, ended or "end" in message, _text(message.get("over")) or over
@@ -136,10 +135,10 @@ class UnitTests(Verifier):
             if type(index) is int and records.get(index, {"ok": True})["ok"]:
                 records[index] = {"ok": message.get("ok") is True, "why": why}
         if not ready and outcome.stop not in BROKE:
-            return Verdict(0.0, "the judge was brought down while it loaded the answer", fault=Fault.ANSWER, detail=_used(outcome))
+            return Verdict(0.0, "the judge was stopped while it loaded the answer", fault=Fault.ANSWER, detail=_used(outcome))
         if not ended and not calls:
-            records = {index: row for index, row in records.items() if not row["ok"]}  # what came before the end was not told
-        broke = WORDS[outcome.stop] if outcome.stop in BROKE else over or ("" if ended else "the tests did not come to their end")
+            records = {index: row for index, row in records.items() if not row["ok"]}  # passed tests are only reported at the end
+        broke = WORDS[outcome.stop] if outcome.stop in BROKE else over or ("" if ended else "the tests did not finish")
         names = [case.name for case in tests.cases] if calls else [f"test {n + 1}" for n in range(total)]
         weights = [case.weight for case in tests.cases] if calls else [1.0] * total
         return self._verdict(records, weights, names, broke, _used(outcome))
@@ -147,7 +146,7 @@ class UnitTests(Verifier):
     def _verdict(
         self, records: dict[int, dict[str, Any]], weights: list[float], names: list[str], broke: str, used: dict[str, Any] | None = None
     ) -> Verdict:
-        """The score from the records; a test without one has failed."""
+        """Compute the score from the records; a test without a record counts as failed."""
         rows = [{"name": name, **records.get(index, LOST)} for index, name in enumerate(names)]
         for row in rows:
             row["why"] = _legible(row["why"])
@@ -164,7 +163,7 @@ class UnitTests(Verifier):
         return Verdict(score, reason, parts={"tests": share}, fault=fault, detail=detail)
 
     def close(self) -> None:
-        """Put the sandbox away."""
+        """Close the sandbox."""
         self.sandbox.close()
 
 
@@ -173,12 +172,12 @@ def _text(told: Any) -> str:
 
 
 def _legible(text: str) -> str:
-    """Words of an answer's, without what no log can hold and no terminal should obey."""
+    """Text from an answer, without control characters, at most 500 characters."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text[:500])
 
 
 def _messages(report: bytes) -> Iterator[dict[str, Any]]:
-    """The messages in a report, up to the first thing that is none."""
+    """The messages in a report, up to the first malformed one."""
     at = 0
     while at + 4 <= len(report):
         length = int.from_bytes(report[at : at + 4], "big")
@@ -195,6 +194,8 @@ def _messages(report: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _infra(outcome: Outcome) -> Verdict:
+    if outcome.refused:
+        return Verdict(None, f"the task needs what the sandbox does not have: {outcome.reason}", fault=Fault.TASK)
     return Verdict(None, f"the sandbox failed: {outcome.reason}", fault=Fault.INFRA)
 
 
@@ -214,7 +215,7 @@ def _judge(kind: str) -> str:
 
 
 def _joined(*names: str) -> str:
-    """Our own files, one after the other, as one program; what they import of each other is there already."""
+    """Join files of rlvr into one program; their imports of each other are removed."""
     future = "from __future__ import annotations"
     ours = (re.sub(r"^from rlvr\..*$", "", (HERE / f"{name}.py").read_text("utf-8"), flags=re.MULTILINE) for name in names)
     return "\n".join([future, *(text.replace(future, "") for text in ours)])

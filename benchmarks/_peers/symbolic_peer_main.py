@@ -1,4 +1,4 @@
-"""The other side of symbolic_peers.py: math-verify in a Python of its own. Reads pairs as JSON lines, writes score and seconds."""
+"""The math-verify side of `symbolic/peers.py`, in a separate Python: reads pairs as JSON lines, writes score and seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TRL's side of `time_to_ninety.py`: its GRPO trainer on the questions and settings it is told."""
+"""TRL's side of `time_to_ninety.py`: its GRPO trainer on the questions and settings that it receives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def right(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
 
 
 def main(plan_file: str) -> None:
-    """Serve steps until there are no more."""
+    """Serve steps until the parent sends no more."""
     plan = json.loads(Path(plan_file).read_text())
     tokenizer = PreTrainedTokenizerFast.from_pretrained(plan["model"])
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token

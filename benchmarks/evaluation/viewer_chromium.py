@@ -1,8 +1,8 @@
-"""Does the page of a large run open at once and answer at once, in a real browser, without asking anybody?
+"""Measure how fast the page of a large run opens and responds in a real browser, and that it makes no request.
 
 Makes a run folder of 50,000 episodes through the run log's own records, writes its page, opens it in headless Chromium several times
-and measures, as medians: the first paint, when the list stands, and for each filter and search the time from the change to the frame
-that shows it. Prints a table and one JSON line, and leaves screenshots in both themes. Needs Chromium.
+and measures, as medians: the first paint, the time until the list is shown, and for each filter and search the time from the change to the
+frame that shows it. Prints a table and one JSON line, and writes screenshots in both themes. Needs Chromium.
 
     python benchmarks/evaluation/viewer_chromium.py --work /tmp/viewer
 """
@@ -57,7 +57,7 @@ def opened(chromium: Chromium, path: Path, theme: str) -> tuple[Page, dict[str, 
 
 
 def changes(page: Page) -> list[dict[str, Any]]:
-    """Each filter and search: what was left, how long it took to be seen, and to be whole (a search may come before all is read)."""
+    """Each filter and search: what was left, the time until it was visible, and until complete (a search may show before all is read)."""
     found = []
     for name, value in CHANGES:
         seen, whole, left = page.evaluate(CHANGED % (name, json.dumps(value)))
@@ -66,7 +66,7 @@ def changes(page: Page) -> list[dict[str, Any]]:
 
 
 def photographed(page: Page, work: Path, theme: str) -> None:
-    """What a person sees first, and with an episode open."""
+    """Screenshots of the first view, and of an open episode."""
     page.screenshot(work / f"{theme}.png")
     page.evaluate("choose(state.shown.findIndex((episode) => run.columns.score[episode] === 0.5), true)")
     page.until("document.getElementById('detail').textContent.length > 0")
@@ -75,7 +75,7 @@ def photographed(page: Page, work: Path, theme: str) -> None:
 
 
 def main() -> None:
-    """Make the run, open it, measure; fail where a bar is missed."""
+    """Create the run, open it, measure; fail if a limit is exceeded."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--work", type=Path, required=True, help="a folder for the run, its page and the screenshots")
     arguments.add_argument("--steps", type=int, default=2500, help="steps of 20 episodes")

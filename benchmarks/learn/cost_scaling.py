@@ -1,11 +1,11 @@
-"""What does an update cost as the work doubles? One JSON line: CPU-seconds along three axes, four doublings each.
+"""Measure the cost of an update as the work doubles. One JSON line: CPU-seconds along three axes, four doublings each.
 
     python benchmarks/learn/cost_scaling.py
 
-Group size, answer length and vocabulary double from a small start, one at a time. `per_doubling` is what each doubling costs:
-2 is linear. Group size and length double the tokens; length also makes attention look back further. The vocabulary leaves
-the tokens as many as they were and doubles the output head, so it must stay under 2 and comes near it only where the head is
-most of the work. Sizes take turns, and the least of several updates counts, so that other work on the machine matters little.
+Group size, answer length and vocabulary double from a small start, one at a time. `per_doubling` is the cost ratio of each doubling:
+2 is linear. Group size and length double the tokens; length also makes attention look further back. The vocabulary keeps
+the number of tokens and doubles the output head, so its ratio must stay under 2 and comes near 2 only if the head is
+most of the work. The sizes alternate, and the minimum of several updates counts, so that other load on the machine matters little.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def costs(axis: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One axis at a time."""
+    """Measure one axis at a time."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as every run on a CPU does
     print(json.dumps({"benchmark": "cost_scaling", "linear": 2.0, **{axis: costs(axis) for axis in START}}))

@@ -1,11 +1,11 @@
-"""Does a run that was killed end like one that was not? kill -9 at 25 moments, `rlvr train --resume`, compare. One JSON line.
+"""Kill a training run at 25 moments with SIGKILL, resume it, and compare it with an undisturbed run. One JSON line.
 
     python benchmarks/learn/kill_resume.py --kills 25 [--ahead 1]
 
-Each run is the real command line in a process of its own, forked from one that has torch loaded already. It is told of every
-call of its threads and, at a random visit to the moment that is planned, after a random pause, kills itself with SIGKILL while
-it is still there; so every kind of moment is really hit. Every fourth resume is killed too.
-The run has dynamic sampling, a curriculum, an adaptive KL and several minibatches a step. The control, a run with another
+Each run is the real command line in a separate process, forked from one that has torch loaded already. It traces every
+call of its threads and, at a random visit to the planned moment, after a random pause, kills itself with SIGKILL while
+it is still there; so every kind of moment is really tested. Every fourth resume is killed too.
+The run has dynamic sampling, a curriculum, an adaptive KL and several minibatches in each step. The control, a run with another
 seed, must differ.
 """
 
@@ -57,12 +57,12 @@ MOMENTS = {
     "evaluating": ("accuracy", 3, 0.02),
     "at the end": ("end", 1, 0.1),
 }
-"""Per moment: the function of ours that is running then, how often a run comes there, and the longest pause before the kill."""
+"""For each moment: the function that runs then, how often a run gets there, and the longest pause before the kill."""
 OURS = str(ROOT / "rlvr")
 
 
 def shows(moment: str, frame: FrameType) -> bool:
-    """Whether what has just been called is what the moment is about."""
+    """Whether the called function is the one of the moment."""
     code = frame.f_code
     if code.co_name != MOMENTS[moment][0] or not code.co_filename.startswith(OURS):
         return False
@@ -73,7 +73,7 @@ def shows(moment: str, frame: FrameType) -> bool:
 
 
 def die_at(moment: str, dice: random.Random) -> None:
-    """Have this process killed at one of its visits to the moment, in whichever thread that is."""
+    """Have this process killed at one of its visits to the moment, in any thread."""
     _, visits, pause = MOMENTS[moment]
     wanted, seen, inside = dice.randint(1, visits), 0, set[FrameType]()
 
@@ -99,7 +99,7 @@ def die_at(moment: str, dice: random.Random) -> None:
 
 
 def child(arguments: Sequence[str], log: Path, moment: str | None, dice: random.Random) -> int:
-    """Run one command line in a process of its own; its exit code, -9 where it was killed."""
+    """Run one command line in a separate process; returns its exit code, -9 if it was killed."""
     process = os.fork()
     if process == 0:
         sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -122,7 +122,7 @@ def child(arguments: Sequence[str], log: Path, moment: str | None, dice: random.
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
-    """Everything that must come out the same: weights, the learner's and the questions' state, the lines of the logs."""
+    """Everything that must be equal: weights, the learner's and the questions' state, the lines of the logs."""
     last = folder / "checkpoints" / "last"
     files = [last / "model.safetensors", last / "learner.pt", folder / "metrics.jsonl", folder / "episodes.jsonl"]
     found = {path.name: path.read_bytes() for path in files}
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ahead", type=int, default=0, help="rollout.max_staleness of the runs")
     args = parser.parse_args()
-    for heavy in ("rlvr.learn.train", "rlvr.samplers.hf"):  # before the first fork, so that no child pays for it
+    for heavy in ("rlvr.learn.train", "rlvr.samplers.hf"):  # before the first fork, so that no child imports them again
         importlib.import_module(heavy)
     began, dice = time.monotonic(), random.Random(args.seed)
     hit: Counter[str] = Counter()
@@ -158,7 +158,7 @@ def main() -> None:
                 code = child(command, log, moment, dice)
                 if code:
                     break
-                shutil.rmtree(folder)  # it ended before its moment came: that is no kill
+                shutil.rmtree(folder)  # it finished before its moment: not killed
             else:
                 print(f"{k + 1:3} not killed at: {moment}", file=sys.stderr, flush=True)
                 continue
@@ -177,7 +177,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "question": "does a run that was killed end like one that was not?",
+                "question": "does a killed and resumed run end like an undisturbed one?",
                 "max_staleness": args.ahead, "kills": sum(hit.values()), "planned": len(plan), "same_to_the_bit": same,
                 "moments_hit": dict(hit), "resumes_killed_too": killed_twice, "differing": differing,
                 "files_that_another_seed_changes": control,

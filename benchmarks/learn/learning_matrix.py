@@ -1,12 +1,12 @@
-"""Does every preset learn? Each on a bandit, on copying and on the quickstart task, with three seeds, and with the sign turned.
+"""Train every preset on a bandit, on copying and on the quickstart task, with three seeds, and with the sign of the advantages reversed.
 
     python -m benchmarks.learn.learning_matrix [--out matrix.jsonl] [--worlds bandit copy quickstart] [--presets grpo ...] [--seeds 3]
 
-A run ends as soon as the mean reward of its last five steps is above 0.9, or when its steps are used up. With every advantage
-turned around it must fail: it ends once that mean is below half of what the run began with. Each result is appended to the
-file at once; the same command goes on where it stopped, and ends with the table. The runs of one seed on the quickstart share
-their warm start, which goes on until half of the answers are right (the recipe stops at a quarter): the slow beginning is the
-same for all of them and says nothing about any. Two processes of one thread each; the first seed of everything comes first.
+A run stops as soon as the mean reward of its last five steps is above 0.9, or when its steps are used up. With the sign of every
+advantage reversed it must fail: it stops once that mean is below half of the initial reward. Each result is appended to the
+file immediately; the same command resumes where it stopped, and ends with the table. The runs of one seed on the quickstart share
+their warm start, which continues until half of the answers are right (the recipe stops at a quarter): the slow start is the
+same for all of them and does not distinguish them. Two processes of one thread each; the first seed of every cell runs first.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Settings of a preset in a world that differ from its recipe or from the world's, each with its reason.
 
-Copying pays halves, and KTO knows two kinds of answers: where half right is called desirable, it has nothing more to want. What
-is desirable there is wholly right, which is rare at first; the paper's weights make up for that. On the quickstart one sampled
-answer in five is right at first: without the weight one seed of three unlearned everything.
-REINFORCE without a baseline makes whatever it says likelier, half right or wholly; at the world's 1e-2 one seed of three settles on
-what it said first.
+Copying gives half rewards, and KTO knows two kinds of answers: if half right counts as desirable, nothing is left to learn. Here
+only completely right is desirable, which is rare at first; the paper's weights compensate for that. On the quickstart one sampled
+answer in five is right at first: without the weight one seed of three collapsed.
+REINFORCE without a baseline makes every sampled answer likelier, half right or fully; at the world's 1e-2 one seed of three settles on
+its first answers.
 """
 
 
@@ -56,7 +56,7 @@ class Cell:
 
 
 def order(worlds: list[str], presets: list[str], seeds: int) -> Iterator[Cell]:
-    """The first seed of everything, then its turned sign, then the other seeds."""
+    """The first seed of everything, then its reversed sign, then the other seeds."""
     for seed in range(seeds):
         for world in worlds:
             for sign in (1, -1) if seed == 0 else (1,):
@@ -64,7 +64,7 @@ def order(worlds: list[str], presets: list[str], seeds: int) -> Iterator[Cell]:
 
 
 def crew_of(seed: int, stack: ExitStack, *, preset: str = "grpo", warm: Path | None = None) -> Any:
-    """The quickstart's crew, from its own warm start or ready to make one."""
+    """The quickstart's crew, from its own warm start or ready to train one."""
     from rlvr.config.config import check, load
     from rlvr.learn.crew import assemble
     from rlvr.learn.processes import accelerator_from
@@ -95,7 +95,7 @@ def warm_up(seed: int, folder: Path) -> None:
 
 
 def quickstart(cell: Cell, warm: Path) -> tuple[float, int]:
-    """Train on the quickstart task until it is clear how it goes: the reward at the end, and the steps taken."""
+    """Train on the quickstart task until the result is clear: the reward at the end, and the number of steps."""
     from rlvr.learn.crew import enlist
     from rlvr.learn.one_step import one_step
     from rlvr.runs.runlog import RunLog
@@ -139,20 +139,20 @@ def result(cell: Cell, warm: Path) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A line for each preset and world: the rewards by seed, and the reward with the sign turned."""
+    """A line for each preset and world: the rewards by seed, and the reward with the sign reversed."""
     lines = []
     for preset, world in dict.fromkeys((row["preset"], row["world"]) for row in rows):
         mine = [row for row in rows if (row["preset"], row["world"]) == (preset, world)]
         ahead = " ".join(f"{row['reward']:.3f}" for row in sorted(mine, key=lambda r: r["seed"]) if row["sign"] > 0)
         back = " ".join(f"{row['reward']:.3f}" for row in mine if row["sign"] < 0)
         lines.append(
-            f"{preset:22} {world:11} {ahead:20} turned {back or '-':6} {'' if all(r['good'] for r in mine) else 'NOT AS IT SHOULD'}"
+            f"{preset:22} {world:11} {ahead:20} reversed {back or '-':6} {'' if all(r['good'] for r in mine) else 'NOT AS EXPECTED'}"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Do what is not done yet, then print the table."""
+    """Run the missing cells, then print the table."""
     from rlvr.algos.recipes import PRESETS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

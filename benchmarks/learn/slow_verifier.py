@@ -1,10 +1,10 @@
-"""Is a slow verifier hidden behind sampling? Steps with one that sleeps 200 ms, and with one that does not, in turn.
+"""Measure how much of a slow verifier is hidden behind sampling: steps with one that sleeps 200 ms and with one that does not, alternating.
 
     python benchmarks/learn/slow_verifier.py [--sampler vllm] [--repeats 5] [--hidden 128]
 
 Prints one JSON line: the ratio of the steps' times (median over the repeats) and the share of verification that was hidden. What
-lasts longer than sampling cannot be hidden: 256 answers of 200 ms take 1.6 s where 32 are judged at once. So the model is wide
-enough for a step of some seconds; with `--hidden 128` a step is shorter than its verification, and shows what happens then.
+lasts longer than sampling cannot be hidden: 256 answers of 200 ms take 1.6 s if 32 are judged in parallel. So the model is wide
+enough for a step of some seconds; with `--hidden 128` a step is shorter than its verification, to show that case.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODEL = {
 
 
 class Sleeping(Verifier):
-    """Takes its time, and nothing else."""
+    """Sleeps, and does nothing else."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -46,7 +46,7 @@ class Sleeping(Verifier):
 
 
 def step(sampler: Any, tokenizer: Any, seconds: float, repeat: int, prompts: int, group: int) -> tuple[float, float]:
-    """One collection of groups: how long it took, and how much of verification was hidden."""
+    """One collection of groups: its time, and how much of verification was hidden."""
     environment = build("env", "arithmetic", verifier=Sleeping(seconds))
     tasks = [environment.task("train", prompts * repeat + i) for i in range(prompts)]
     draws = [Draw(task, f"g{i}", seed_of(repeat, i, k)) for i, task in enumerate(tasks) for k in range(group)]

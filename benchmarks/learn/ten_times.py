@@ -1,11 +1,11 @@
-"""What does a training run cost with ten times the prompts? One JSON line: CPU-seconds, peak memory and the run folder.
+"""Measure the cost of a training run with ten times the prompts. One JSON line: CPU-seconds, peak memory and the run folder.
 
     python benchmarks/learn/ten_times.py [--prompts 8] [--steps 8] [--times 10]
 
-Runs of the quickstart's model, each in a process of its own: a small one, and ones with five and ten times the prompts in every step,
-and with five and ten times the steps. What a run costs whatever its length drops out of `bend`: what a prompt of the last half
-costs, over what one of the first half does; 1 is linear. Memory has to stay where it was with more steps; with more prompts in a
-step it may grow by what their episodes hold. Checkpoints are as large whatever the number of prompts.
+Runs of the quickstart's model, each in a separate process: a small one, and ones with five and ten times the prompts in every step,
+and with five and ten times the steps. Fixed costs drop out of `bend`: the cost of a prompt in the last half,
+divided by that in the first half; 1 is linear. Memory must not grow with more steps; with more prompts in a
+step it may grow by the size of their episodes. The size of checkpoints does not depend on the number of prompts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTINGS = {"rollout.num_generations": 8, "train.warmup_steps": 0, "eval.tasks":
 
 
 def measured(place: Path, prompts: int, steps: int) -> dict[str, float]:
-    """Train in a fresh process; what it used, and what it left."""
+    """Train in a fresh process; returns what it used, and its outputs."""
     command = [sys.executable, __file__, "--one", str(place), "--prompts", str(prompts), "--steps", str(steps)]
     paths = f"{Path(__file__).resolve().parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths})
@@ -38,7 +38,7 @@ def measured(place: Path, prompts: int, steps: int) -> dict[str, float]:
 
 
 def one(place: Path, prompts: int, steps: int) -> None:
-    """The process of one run: first a run of a single prompt, to import what there is; then the run."""
+    """The process of one run: first a run of a single prompt, to import everything; then the run."""
     train_one(place / "first", 1, 1)
     before = reset_peak()
     spent = train_one(place / "run", prompts, steps)
@@ -48,7 +48,7 @@ def one(place: Path, prompts: int, steps: int) -> None:
 
 
 def train_one(place: Path, prompts: int, steps: int) -> float:
-    """Train as `rlvr train quickstart` does; the CPU-seconds it took."""
+    """Train as `rlvr train quickstart` does; returns the CPU-seconds."""
     from rich.console import Console
 
     from rlvr.config.config import load
@@ -61,12 +61,12 @@ def train_one(place: Path, prompts: int, steps: int) -> float:
 
 
 def size_of(folder: Path) -> float:
-    """MiB of the files below a folder; a link counts nothing."""
+    """MiB of the files below a folder; links are not counted."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) / 2**20
 
 
 def axis(runs: list[dict[str, float]], sizes: list[int]) -> dict[str, Any]:
-    """The runs of one axis, and how straight the line through them is."""
+    """The runs of one axis, and how linear the cost is."""
     row: dict[str, Any] = {key: [round(run[key], 2) for run in runs] for key in runs[0]}
     for key in ("cpu_seconds", "log_mb"):
         first, last = ((runs[i + 1][key] - runs[i][key]) / (sizes[i + 1] - sizes[i]) for i in (0, 1))
@@ -75,7 +75,7 @@ def axis(runs: list[dict[str, float]], sizes: list[int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The runs one after another."""
+    """Run them one after another."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8, help="in a step of the small run")
     parser.add_argument("--steps", type=int, default=8, help="of the small run")

@@ -1,9 +1,9 @@
-"""How long until nine in ten held-out answers are right? Ours and TRL's GRPO on the quickstart, from the same warm start.
+"""Measure the time until nine in ten held-out answers are right: ours and TRL's GRPO on the quickstart, from the same warm start.
 
     python -m benchmarks.learn.time_to_ninety [--seeds 3] [--peer PYTHON] [--threads 2] [--warm DIR]
 
-One JSON line a seed, and one for all. Both train with the recipe's own settings on the same questions and rewards, ten steps each
-in turns; the clock of a side runs only during its steps. After every ten the weights are saved and judged here, greedily, on
+One JSON line for each seed, and one for all. Both train with the recipe's own settings on the same questions and rewards, ten steps each,
+alternating; the clock of a side runs only during its steps. After every ten the weights are saved and judged here, greedily, on
 held-out tasks.
 """
 
@@ -29,7 +29,7 @@ ENOUGH, EVERY, JUDGED = 0.9, 10, 500
 
 
 def plan(crew: Any, warm: Path) -> dict[str, Any]:
-    """The recipe as the peer is told it: its settings, and the questions of every step with their answers."""
+    """The recipe for the peer: its settings, and the questions of every step with their answers."""
     settings, train = crew.config.rollout, crew.config.train
     tasks = crew.questions.schedule.tasks(0, train.steps * settings.prompts_per_step)
     return {
@@ -51,7 +51,7 @@ def judged(crew: Any, weights: Path) -> float:
 
 
 def race(seed: int, peer: str, threads: int, warm: Path, folder: Path) -> dict[str, Any]:
-    """Both sides from one warm start until each is good enough or out of steps."""
+    """Run both sides from one warm start until each is good enough or out of steps."""
     from rlvr.model.weights import exported
 
     if not (warm / "model.safetensors").is_file():
@@ -83,12 +83,12 @@ def race(seed: int, peer: str, threads: int, warm: Path, folder: Path) -> dict[s
 
 
 def main() -> None:
-    """One race a seed."""
+    """Run one comparison for each seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; made if not given")
+    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; created if not given")
     parser.add_argument("--threads", type=int, default=2, help="of each side; on a busy machine take 1 and read the CPU-seconds")
-    parser.add_argument("--warm", type=Path, help="where the seeds' warm starts are kept, and taken from if they are there")
+    parser.add_argument("--warm", type=Path, help="the folder in which the seeds' warm starts are stored and reused")
     options = parser.parse_args()
     peer, rows = peer_trl.interpreter(options.peer), []
     for seed in range(options.seeds):

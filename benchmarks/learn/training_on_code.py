@@ -1,7 +1,7 @@
-"""How much of verification does sampling hide when programs are judged in the docker sandbox? A table, and one JSON line.
+"""Measure how much of verification is hidden behind sampling when programs are judged in the docker sandbox. A table, and one JSON line.
 
-A sampler that says the gold solution, one answer after the other at a given pace, stands for a model; all else is the rollout
-that `rlvr train` uses. `busy` is the time in which any program was being judged, `waited` what was left of it after the last
+A sampler that returns the gold solution, one answer after the other at a given pace, replaces the model; the rest is the rollout
+that `rlvr train` uses. `busy` is the time in which any program was being judged, `waited` the part of it after the last
 answer, `hidden` the share of `busy` that sampling covered: the number that `timings.jsonl` calls `verify_hidden`.
 """
 
@@ -26,7 +26,7 @@ from rlvr.samplers.scripted import Scripted
 
 
 class Paced(Scripted):
-    """Says the gold solution, one answer every so many seconds."""
+    """Returns the gold solution, one answer every so many seconds."""
 
     def __init__(self, pace_s: float) -> None:
         super().__init__()

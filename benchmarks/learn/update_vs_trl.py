@@ -1,12 +1,12 @@
-"""Is one update cheaper than TRL's on the same batch? One JSON line: loss and gradient distance first, then memory and speed.
+"""Compare the cost of one update with TRL's on the same batch. One JSON line: loss and gradient distance first, then memory and speed.
 
     python benchmarks/learn/update_vs_trl.py [--peer PYTHON] [--vocabulary 32000]                  on a CPU, in float32
     python benchmarks/learn/update_vs_trl.py --size 0.5b --device cuda --precision bf16            on one GPU; also 1.5b
 
 The batch: some prompts, 8 answers each, lengths spread 1:8; a Qwen2 with random weights; GRPO, beta 0.
-Each side runs in a process of its own, in turns, and does loss, backward, clip and AdamW; ours also does the credit. TRL gets
-micro-batches of 8 rows where a size says so, ours as many tokens. Memory is the peak during updates, less what was held before them.
-`share_of_peak` is 6 operations a weight and token of the rows, as a share of what a large matrix product reaches on the same device.
+Each side runs in a separate process, alternating, and does loss, backward, clip and AdamW; ours also does the credit. TRL gets
+micro-batches of 8 rows if a size says so, ours as many tokens. Memory is the peak during updates, less what was in use before them.
+`share_of_peak` is 6 operations per weight and token of the rows, as a share of what a large matrix product reaches on the same device.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from vs_trl_work import reset_peak, resident
 
 ROUNDS, REPEATS = 3, 3
 CLOSE = {"fp32": 1e-4, "bf16": 5e-2}
-"""How far apart two gradients may be that are the same but for rounding."""
+"""The largest distance of two gradients that are equal except for rounding."""
 
 
 def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
-    """A function that does one update and gives its loss."""
+    """A function that does one update and returns its loss."""
     from accelerate import Accelerator
 
     from rlvr.episode import End, Episode
@@ -108,7 +108,7 @@ def trl(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
 
 
 class Memory:
-    """MiB that updates need beyond what was held before them: of the process on a CPU, of the allocator on a GPU."""
+    """MiB that updates need beyond what was in use before them: of the process on a CPU, of the allocator on a GPU."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -121,7 +121,7 @@ class Memory:
             self.before = torch.cuda.memory_allocated() / 2**20
 
     def peak(self) -> float:
-        """At the highest, since this was made."""
+        """The peak since this was created."""
         if self.device == "cpu":
             return resident("VmHWM") - self.before
         import torch
@@ -130,7 +130,7 @@ class Memory:
 
 
 def settled(job: Job) -> float:
-    """The time, once the device has done all it was told to."""
+    """The time, after the device has finished its work."""
     if job.device != "cpu":
         import torch
 
@@ -139,7 +139,7 @@ def settled(job: Job) -> float:
 
 
 def fastest(job: Job) -> float:
-    """Operations a second of a large matrix product in this precision, here and now."""
+    """Operations per second of a large matrix product in this precision, measured now."""
     import torch
 
     n = 1536 if job.device == "cpu" else 8192
@@ -183,7 +183,7 @@ def child(side: str, job: Job, out: str) -> None:
 
 
 def run_side(side: str, python: str, job: Job, folder: Path) -> dict[str, Any]:
-    """One side in a process of its own."""
+    """One side in a separate process."""
     command = [python, __file__, "--child", side, "--out", str(folder / f"{side}.pt")]
     command += [word for name, value in asdict(job).items() for word in (f"--{name}", str(value))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
@@ -193,7 +193,7 @@ def run_side(side: str, python: str, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def distance(mine: dict[str, Any], theirs: dict[str, Any], folder: Path) -> dict[str, float]:
-    """How far the two sides' losses and gradients are apart."""
+    """The distance between the two sides' losses and gradients."""
     import torch
 
     ours, trls = (torch.load(folder / f"{side}.pt", weights_only=True) for side in ("ours", "trl"))
@@ -210,7 +210,7 @@ def agreement(peer: str, vocabulary: int, folder: Path) -> dict[str, float]:
 
 
 def compare(peer: str, job: Job, folder: Path) -> dict[str, Any]:
-    """Both sides in turns; ratios above 1 speak for us."""
+    """Both sides, alternating; ratios above 1 are in our favour."""
     found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(ROUNDS):
         for side, python in (("ours", sys.executable), ("trl", peer)):
@@ -236,13 +236,13 @@ def compare(peer: str, job: Job, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Refuse to time anything whose gradients do not agree."""
+    """Refuse to measure if the gradients do not agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; made if not given")
+    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; created if not given")
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=CLOSE, default="fp32")
-    parser.add_argument("--vocabulary", type=int, help="one of your own; by default those of the size")
+    parser.add_argument("--vocabulary", type=int, help="its size; by default that of the model size")
     parser.add_argument("--child", choices=("ours", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Is a whole training step faster than TRL's? One JSON line: sampling, verification and update, ours against its GRPO trainer.
+"""Compare a whole training step with TRL's. One JSON line: sampling, verification and update, ours against its GRPO trainer.
 
     python benchmarks/learn/vs_trl.py [tiny-fixed tiny-geometric smollm2] [--peer PYTHON] [--repeats 5]
 
 Both sides load the same weights and tokenizer, get the same prompts, write answers of the same lengths with Hugging Face
-models in float32 on as many threads, pay the same rewards, and train with GRPO, beta 0. Each runs in a process of its own and
-takes one step whenever it is told to, in turns; two steps of each warm up. Before anything is timed, loss and gradient of
-both are compared on one batch. TRL gets an environment of its own, made on the first run.
+models in float32 on the same number of threads, give the same rewards, and train with GRPO, beta 0. Each runs in a separate process and
+takes one step on request, alternating; two steps of each warm up. Before anything is timed, loss and gradient of
+both are compared on one batch. TRL gets a separate environment, created on the first run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PHASES = ("seconds", "sample", "verify", "update", "cpu")
 
 
 class Side:
-    """One of the two, waiting for its turn."""
+    """One of the two processes, waiting for a request."""
 
     def __init__(self, python: str, script: str, arguments: list[str], log: Path, threads: int) -> None:
         path = f"{PEERS.parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
@@ -48,17 +48,17 @@ class Side:
         self.hear()
 
     def hear(self) -> dict[str, Any]:
-        """The next line it says."""
+        """The next line it writes."""
         assert self.process.stdout
         for line in self.process.stdout:
             if line.startswith("{"):
                 return dict(json.loads(line))
         status = self.process.wait()
         why = " (killed: was there enough memory?)" if status == -signal.SIGKILL else ""
-        raise SystemExit(f"{self.log.name} ended with status {status}{why}:\n{self.log.read_text()[-3000:]}")
+        raise SystemExit(f"{self.log.name} exited with status {status}{why}:\n{self.log.read_text()[-3000:]}")
 
     def tell(self, what: str) -> dict[str, Any]:
-        """Say something and hear the answer."""
+        """Send a request and return the reply."""
         assert self.process.stdin
         self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
@@ -69,7 +69,7 @@ class Side:
         self.steps.append(self.tell("go"))
 
     def close(self) -> None:
-        """Let it go."""
+        """Stop it."""
         self.process.kill()
         self.process.wait()
 
@@ -80,7 +80,7 @@ def quartiles(numbers: list[float]) -> list[float]:
 
 
 def measure(name: str, peer: str, model: str, repeats: int, threads: int, folder: Path) -> dict[str, Any]:
-    """Both sides in turns."""
+    """Both sides, alternating."""
     config = folder / f"{name}.json"
     config.write_text(json.dumps(configuration(name, model)))
     sides = {
@@ -96,7 +96,7 @@ def measure(name: str, peer: str, model: str, repeats: int, threads: int, folder
             side.close()
     written = [[step["tokens"] for step in side.steps] for side in sides.values()]
     if written[0] != written[1]:
-        raise SystemExit(f"{name}: the two sides did not write as many tokens, so no time means anything: {written}")
+        raise SystemExit(f"{name}: the two sides did not write the same number of tokens, so their times cannot be compared: {written}")
     row: dict[str, Any] = {"workload": name}
     for key, side in sides.items():
         timed = side.steps[WARM_UP:]
@@ -133,21 +133,21 @@ def smollm2(peer: str) -> str:
 
 
 def main() -> None:
-    """Refuse to time anything whose gradients do not agree."""
+    """Refuse to measure if the gradients do not agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", default=list(WORKLOADS), metavar="WORKLOAD", help=", ".join(WORKLOADS))
-    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; made if not given")
+    parser.add_argument("--peer", help="a Python interpreter with trl==1.16.0; created if not given")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2, help="of each side; on a busy machine take 1 and read the CPU-seconds")
     options = parser.parse_args()
     if unknown := set(options.workloads) - set(WORKLOADS):
-        parser.error(f"no workload {unknown.pop()!r}; there are {', '.join(WORKLOADS)}")
+        parser.error(f"no workload {unknown.pop()!r}; available: {', '.join(WORKLOADS)}")
     peer = peer_trl.interpreter(options.peer)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         agreement = update_vs_trl.agreement(peer, 1000, folder)
         if not agreement["gradient_distance"] < 1e-4:
-            raise SystemExit(f"loss and gradient do not agree, so no time means anything: {agreement}")
+            raise SystemExit(f"loss and gradient do not agree, so the times cannot be compared: {agreement}")
         models = {"tiny": lambda: tiny(folder / "tiny"), "smollm2": lambda: smollm2(peer)}
         rows = [
             measure(name, peer, models[WORKLOADS[name].model](), options.repeats, options.threads, folder) for name in options.workloads

@@ -1,4 +1,4 @@
-"""How many of the attacks does each judge pay? Ours, and the plain one that runs the tests behind the answer. One JSON line."""
+"""Count the attacks that each judge rewards: ours, and a plain one that runs the tests after the answer. One JSON line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.attacks.task import LIMITS, REFERENCES, RIGHT, Attack, naive
 
 
 def main() -> None:
-    """Run the corpus through both, and an honest answer after every attack. The plain judge runs inside a container of ours."""
+    """Run the corpus through both, with an honest answer after every attack. The plain judge runs inside a container of ours."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--threads", type=int, default=3)
     threads = arguments.parse_args().threads

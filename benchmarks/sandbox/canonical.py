@@ -1,9 +1,9 @@
-"""Do published solutions pass, and wrong ones not? HumanEval and MBPP, against the docker sandbox. One JSON line.
+"""Judge published and wrong solutions of HumanEval and MBPP in the docker sandbox. One JSON line.
 
     python benchmarks/sandbox/canonical.py --humaneval HumanEval.jsonl.gz --mbpp mbpp_sanitized.json [--wrong]
 
 With --wrong every task also gets an empty body, a constant, another task's solution under its own name, and three mutants.
-What of these passes is run once more behind plain Python (inside the sandbox), which says whether the tests are to blame.
+Those that pass are run again in plain Python (inside the sandbox), which shows whether the tests are to blame.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def wrong(task: Task, other: Task, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def bare(env: Any, task: Task, code: str) -> bool:
-    """Whether plain Python, with the tests behind the code, would let it pass."""
+    """Whether plain Python, with the tests after the code, would accept it."""
     reference = task.reference
     check = f"\ncheck({reference['entry_point']})" if "def check(" in reference["test"] else ""
     source = f"{reference.get('prelude', '')}\n{reference.get('setup', '')}\n{code}\n{reference['test']}{check}\n"
@@ -96,7 +96,7 @@ def survey(env: Environment, threads: int, with_wrong: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure what was requested."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--humaneval", default="")
     arguments.add_argument("--mbpp", default="")

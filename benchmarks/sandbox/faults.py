@@ -1,11 +1,11 @@
-"""What becomes of verdicts when the ground is taken away under a batch? A table, and one JSON line.
+"""Break the infrastructure while a batch is judged, and count the verdicts. A table, and one JSON line.
 
     python benchmarks/sandbox/faults.py          (root, and an engine at DOCKER_HOST that has the image)
 
-A second Docker Engine is started for this alone, by `.ci/engine` in a folder of its own, so that it can be killed. Half of the
+A second Docker Engine is started for this alone, by `.ci/engine` in a separate folder, so that it can be killed. Half of the
 answers of every batch are right and half are wrong. While the batch runs one thing is broken; then the same verifier, in the
-same process, judges another batch. `wrong` counts right answers that were not paid in full and wrong ones that were paid,
-where a verdict was given at all; `none` counts those without a score, each of which must carry the fault `infra`.
+same process, judges another batch. `wrong` counts right answers without the full score and wrong ones with a score,
+if there was a verdict; `none` counts those without a score, each of which must have the fault `infra`.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ REFERENCE = {"kind": "stdio", "cases": [{"stdin": "7", "stdout": "49"}], "limits
 
 
 class Engine:
-    """A Docker Engine of our own, which may be killed; the one that others use is never touched."""
+    """A separate Docker Engine that may be killed; the one that others use is never touched."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {**os.environ, "RLVR_ENGINE_STATE": str(folder), "RLVR_ENGINE_ARCHIVE": str(folder / "image.tar")}
 
     def start(self) -> None:
-        """Start it, or start it again, and let this process use it."""
+        """Start or restart it, and let this process use it."""
         said = subprocess.run([SCRIPT, "start"], env=self.environment, stdout=subprocess.PIPE, text=True, check=True).stdout
         os.environ["DOCKER_HOST"] = said.strip().partition("=")[2]
 
     def kill(self) -> None:
-        """End the daemon without a word of warning."""
+        """Kill the daemon without warning."""
         os.kill(int((self.folder / "dockerd.pid").read_text()), signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop it as one should."""
+        """Stop it in the regular way."""
         subprocess.run([SCRIPT, "stop"], env=self.environment, check=True)
 
 
 @contextlib.contextmanager
 def engine() -> Iterator[Engine]:
-    """The second engine, with the image of the first; nothing of it stays."""
+    """The second engine, with the image of the first; it is removed completely afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="rlvr-faults-"))
     before = os.environ.get("DOCKER_HOST")
     made = Engine(folder)
@@ -137,7 +137,7 @@ class Hands:
         self.sandbox, self.engine = sandbox, engine
 
     def each(self, work: Callable[[Any], object]) -> None:
-        """Do something to every container that runs now."""
+        """Run a function on every running container."""
         client = docker_engine.connect()
         try:
             for name in self.sandbox.containers():
@@ -161,7 +161,7 @@ class Hands:
         self.engine.start()
 
     def faults(self) -> dict[str, Break]:
-        """Everything that is broken, by its name in the table."""
+        """Every fault, by its name in the table."""
         return {
             "supervisor killed": lambda: self.signal_supervisors(signal.SIGKILL),
             "supervisor frozen": lambda: self.signal_supervisors(signal.SIGSTOP),

@@ -1,7 +1,7 @@
-"""How long can one answer stall the other threads of our process, and what does it cost us? One JSON line for each hostile answer.
+"""Measure how long one answer can stall the other threads of our process, and its cost. One JSON line for each hostile answer.
 
 A stall is measured as processor time that our own process used between two beats of a thread that sleeps 10 ms at a time: on a
-busy machine a late beat alone proves nothing. Each answer writes what it likes to the channel of its results (about 8 MB, made
+busy machine a late beat alone proves nothing. Each answer writes data to the channel of its results (about 8 MB, chosen
 to be slow to read or to compare), or to standard output.
 """
 
@@ -82,7 +82,7 @@ ASSERTS = {
 
 
 def rows() -> list[tuple[str, dict[str, Any], str]]:
-    """Each hostile answer with the task it is an answer to."""
+    """Each hostile answer with its task."""
     calls = {"kind": "calls", "function": "f", "cases": [{"args": [1], "expected": [1]}, {"args": [2], "expected": {"__set__": [1]}}]}
     found = [(f"calls: {name}", calls, f"{PUT}{code}\nos._exit(0)") for name, code in RESULTS.items()]
     test = "def check(candidate):\n    found = candidate(1)\n    assert [][found] == 1\n    assert {}[str(found)] == 1\n"
@@ -94,10 +94,10 @@ def rows() -> list[tuple[str, dict[str, Any], str]]:
 
 
 def main() -> None:
-    """Judge every hostile answer and print what it cost."""
+    """Judge every hostile answer and print the cost."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--sandbox", default="docker")
-    arguments.add_argument("--only", default="", help="only the rows whose name holds this")
+    arguments.add_argument("--only", default="", help="only the rows whose name contains this")
     chosen = arguments.parse_args()
     settings = {"trusted": True, "processes": 1} if chosen.sandbox == "process" else {"containers": 1}
     sandbox = build("sandbox", chosen.sandbox, **settings)

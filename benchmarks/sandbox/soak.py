@@ -1,9 +1,9 @@
-"""Does anything leak or go wrong over many programs, a tenth of them hostile, from many threads? One JSON line.
+"""Run many programs, a tenth of them hostile, from many threads, and check for leaks and wrong results. One JSON line.
 
-Memory is the resident memory of this process, the one that uses the sandbox. It is called flat from a warm start: every thread
-has, ten times over and all at the same moment, sent the longest source and held the largest output there is, because what the
-allocator keeps for the next one is no leak. After that `growth` is the largest of twenty readings over the first, and `slope`
-the line through them; `blocks` counts living objects, which no allocator can blur.
+Memory is the resident memory of this process, the one that uses the sandbox. It is measured after a warm-up: every thread
+has, ten times and at the same moment, sent the longest source and received the largest output, because memory that the
+allocator keeps for reuse is not a leak. After that `growth` is the largest of twenty readings over the first, and `slope`
+the line through them; `blocks` counts living objects, independent of the allocator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def descriptors() -> int:
 
 
 def containers() -> int:
-    """Containers with our label, of anybody."""
+    """Containers with our label, of any process."""
     client = engine.connect()
     try:
         return len(client.containers.list(all=True, filters={"label": engine.LABEL}, ignore_removed=True))
@@ -53,10 +53,11 @@ def containers() -> int:
 
 
 def inside(sandbox: Any) -> int:
-    """Processes in the sandbox's containers beyond the supervisor and the zygote of each."""
+    """Processes in the sandbox's containers that are not ours: those under a program's user id."""
     client = engine.connect()
     try:
-        return sum(len(client.containers.get(name).top()["Processes"]) - 2 for name in sandbox.containers())
+        rows = [row for name in sandbox.containers() for row in client.containers.get(name).top(ps_args="-eo uid,pid")["Processes"]]
+        return sum(int(row[0]) != 0 for row in rows)
     finally:
         client.close()
 
@@ -67,7 +68,7 @@ def left_files() -> int:
 
 
 def warm(sandbox: Sandbox, threads: int) -> None:
-    """Let every thread hold the longest source and the largest output, all at once."""
+    """Let every thread hold the longest source and the largest output at the same time."""
     together = threading.Barrier(threads)
     most = LIMITS["output_bytes"]
     padding = "#" * max(len(attack.code) for attack in HARM)
@@ -82,7 +83,7 @@ def warm(sandbox: Sandbox, threads: int) -> None:
 
 
 def main() -> None:
-    """Run them, and look before, in between and after."""
+    """Run the programs, and measure before, during and after."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--count", type=int, default=10_000)
     arguments.add_argument("--threads", type=int, default=8)

@@ -1,4 +1,4 @@
-"""How much faster is the docker sandbox than a container, or an exec, for every program? Prints one JSON line."""
+"""Compare the docker sandbox with a new container, and with an exec, for every program. Prints one JSON line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HARD = [
 
 
 def rate(work: Callable[[int], bytes], count: int, threads: int) -> float:
-    """Programs a second, from so many threads; every output is checked."""
+    """Programs per second, from so many threads; every output is checked."""
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))  # warm
         began = time.perf_counter()

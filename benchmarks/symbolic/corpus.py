@@ -1,7 +1,7 @@
-r"""Writes the labelled corpus of the math verifier: tests/corpora/math/FAMILY.jsonl, one pair a line, from families.txt.
+r"""Write the labelled corpus of the math verifier: tests/corpora/math/FAMILY.jsonl, one pair per line, from families.txt.
 
 The labels are by construction: every right answer is the gold in another form, every wrong one differs in value, in kind, or
-tries something. Run it again after an edit; the files are committed, so that a changed label shows in the diff.
+attempts a trick. Run it again after an edit; the files are committed, so that a changed label shows in the diff.
 """
 
 from __future__ import annotations

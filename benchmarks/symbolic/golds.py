@@ -1,4 +1,4 @@
-"""Do published golds accept themselves however they are written, and refuse their neighbours? One line a kind, then JSON.
+"""Check that published golds accept their own rewrites and refuse wrong neighbours. One line for each kind, then JSON.
 
 python benchmarks/symbolic/golds.py --data FOLDER      (math500.jsonl and gsm8k_test.jsonl)
 """
@@ -22,7 +22,7 @@ from rlvr.verifiers.symbolic import Symbolic
 
 
 def value(gold: str) -> Fraction | None:
-    """The gold as a rational, when it is one."""
+    """The gold as a rational, if it is one."""
     try:
         return exact(parse(gold))
     except (Unreadable, TooBig, NotFinite):
@@ -30,7 +30,7 @@ def value(gold: str) -> Fraction | None:
 
 
 def other_form(gold: str) -> str:
-    """A decimal as a fraction, a fraction as a decimal where that is exact, an integer as a fraction over one."""
+    """A decimal as a fraction, a fraction as a decimal if that is exact, an integer as a fraction over one."""
     number = value(gold)
     if number is None:
         return gold
@@ -83,7 +83,7 @@ def neighbours(gold: str, golds: list[str], rng: random.Random) -> dict[str, str
 
 
 def same(a: str, b: str) -> bool:
-    """Whether two golds are one value by the cheapest of looks, so that they are no neighbours."""
+    """Whether two golds are obviously equal, so that they are not neighbours."""
     x, y = value(a.strip("$")), value(b.strip("$"))
     return "".join(a.split()) == "".join(b.split()) or (x is not None and x == y)
 
@@ -122,7 +122,7 @@ def main() -> None:
                     asked[kind] += 1
                     refused[kind] += verdict.score == 0.0
                     if verdict.score != 0.0:
-                        print(f"paid: {gold} <- {answer}: {verdict.reason}")
+                        print(f"accepted: {gold} <- {answer}: {verdict.reason}")
     for kind in asked:
         good = accepted[kind] if kind in REWRITES else refused[kind]
         print(f"{kind:22} {good:5} of {asked[kind]:5} {'accepted' if kind in REWRITES else 'refused'}")

@@ -1,11 +1,11 @@
-r"""What do hostile answers cost, what do they cost the others, and does killing workers change a verdict? One JSON line a question.
+r"""Measure the cost of hostile answers, for themselves and for others, and whether killed workers change a verdict. Three JSON lines.
 
     python benchmarks/symbolic/hostile.py [--strings 200000] [--batch 5000]
 
 1. Hostile answers among 1,000 easy ones, from 8 threads and from asyncio: the slowest hostile one, the easy ones' p99 with and
-   without them, resident memory, and a canary file that no answer may make.
-2. Random and mutated strings: exceptions that escape, and verdicts that are no score.
-3. A batch with workers killed by SIGKILL all along: verdicts that differ from the undisturbed run.
+   without them, resident memory, and a canary file that no answer may create.
+2. Random and mutated strings: exceptions that escape, and verdicts that are not a score.
+3. A batch during which workers are killed with SIGKILL: verdicts that differ from the undisturbed run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlvr.verifiers.symbolic import Symbolic
 CORPUS = Path(__file__).resolve().parents[2] / "tests" / "corpora" / "math"
 CANARY = "CANARY"
 ROUNDS = 5
-"""How often the mixture is judged: a hundredth of a thousand waits is too few to tell."""
+"""How often the mixture is judged: ten of a thousand waits are too few for a percentile."""
 SLOW = r"|(\sin x+\cos x+\tan x+\cot x+\sec x+1)^{12}+\sqrt{1+\sin^2 x}|"
 
 HOSTILE = [
@@ -102,7 +102,7 @@ HOSTILE = [
 ]
 
 GAP = "+|x-1000|+x-1000"
-"""Nothing at all where the sample points lie: what ends in it is told from the gold by algebra alone."""
+"""A term that is zero at the sample points: expressions that differ by it are only distinguished by algebra."""
 LONG = [
     r"+|(\sin x+1)^{12}(\cos x-2)^{11}|-|(1+\sin x)^{12}||(\cos x-2)^{11}|",
     r"+|(\sin x+\cos x+\tan x+2)^{9}|-|(2+\tan x+\cos x+\sin x)^{4}||(2+\tan x+\sin x+\cos x)^{5}|",
@@ -111,7 +111,7 @@ LONG = [
     r"+\lfloor x^2+\sin x\rfloor-\lfloor \sin x+x^2\rfloor+"
     + "+".join(rf"|\sin({k}x)\cos({k}x)|-\frac12|\sin({2 * k}x)|" for k in range(1, 9)),
 ]
-"""What keeps algebra busy until its time is up."""
+"""Problems that keep algebra busy until its time is up."""
 
 
 def rows(families: list[str] | None = None) -> list[dict[str, Any]]:
@@ -126,21 +126,21 @@ def ask(verifier: Symbolic, reference: str, answer: str) -> Verdict:
 
 
 def easy(count: int) -> list[tuple[str, str, bool]]:
-    """Pairs that nobody would call hostile."""
+    """Ordinary pairs."""
     plain = [row for row in rows(["integers", "fractions", "decimals", "sets", "polynomials", "intervals", "radicals"])]
     rng = random.Random(5)
     return [(row["reference"], row["answer"], False) for row in (rng.choice(plain) for _ in range(count))]
 
 
 def timed(verifier: Symbolic, work: tuple[str, str, bool]) -> tuple[bool, float, float | None]:
-    """Whether it was hostile, how long it took, and its score."""
+    """Whether it was hostile, its time, and its score."""
     start = time.perf_counter()
     score = ask(verifier, work[0], work[1]).score
     return work[2], time.perf_counter() - start, score
 
 
 def mixed(way: str) -> dict[str, Any]:
-    """The easy ones alone, then with the hostile ones among them."""
+    """The easy ones alone, then mixed with the hostile ones."""
     calm = easy(1000)
     bombs = [(("1", "x^2+1", r"|\sin x|")[k % 3], text, True) for k, text in enumerate(HOSTILE)]
     bombs += [("x^2+1", "x^2+1" + GAP + text, True) for text in LONG]
@@ -163,7 +163,7 @@ def mixed(way: str) -> dict[str, Any]:
 
 
 def judged(way: str, work: list[tuple[str, str, bool]]) -> list[tuple[bool, float, float | None]]:
-    """All of it, by a verifier that is ready for long work."""
+    """All of it, with a verifier after `ready()`."""
     with Symbolic(workers=2, cache=1) as verifier:
         verifier.ready()
         ask(verifier, "|x-1|", "|1-x|")
@@ -175,7 +175,7 @@ def judged(way: str, work: list[tuple[str, str, bool]]) -> list[tuple[bool, floa
 
 
 async def gathered(verifier: Symbolic, work: list[tuple[str, str, bool]]) -> list[tuple[bool, float, float | None]]:
-    """All of it at once from one event loop, eight at a time."""
+    """All of it from one event loop, eight at a time."""
     gate = asyncio.Semaphore(8)
 
     async def one(item: tuple[str, str, bool]) -> tuple[bool, float, float | None]:
@@ -227,15 +227,15 @@ def fuzz(count: int) -> dict[str, Any]:
 
 
 def laborious(count: int) -> list[tuple[str, str]]:
-    """Different pairs, one in ten of them wrong, that only algebra decides: each one goes to a worker.
+    """Different pairs, one in ten of them wrong, that only algebra can decide: each one goes to a worker.
 
-    The wrong ones part from the gold only where no sample point lies.
+    The wrong ones differ from the gold only away from the sample points.
     """
     return [(f"|x-{n}|", f"|{n}-x|" if n % 10 else f"{n}-x") for n in range(1000, count + 1000)]
 
 
 def killed(count: int) -> dict[str, Any]:
-    """A batch that keeps the workers busy, undisturbed and under fire: shots at workers that work, one answer apart at least."""
+    """A batch that keeps the workers busy, undisturbed and with kills: of busy workers, at least one answer apart."""
     rng = random.Random(8)
     known = rows()
     pairs = [(row["reference"], row["answer"]) for row in rng.choices(known, k=count - count // 4)] + laborious(count // 4)
@@ -253,7 +253,7 @@ def killed(count: int) -> dict[str, Any]:
             before = {pid: spent(pid) for pid in pids}
             time.sleep(0.05)
             working = [pid for pid in pids if spent(pid) > before[pid]]
-            if working and answered > seen:  # faster than anybody can answer, and a dead pool would be all there is to see
+            if working and answered > seen:  # faster kills than replies would only show a dead pool
                 seen = answered
                 os.kill(rng.choice(working), signal.SIGKILL)
                 shots += 1
@@ -276,7 +276,7 @@ def killed(count: int) -> dict[str, Any]:
 
 
 def spent(pid: int) -> int:
-    """The processor ticks that a process has used; 0 when it is gone."""
+    """The processor ticks that a process has used; 0 if it no longer exists."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -285,7 +285,7 @@ def spent(pid: int) -> int:
 
 
 def main() -> None:
-    """Answer the three questions."""
+    """Run the three measurements."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--strings", type=int, default=200_000)
     options.add_argument("--batch", type=int, default=5_000)

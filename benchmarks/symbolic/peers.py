@@ -1,10 +1,10 @@
-"""Is `symbolic` right more often than math-verify 0.9.0, and how much faster? One line a family, then one JSON line of totals.
+"""Compare `symbolic` with math-verify 0.9.0: correctness and speed. One line for each family, then one JSON line of totals.
 
     python benchmarks/symbolic/peers.py [--data FOLDER] [--take N] [--every N] [--venv FOLDER]
 
-math-verify goes into a virtual environment of its own in a temporary folder. Both judge the same pairs one after the other, in
-one process each, a family in turn, so that what else the machine does hits both alike; ours without its cache. With --data, GSM8K
-and MATH-500 answers are timed too: the golds with right and wrong candidates made from them.
+math-verify goes into a separate virtual environment in a temporary folder. Both judge the same pairs one after the other, in
+one process each, family by family, so that other load on the machine affects both equally; ours without its cache. With --data, GSM8K
+and MATH-500 answers are timed too: the golds with right and wrong candidates built from them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def peer(folder: Path) -> Iterator[Judge]:
 
         def judge(rows: list[Row]) -> list[Result]:
             found: list[Result] = []
-            for at in range(0, len(rows), 50):  # what two pipes hold
+            for at in range(0, len(rows), 50):  # limited by the buffers of two pipes
                 asks.write("".join(json.dumps(row) + "\n" for row in rows[at : at + 50]))
                 asks.flush()
                 replies = [json.loads(says.readline()) for _ in rows[at : at + 50]]
@@ -60,7 +60,7 @@ def peer(folder: Path) -> Iterator[Judge]:
 
 @contextmanager
 def ours() -> Iterator[Judge]:
-    """Our verdicts and times; nothing is remembered from one pair to the next."""
+    """Our verdicts and times; nothing is cached between pairs."""
     with Symbolic(cache=1) as verifier:
         verifier.verify(Task("warm", user("?"), reference="|x-1|"), "|1-x|")
 
@@ -85,7 +85,7 @@ def both(families: dict[str, list[Row]], folder: Path | None) -> Iterator[tuple[
 
 
 def from_data(folder: Path, take: int) -> dict[str, list[Row]]:
-    """Golds with candidates as models write them: the gold in a box in prose, respaced, in other commands, or wrong."""
+    """Golds with candidates as models write them: the gold in a box in prose, with other spaces, in other commands, or wrong."""
     rng = random.Random(3)
     found: dict[str, list[Row]] = {}
     for name, file in (("gsm8k-like", "gsm8k_test.jsonl"), ("math500", "math500.jsonl")):
@@ -109,7 +109,7 @@ def main() -> None:
     options.add_argument("--data", type=Path)
     options.add_argument("--take", type=int, default=100)
     options.add_argument("--every", type=int, default=1, help="judge every n-th pair of the corpus only")
-    options.add_argument("--venv", type=Path, help="where math-verify is, or shall stay, installed")
+    options.add_argument("--venv", type=Path, help="where math-verify is installed, or will be")
     given = options.parse_args()
     corpus = {
         file.stem: [json.loads(line) for line in file.read_text("utf-8").splitlines()][:: given.every]
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def spread(results: list[Result]) -> dict[str, float]:
-    """Pairs a second, and the tail in milliseconds."""
+    """Pairs per second, and the tail in milliseconds."""
     times = sorted(s for _, s in results)
     marks = {name: round(1000 * times[min(len(times) - 1, int(share * len(times)))], 3) for name, share in SHARES.items()}
     return {"pairs_per_s": round(len(times) / sum(times), 1), **marks}

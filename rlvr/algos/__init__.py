@@ -1,1 +1,1 @@
-"""The algorithms: credit, ratio, KL, aggregation and values, and the presets that name one of each."""
+"""The algorithms: credit, ratio, KL, aggregation and value functions, and the presets that combine them."""

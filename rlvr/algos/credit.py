@@ -1,14 +1,14 @@
-"""Credit: from the rewards of groups of episodes to one advantage per token. List arithmetic, no tensors.
+"""Credit: compute one advantage per token from the rewards of groups of episodes. Lists only, no tensors.
 
-Four steps, each a choice of the preset:
+Four steps, each chosen by the preset:
 
-    returns     outcome: the whole reward stands at every token; to_go: only what comes later counts
+    returns     outcome: every token gets the whole reward; to_go: only the rewards that follow it
     baseline    none, running mean, group mean, leave one out, the greedy answer's reward
     scale       none, by the group's standard deviation (Bessel), by the batch's
     whiten      none, over all tokens, over all samples (of all processes)
 
 A reward of None (no verdict, a failed episode) is left out of every mean and gets advantage 0; it is never read as 0.
-Generalised advantage estimation needs a critic and stands in `values`.
+Generalised advantage estimation needs a critic and is in `values`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from collections.abc import Callable, Mapping, Sequence
 from rlvr.episode import Episode
 
 TOLERANCE = 1e-6
-"""Rewards nearer to each other than this are equal: seven times 0.95 must not become seven advantages of noise."""
+"""Rewards that differ by less are equal: seven rewards of 0.95 must not become seven advantages of rounding noise."""
 
 Rewards = Sequence[float | None]
 Total = Callable[[Sequence[float]], list[float]]
-"""Adds numbers up over all processes."""
+"""Sums numbers over all processes."""
 
 
 def alone(numbers: Sequence[float]) -> list[float]:
-    """The total of a run with one process: the numbers themselves."""
+    """The sum over all processes if there is only one: the numbers themselves."""
     return list(numbers)
 
 
 def present(rewards: Rewards) -> list[float]:
-    """The rewards that exist."""
+    """The rewards that are not None."""
     return [reward for reward in rewards if reward is not None]
 
 
 def degenerate(rewards: Rewards) -> bool:
-    """Whether a group teaches nothing: fewer than two scored members, or no spread.
+    """Whether a group gives no learning signal: fewer than two scored members, or all rewards equal.
 
     >>> degenerate([1.0, None]), degenerate([0.95, 0.95 + 1e-9]), degenerate([0.0, 1.0])
     (True, True, False)
@@ -59,7 +59,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def centred(rewards: Rewards) -> list[float]:
-    """Each reward less the mean of its group.
+    """Each reward minus the mean of its group.
 
     >>> centred([1.0, 0.0, None])
     [0.5, -0.5, 0.0]
@@ -72,7 +72,7 @@ def centred(rewards: Rewards) -> list[float]:
 
 
 def leave_one_out(rewards: Rewards) -> list[float]:
-    """Each reward less the mean of the *other* members, which keeps the gradient unbiased (RLOO).
+    """Each reward minus the mean of the *other* members, which keeps the gradient unbiased (RLOO).
 
     >>> leave_one_out([1.0, 0.0, 0.0])
     [1.0, -0.5, -0.5]
@@ -82,24 +82,27 @@ def leave_one_out(rewards: Rewards) -> list[float]:
 
 
 def less(rewards: Rewards, baseline: float) -> list[float]:
-    """Each reward less one number."""
+    """Each reward minus one number."""
     return [0.0 if reward is None else reward - baseline for reward in rewards]
 
 
 def scaled(groups: Sequence[Rewards], advantages: list[list[float]], how: str, epsilon: float, total: Total = alone) -> list[list[float]]:
-    """Divide the advantages by the spread of the rewards: of each group, or of the whole batch."""
+    """Divide the advantages by the standard deviation of the rewards, of each group or of the whole batch."""
     if how == "group":
         return [_divided(row, deviation(present(g)) + epsilon) for g, row in zip(groups, advantages, strict=True)]
     if how == "batch":
-        rewards = [r for g in groups for r in present(g)]
-        _, spread, count = moments(rewards, total)
-        spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
-        return [_divided(row, spread + epsilon) for row in advantages]
+        return _scaled_by_batch(groups, advantages, epsilon, total)
     return advantages
 
 
+def _scaled_by_batch(groups: Sequence[Rewards], advantages: list[list[float]], epsilon: float, total: Total) -> list[list[float]]:
+    _, spread, count = moments([r for g in groups for r in present(g)], total)
+    spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
+    return [_divided(row, spread + epsilon) for row in advantages]
+
+
 def _divided(advantages: Sequence[float], spread: float) -> list[float]:
-    return [a / spread if spread > 1e-12 else 0.0 for a in advantages]  # an epsilon of 0 leaves nothing to divide by where all are equal
+    return [a / spread if spread > 1e-12 else 0.0 for a in advantages]  # with epsilon 0 and equal rewards the divisor is 0
 
 
 def moments(values: Sequence[float], total: Total = alone) -> tuple[float, float, float]:
@@ -117,15 +120,22 @@ def moments(values: Sequence[float], total: Total = alone) -> tuple[float, float
 
 
 def whitened(values: Sequence[float], total: Total = alone) -> list[float]:
-    """Mean 0 and deviation 1 over all processes; all zeros where there is no spread."""
+    """Shift and scale to mean 0 and deviation 1 over all processes; all zeros if all values are equal."""
     mean, spread, _ = moments(values, total)
     if spread <= 1e-8:
         return [0.0] * len(values)
     return [(v - mean) / spread for v in values]
 
 
+def white_samples(rewards: Sequence[Rewards], advantages: Sequence[Sequence[float]], total: Total = alone) -> list[list[float]]:
+    """One advantage per answer, whitened over all answers that have a reward."""
+    flat = [a for group, row in zip(rewards, advantages, strict=True) for r, a in zip(group, row, strict=True) if r is not None]
+    fresh = iter(whitened(flat, total))
+    return [[0.0 if r is None else next(fresh) for r in group] for group in rewards]
+
+
 def normalised_sum(parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str, float], epsilon: float) -> list[list[float]]:
-    """GDPO: normalise each named reward in its group, then add them up by weight.
+    """GDPO: normalise each named reward within its group, then take the weighted sum.
 
     >>> normalised_sum({"math": [[1.0, 0.0]]}, {"math": 2.0}, 0.0)
     [[1.414213562373095, -1.414213562373095]]
@@ -138,15 +148,13 @@ def normalised_sum(parts: Mapping[str, Sequence[Rewards]], weights: Mapping[str,
     ]
 
 
-def net_rewards(episode: Episode, penalty: Sequence[float] | None = None) -> list[float]:
-    """The rewards per token, less a penalty (the KL of each token, already times beta)."""
-    if penalty is None:
-        return list(episode.rewards)
+def net_rewards(episode: Episode, penalty: Sequence[float]) -> list[float]:
+    """The rewards per token, minus a penalty (the KL of each token times beta)."""
     return [reward - p for reward, p in zip(episode.rewards, penalty, strict=True)]
 
 
 def overlong(length: int, cap: int, buffer: int) -> float:
-    """DAPO's soft punishment of an answer that comes near the cap: 0 until the buffer, -1 at the cap and beyond.
+    """DAPO's soft penalty for an answer close to the length limit: 0 before the buffer, -1 at the limit and above.
 
     >>> [overlong(n, 10, 4) for n in (6, 8, 10, 12)]
     [0.0, -0.5, -1.0, -1.0]
@@ -155,7 +163,7 @@ def overlong(length: int, cap: int, buffer: int) -> float:
 
 
 def to_go(episode: Episode, rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """At each acted token, the rewards from there on; tokens of the environment pass the sum on and take no step of discount.
+    """The sum of the rewards from each acted token on. Tokens of the environment do not count as discount steps.
 
     >>> from rlvr.episode import End
     >>> e = Episode("t", "g", [1, 2, 3], [False, True, True], [0.0] * 3, [0.0, 0.0, 1.0], End.TERMINATED)
@@ -169,8 +177,3 @@ def to_go(episode: Episode, rewards: Sequence[float], gamma: float = 1.0) -> lis
             running = out[t] = pending + gamma * running
             pending = 0.0
     return out
-
-
-def over_tokens(episode: Episode, advantage: float) -> list[float]:
-    """One advantage for a whole episode, written at every acted token."""
-    return [advantage if acted else 0.0 for acted in episode.acted]

@@ -1,8 +1,8 @@
-"""KL: how far the policy stands from the reference, token by token, and how hard it is pulled back.
+"""KL: estimate the divergence of the policy from the reference for each token, and control its coefficient beta.
 
 With D = l - l_ref on tokens that the policy sampled:
 
-    k1 = D                     unbiased value; as a loss its expected gradient is zero, so it is allowed in the reward only
+    k1 = D                     unbiased value; as a loss its expected gradient is 0, so it is allowed only in the reward
     k2 = D^2 / 2               biased value; as a loss its expected gradient is that of KL(policy || reference)
     k3 = exp(-D) + D - 1       unbiased, never negative; as a loss its gradient is that of KL(reference || policy)
     k3_ratio = r * k3          with the ratio's own gradient: that of KL(policy || reference) again
@@ -34,7 +34,7 @@ def estimate(new: Tensor, reference: Tensor, kind: str, ratio: Tensor | None = N
 
 
 class Controller:
-    """Beta, fixed or steered toward a target KL (the adaptive controller of Ziegler et al., 1909.08593).
+    """The coefficient beta, fixed or adapted to reach a target KL (the controller of Ziegler et al., 1909.08593).
 
     >>> c = Controller(0.1, target=1.0, horizon=10)
     >>> c.observe(2.0, 10)
@@ -49,4 +49,4 @@ class Controller:
         """After a step: raise beta where the KL is above the target, lower it below."""
         if self.target is not None:
             error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-            self.beta *= 1.0 + error * min(1.0, samples / self.horizon)  # a step beyond the horizon is one horizon: beta stays above 0
+            self.beta *= 1.0 + error * min(1.0, samples / self.horizon)  # at most one horizon per step, so beta stays above 0

@@ -1,13 +1,13 @@
-"""Mismatch: the sampler and the trainer never give a token quite the same probability. Measure it; correct it if asked.
+"""Mismatch: the sampler and the trainer give a token slightly different probabilities. Measure the difference; correct it on request.
 
 With w_t = exp(l_old_t - l_sampler_t), the correction multiplies the policy term (never the KL term):
 
     token_truncate      min(w_t, cap)                   token_mask        w_t where floor <= w_t <= cap, else 0
     sequence_truncate   min(prod w, cap)                sequence_mask     prod w inside the bounds, else 0
-    geometric_mask      1 where the geometric mean of w lies inside the bounds, else 0
+    geometric_mask      1 where the geometric mean of w is inside the bounds, else 0
 
-The product over a sequence grows with its length; prefer the token or the geometric forms for long answers.
-The measurements are of the raw ratios, before any truncation.
+The product over a sequence grows or shrinks with its length; for long answers prefer the token or geometric forms.
+The measurements use the raw ratios, before any truncation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "seq
 
 
 def correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, how: str, *, cap: float, floor: float) -> Tensor:
-    """The factor of each token's policy loss; a constant to the gradient."""
+    """The factor of each token's policy loss, without a gradient."""
     gap = (old - sampler).detach()
     if how.startswith("sequence"):
         gap = per_row(gap, rows, count, mean=False)
@@ -41,7 +41,7 @@ def correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, how: str,
 
 
 def measurements(old: Tensor, sampler: Tensor) -> dict[str, float]:
-    """What the raw ratios look like: quantiles, effective sample size as a share, KL(sampler || trainer), largest gap."""
+    """Statistics of the raw ratios: quantiles, effective sample size as a fraction, KL(sampler || trainer), largest difference."""
     if old.numel() == 0:
         return {}
     gap = (old - sampler).detach().double()

@@ -1,4 +1,4 @@
-"""PolicyGradient: the one algorithm behind all presets, put together from its five parts.
+"""PolicyGradient: the implementation of all presets, composed of five parts.
 
     credit       -> rewards to advantages     (credit, values)
     surrogate    -> ratio, clip or gate       (surrogate, mismatch)
@@ -6,7 +6,7 @@
     aggregation  -> the weight of each row    (aggregate)
     value        -> the critic's loss         (values)
 
-Torch is not imported: tensors come in and are used by their methods.
+Torch is not imported: only methods of the given tensors are used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from rlvr.algos import aggregate, credit, kl, mismatch, preferences, surrogate, values
+from rlvr.algos import aggregate, credit, kl, preferences, surrogate, terms, values
 from rlvr.algos.credit import Rewards, Total, alone
 from rlvr.algos.settings import Settings, active
 from rlvr.contracts.algorithm import Algorithm, LossInputs
@@ -30,7 +30,7 @@ Nested = Sequence[Sequence[Sequence[float]]]
 
 
 class PolicyGradient(Algorithm):
-    """An algorithm of the family REINFORCE ... SAPO, given by its settings.
+    """An algorithm from the policy-gradient family (REINFORCE to SAPO, preferences, imitation), defined by its settings.
 
     >>> PolicyGradient("mine", Settings(scale_rewards="none")).needs_reference
     False
@@ -45,28 +45,29 @@ class PolicyGradient(Algorithm):
         self.needs_reference = s.beta > 0
         self.refreshes = self.needs_reference and s.ref_model_sync_steps > 0
         self.needs_value = s.baseline == "value"
+        self.credits_answers = s.baseline not in ("value", "pair", "kto", "best") and s.returns != "to_go"
         self.needs_entropy = s.entropy_coef != 0
         self.needs_greedy = s.baseline == "greedy"
         self.penalises_reward = s.beta > 0 and s.kl_in == "reward"
         self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
-        self.bypass = s.old_from_sampler
-        if not self.bypass and s.baseline not in ("pair", "kto", "best"):  # those learn from anybody's answers
+        self.bypass, self.supervised = s.old_from_sampler, s.baseline == "best"
+        if not self.bypass and s.baseline not in ("pair", "kto", "best"):  # those can train on answers from any source
             self.when_stale = {"importance_sampling_correction": "token_truncate"}
         self.critic_alone = self.needs_value and s.value_pretraining_steps > 0
         self.controller = kl.Controller(s.beta, target=s.kl_target, horizon=s.kl_horizon)
         self.single_step = s.baseline in ("pair", "kto")
         self.needs_mismatched = s.baseline == "kto"
         self.cap = 0
-        """The run's own cap on an answer, told by the first `row_weights`."""
+        """The run's limit on the length of an answer, set by the first call of `row_weights`."""
         self._running, self._seen, self._steps = 0.0, 0.0, 0
 
     @property
     def beta(self) -> float:
-        """The KL coefficient in force now."""
+        """The current KL coefficient."""
         return self.controller.beta
 
     def describe(self) -> list[tuple[str, Any, bool]]:
-        """Every setting that does something, its value, and whether it differs from the preset."""
+        """Every setting that has an effect, its value, and whether it differs from the preset."""
         live = active(self.settings)
         rows = ((f.name, getattr(self.settings, f.name), getattr(self.preset, f.name)) for f in fields(Settings))
         return [(name, value, value != usual) for name, value, usual in rows if live.get(name, True)]
@@ -76,23 +77,27 @@ class PolicyGradient(Algorithm):
     def credit(
         self, groups: Sequence[Sequence[Episode]], *, penalties: Nested | None = None, values: Nested | None = None, total: Total = alone
     ) -> list[list[list[float]]]:
-        """Advantages for every token; 0.0 where the policy did not act and for whatever has no score."""
+        """The advantage of every token; 0.0 where the policy did not act and for episodes without a score."""
         net = self._net(groups, penalties)
+        if self.credits_answers:
+            raw = spread(groups, self._outcomes(groups, net, total))
+        else:
+            raw = self._by_token(groups, net, penalties, values, total)
+        return self._white_tokens(groups, raw, total) if self.settings.whiten == "tokens" else raw
+
+    def _by_token(
+        self, groups: Sequence[Sequence[Episode]], net: Nested, penalties: Nested | None, values: Nested | None, total: Total
+    ) -> list[list[list[float]]]:
+        """The credit that is more than one number per answer: a critic's, that of preferences, or the reward to go."""
         if self.needs_value:
             if values is None:
                 raise ConfigError("an algorithm with baseline=value needs the critic's values")
-            raw = self._gae(groups, net, values)
-        elif self.settings.baseline in ("pair", "kto", "best"):
-            raw = self._preferred(groups, penalties, total)
-        elif self.settings.returns == "to_go":
-            raw = self._to_go(groups, net)
-        else:
-            scalars = self._outcomes(groups, net, total)
-            raw = [[credit.over_tokens(e, a) for e, a in zip(g, row, strict=True)] for g, row in zip(groups, scalars, strict=True)]
-        return self._white_tokens(groups, raw, total) if self.settings.whiten == "tokens" else raw
+            return self._gae(groups, net, values)
+        preferences_only = self.settings.baseline in ("pair", "kto", "best")
+        return self._preferred(groups, penalties, total) if preferences_only else self._to_go(groups, net)
 
     def value_targets(self, groups: Sequence[Sequence[Episode]], *, penalties: Nested | None, values: Nested) -> list[list[list[float]]]:
-        """What the critic should have said: advantage + value, before any whitening."""
+        """The critic's targets: advantage + value, before any whitening."""
         net = self._net(groups, penalties)
         raw = self._gae(groups, net, values)
         return [
@@ -101,18 +106,22 @@ class PolicyGradient(Algorithm):
         ]
 
     def _net(self, groups: Sequence[Sequence[Episode]], penalties: Nested | None) -> list[list[list[float]]]:
-        """Rewards per token, less the KL, with the punishment of answers near the cap on their last token."""
-        net = [
-            [credit.net_rewards(e, penalties[g][i] if penalties else None) for i, e in enumerate(group)] for g, group in enumerate(groups)
-        ]
-        buffer, cap = self.settings.overlong_buffer, self.settings.max_completion_length or self.cap
+        """Rewards per token, minus the KL, with the penalty for overlong answers on their last token."""
+        if penalties:
+            net = [[credit.net_rewards(e, p) for e, p in zip(g, ps, strict=True)] for g, ps in zip(groups, penalties, strict=True)]
+        else:
+            net = [[list(e.rewards) for e in group] for group in groups]
+        return self._punished(groups, net) if self.settings.overlong_buffer else net
+
+    def _punished(self, groups: Sequence[Sequence[Episode]], net: list[list[list[float]]]) -> list[list[list[float]]]:
+        cap = self.settings.max_completion_length or self.cap
         for e, row in ((e, row) for group, rows in zip(groups, net, strict=True) for e, row in zip(group, rows, strict=True)):
-            if buffer and e.length:
-                row[len(row) - 1 - e.acted[::-1].index(True)] += credit.overlong(e.length, cap, buffer)
+            if e.length:
+                row[len(row) - 1 - e.acted[::-1].index(True)] += credit.overlong(e.length, cap, self.settings.overlong_buffer)
         return net
 
     def _preferred(self, groups: Sequence[Sequence[Episode]], penalties: Nested | None, total: Total) -> list[list[list[float]]]:
-        """The pull of a loss on whole answers: pairs, desirable or not, or the best alone."""
+        """Credit from a loss on whole answers: pairs (DPO), desirable or undesirable (KTO), or the best ones (imitation)."""
         s = self.settings
         rewards: list[Rewards] = [[e.reward if self.trains(e) and e.length else None for e in group] for group in groups]
         if s.baseline == "best":
@@ -137,7 +146,7 @@ class PolicyGradient(Algorithm):
                 advantages=[[a / n for a, n in zip(row, ns, strict=True)] for row, ns in zip(pulls.advantages, divisors, strict=True)]
             )
         self.figures = pulls.figures
-        return [[credit.over_tokens(e, a) for e, a in zip(g, row, strict=True)] for g, row in zip(groups, pulls.advantages, strict=True)]
+        return spread(groups, pulls.advantages)
 
     def _outcomes(self, groups: Sequence[Sequence[Episode]], net: Nested, total: Total) -> list[list[float]]:
         """One advantage per episode."""
@@ -150,25 +159,26 @@ class PolicyGradient(Algorithm):
             rows = credit.normalised_sum(self._parts(groups, rewards, total), s.reward_weights or {"reward": 1.0}, s.advantage_epsilon)
         else:
             rows = credit.scaled(rewards, self._baselined(groups, rewards), s.scale_rewards, s.advantage_epsilon, total)
-        if s.whiten == "samples":
-            flat = [a for group, row in zip(rewards, rows, strict=True) for r, a in zip(group, row, strict=True) if r is not None]
-            fresh = iter(credit.whitened(flat, total))
-            rows = [[0.0 if r is None else next(fresh) for r in group] for group in rewards]
-        return rows
+        return credit.white_samples(rewards, rows, total) if s.whiten == "samples" else rows
 
     def _baselined(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards]) -> list[list[float]]:
-        how = self.settings.baseline
-        if how == "group":
+        if self.settings.baseline == "group":
             return [credit.centred(group) for group in rewards]
+        return self._baselined_otherwise(groups, rewards)
+
+    def _baselined_otherwise(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards]) -> list[list[float]]:
+        how = self.settings.baseline
         if how == "leave_one_out":
             return [credit.leave_one_out(group) for group in rewards]
         if how == "greedy":
+            if groups and not any(e.meta.get("greedy") for group in groups for e in group):
+                raise ConfigError("the baseline is a greedy answer, and no group has one (an episode with meta['greedy'] true)")
             baselines = [greedy_reward(group) for group in groups]
             return [[0.0] * len(g) if b is None else credit.less(g, b) for g, b in zip(rewards, baselines, strict=True)]
         return [credit.less(group, self._running if how == "running" else 0.0) for group in rewards]
 
     def _parts(self, groups: Sequence[Sequence[Episode]], rewards: Sequence[Rewards], total: Total) -> dict[str, list[Rewards]]:
-        """The named rewards. A part that an answer lacks is 0: the judge got no further than its format, or was brought down."""
+        """The named rewards. A missing part of an answer is 0: judging stopped at its format, or the answer made it fail."""
         names = list(self.settings.reward_weights)
         if not names:
             return {"reward": list(rewards)}
@@ -183,7 +193,7 @@ class PolicyGradient(Algorithm):
         }
 
     def _to_go(self, groups: Sequence[Sequence[Episode]], net: Nested) -> list[list[list[float]]]:
-        """Reward to go at each token, less one number per episode."""
+        """Reward to go at each token, minus one baseline per episode."""
         rewards = self._totals(groups, net)
         out = []
         for group, rows, scores, moved in zip(groups, net, rewards, self._baselined(groups, rewards), strict=True):
@@ -201,14 +211,14 @@ class PolicyGradient(Algorithm):
         return out
 
     def _totals(self, groups: Sequence[Sequence[Episode]], net: Nested) -> list[Rewards]:
-        """The whole reward of each episode that counts."""
+        """The total reward of each episode that counts."""
         return [
             [math.fsum(row) if self.counts(e) else None for e, row in zip(group, rows, strict=True)]
             for group, rows in zip(groups, net, strict=True)
         ]
 
     def _silent(self, group: Sequence[Episode], rewards: Rewards) -> bool:
-        """Whether a group has nothing to be compared with: no spread, or no greedy answer."""
+        """Whether a group has no usable baseline: all rewards equal, or no greedy answer."""
         how = self.settings.baseline
         return (how in ("group", "leave_one_out") and credit.degenerate(rewards)) or (how == "greedy" and greedy_reward(group) is None)
 
@@ -235,7 +245,7 @@ class PolicyGradient(Algorithm):
         return [[[next(fresh) if acted and self.trains(e) else 0.0 for acted in e.acted] for e in group] for group in groups]
 
     def learnable(self, groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
-        """Pairs for DPO, both kinds of answers for KTO, the best ones for imitation; the other algorithms need fresh answers."""
+        """Pairs for DPO, desirable and undesirable answers for KTO, the best ones for imitation; other algorithms need fresh answers."""
         s = self.settings
         if s.baseline == "pair":
             return preferences.paired(groups, s.pairs_per_group)
@@ -243,15 +253,15 @@ class PolicyGradient(Algorithm):
             return preferences.of_both_kinds(groups, s.desirable_from)
         if s.baseline == "best":
             return preferences.best_ones(groups, s.at_least)
-        raise ConfigError(f"{self.name} learns from fresh answers only; leave data out, or choose sft, best_of_n, dpo or kto")
+        raise ConfigError(f"{self.name} trains on fresh answers only; remove `data`, or choose sft, best_of_n, dpo or kto")
 
     def counts(self, episode: Episode) -> bool:
-        """Whether an episode's reward takes part in the credit: it has a score, and is no yardstick."""
+        """Whether an episode's reward is used for credit: it has a score, and is not only a baseline."""
         yardstick = (self.needs_greedy and episode.meta.get("greedy")) or episode.meta.get("mismatched")
         return episode.scored and not yardstick
 
     def trains(self, episode: Episode) -> bool:
-        """Whether its tokens may train as well: overlong filtering masks an answer that was cut off, and keeps its reward."""
+        """Whether its tokens also train: overlong filtering masks an answer that was cut off, but keeps its reward."""
         return self.counts(episode) and not (self.settings.mask_truncated_completions and episode.cut_off)
 
     # ---- loss -----------------------------------------------------------------------------------------------------
@@ -261,61 +271,43 @@ class PolicyGradient(Algorithm):
         s = self.settings
         divisor = s.max_completion_length or max_length
         self.cap = divisor
-        if not divisor and (s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer):
-            raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need the cap on an answer; set max_completion_length")
-        if s.overlong_buffer > divisor:
-            raise ConfigError(
-                f"overlong_buffer {s.overlong_buffer} is longer than an answer may be, which is {divisor}; make it a part of it"
-            )
+        if s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer:
+            self._check_cap(divisor)
         return aggregate.row_weights(lengths, prompts, s.loss_aggregation, max_length=divisor, total=total)
 
+    def _check_cap(self, cap: int) -> None:
+        if not cap:
+            raise ConfigError("seq-mean-token-sum-norm and overlong_buffer need a limit on the answer length; set max_completion_length")
+        if (buffer := self.settings.overlong_buffer) > cap:
+            raise ConfigError(f"overlong_buffer is {buffer}, more than the longest allowed answer, {cap}; set it lower")
+
     def losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Policy term, KL, entropy and value term of each token, in one number each."""
+        """The loss of each token: the sum of its policy, KL, entropy and value terms."""
         s, x = self.settings, inputs
-        log_ratio = surrogate.log_ratio(x.new, x.old, x.rows, x.count, s.importance_sampling_level)
-        policy = self._surrogate(log_ratio.exp(), x)
+        ratio = surrogate.log_ratio(x.new, x.old, x.rows, x.count, s.importance_sampling_level).exp()
+        clips = s.loss_type == "clip"
+        policy = surrogate.clip(ratio, x.advantages, s.epsilon, s.upper, s.delta) if clips else terms.unclipped(s, ratio, x)
         loss = policy.loss
         if s.importance_sampling_correction != "none":
-            cap, floor = s.importance_sampling_cap, s.importance_sampling_floor
-            loss = loss * mismatch.correction(x.old, x.sampler, x.rows, x.count, s.importance_sampling_correction, cap=cap, floor=floor)
-        region = (policy.low + policy.high).detach()
+            loss = loss * terms.correction(s, x)
         figures = {
             "policy_loss": loss.detach(),
             "clip_ratio/low_mean": policy.low.detach(),
             "clip_ratio/high_mean": policy.high.detach(),
-            "clip_ratio/region_mean": region,
+            "clip_ratio/region_mean": (policy.low + policy.high).detach(),
         }
         if x.reference is not None:
-            ratio = (x.new - x.old).clamp(-surrogate.LOG_RATIO_LIMIT, surrogate.LOG_RATIO_LIMIT).exp()
-            figures["kl"] = kl.estimate(x.new.detach(), x.reference, "k3")
-            if s.kl_in == "loss" and self.beta:
-                loss = loss + self.beta * kl.estimate(x.new, x.reference, s.kl_estimator, ratio)
+            loss = terms.with_kl(s, self.beta, x, loss, figures)
         if x.entropy is not None:
-            figures["entropy"] = x.entropy.detach()
-            if s.entropy_coef:
-                loss = loss - s.entropy_coef * x.entropy
-        if x.values is not None and x.returns is not None and x.old_values is not None:
-            error = values.value_loss(x.values, x.old_values, x.returns, s.epsilon_value)
-            figures["value_loss"] = error.detach()
-            loss = error + 0.0 * loss if self.critic_alone else loss + s.vf_coef * error  # every weight has a gradient in every process
+            loss = terms.with_entropy(s, x.entropy, loss, figures)
+        if x.values is not None:
+            loss = terms.with_critic(s, x, loss, figures, alone=self.critic_alone)
         return loss, figures
 
-    def _surrogate(self, ratio: Tensor, x: LossInputs) -> surrogate.Surrogate:
-        s = self.settings
-        if s.loss_type == "clip":
-            return surrogate.clip(ratio, x.advantages, s.epsilon, s.upper, s.delta)
-        if s.loss_type == "cispo":
-            return surrogate.cispo(ratio, x.advantages, x.new, s.ratio_max)
-        if s.loss_type == "sapo":
-            return surrogate.sapo(ratio, x.advantages, s.sapo_temperature_pos, s.sapo_temperature_neg)
-        if s.loss_type == "likelihood":
-            return surrogate.likelihood(x.advantages, x.new)
-        return surrogate.reinforce(ratio, x.advantages, x.new, s.ratio_max)
-
-    # ---- what outlives a step -------------------------------------------------------------------------------------
+    # ---- state across steps -----------------------------------------------------------------------------------------
 
     def observe(self, rewards: Sequence[float], kl_value: float | None, total: Total = alone) -> None:
-        """After a step: move the running baseline and the adaptive beta."""
+        """After a step: update the running baseline and the adaptive beta."""
         self._steps += 1
         self.critic_alone = self.needs_value and self._steps < self.settings.value_pretraining_steps
         added, count = total([sum(rewards), float(len(rewards))])
@@ -326,21 +318,29 @@ class PolicyGradient(Algorithm):
             self.controller.observe(kl_value, round(count))
 
     def refresh(self) -> float:
-        """How far the reference moves toward the policy after this step."""
+        """How far to move the reference toward the policy after this step."""
         every = self.settings.ref_model_sync_steps
         return self.settings.ref_model_mixup_alpha if every and self._steps % every == 0 else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The running baseline, the beta in force, and how many steps there were."""
+        """The running baseline, the current beta, and the number of steps."""
         return {"beta": self.controller.beta, "running": self._running, "seen": self._seen, "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         self.controller.beta, self._running, self._seen = float(state["beta"]), float(state["running"]), float(state["seen"])
         self._steps = int(state["steps"])
         self.critic_alone = self.needs_value and self._steps < self.settings.value_pretraining_steps
 
 
+def spread(groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[float]]) -> list[list[list[float]]]:
+    """One advantage per episode, written at each token that the policy chose."""
+    return [
+        [[a if acted else 0.0 for acted in e.acted] for e, a in zip(group, row, strict=True)]
+        for group, row in zip(groups, advantages, strict=True)
+    ]
+
+
 def greedy_reward(group: Sequence[Episode]) -> float | None:
-    """The reward of the group's greedy answer, if there is a scored one."""
+    """The reward of the group's greedy answer; None if it has no score."""
     return next((e.reward for e in group if e.meta.get("greedy") and e.scored), None)

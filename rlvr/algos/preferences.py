@@ -1,16 +1,16 @@
-"""Preferences and imitation: which answers are wanted, and the pull that a loss on them puts on each.
+"""Preferences and imitation: choose the answers to prefer, and compute the advantage that their loss gives to each answer.
 
-The gradient of such a loss is a number per answer times the gradient of the answer's log-probability. So it is credit like
-any other: a wanted answer gets a positive advantage, an unwanted one a negative, and the plain log-probability loss does the
-rest. With s = beta * (l - l_ref), log-probabilities summed over the answer (or its mean over the tokens):
+The gradient of such a loss is one number per answer times the gradient of the answer's log-probability. So it is a form of
+credit: a preferred answer gets a positive advantage, a rejected one a negative advantage, and the log-probability is the
+loss. With s = beta * (l - l_ref), log-probabilities summed over the answer (or its mean over the tokens):
 
     dpo     -(1 - e) log sigmoid(s+ - s-) - e log sigmoid(s- - s+)          e is the label smoothing (cDPO)
     ipo     ((s+ - s-) / beta - 1 / (2 beta))^2
     kto     w_D (1 - sigmoid(s - z)) where desirable, w_U (1 - sigmoid(z - s)) where not;
             z = max(0, the mean s of answers to other prompts), a constant to the gradient
-    best    -l of the best answer of each group: supervised learning on what the verifier liked most
+    best    -l of the best answer of each group: supervised learning on the answer with the highest score
 
-The first three hold at the weights that scored the answers, so each batch is good for one optimizer step.
+The first three are valid only at the weights that scored the answers, so each batch serves one optimizer step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOSSES = ("dpo", "ipo")
 
 
 class Pulls(NamedTuple):
-    """One number per episode, and what is worth logging.
+    """One advantage per episode, and the numbers to log.
 
     >>> of_best([[0.0, 1.0]], [[3, 3]], at_least=0.0).advantages
     [[0.0, 2.0]]
@@ -39,7 +39,7 @@ class Pulls(NamedTuple):
 
 
 def pair(rewards: Rewards) -> tuple[int, int] | None:
-    """The best and the worst of a group, or None where they tie.
+    """The best and the worst answer of a group, or None if they tie.
 
     >>> pair([0.0, 1.0, None, 0.5]), pair([1.0, 1.0])
     ((1, 0), None)
@@ -63,14 +63,14 @@ def loss(d: float, beta: float, how: str, smoothing: float) -> float:
 
 
 def pull(d: float, beta: float, how: str, smoothing: float) -> float:
-    """How hard the loss pulls the better answer's log-probability up: minus its derivative."""
+    """The negative derivative of the loss with respect to the better answer's log-probability."""
     if how == "ipo":
         return 2 * (1 / (2 * beta) - d / beta)
     return beta * ((1 - smoothing) * _sigmoid(-d) - smoothing * _sigmoid(d))
 
 
 def pairs(rewards: Rewards, most: int = 1) -> list[tuple[int, int]]:
-    """Up to so many pairs without a member in common: the best with the worst, the second best with the second worst.
+    """Up to `most` disjoint pairs: the best with the worst, the second best with the second worst, and so on.
 
     >>> pairs([0.0, 1.0, None, 0.5, 1.0], most=3)
     [(1, 0), (4, 3)]
@@ -92,7 +92,7 @@ def of_pairs(
     most: int = 1,
     total: Total = alone,
 ) -> Pulls:
-    """DPO and IPO on the pairs of each group. `shifts` holds s of every answer, `rewards` None where it may not train."""
+    """DPO and IPO on the pairs of each group. `shifts` has s of every answer; `rewards` is None for answers that do not train."""
     chosen = [(g, *picked) for g, group in enumerate(rewards) for picked in pairs(group, most)]
     count, everyone = total([float(len(chosen)), float(sum(r is not None for group in rewards for r in group))])
     advantages = [[0.0] * len(group) for group in rewards]
@@ -121,7 +121,7 @@ def of_kto(
     weights: tuple[float, float],
     total: Total = alone,
 ) -> Pulls:
-    """KTO: each answer by itself, desirable from a score on; `elsewhere` holds s of answers to other prompts."""
+    """KTO: each answer alone, desirable if it scores at least `desirable_from`; `elsewhere` has s of answers to other prompts."""
     added, count = total([math.fsum(elsewhere), float(len(elsewhere))])
     z = max(0.0, added / count) if count else 0.0
     advantages = [[0.0] * len(group) for group in rewards]
@@ -146,7 +146,7 @@ def of_kto(
 
 
 def of_best(rewards: Sequence[Rewards], lengths: Sequence[Sequence[int]], at_least: float, total: Total = alone) -> Pulls:
-    """Best-of-N: the first of the highest scored answers of each group, if its score is above `at_least`. The others get nothing."""
+    """Best-of-N: the first answer with the highest score in each group, if that is above `at_least`. The others get advantage 0."""
     places = [best(group, at_least=at_least) for group in rewards]
     mine = sum(lengths[g][i] for g, i in enumerate(places) if i is not None)
     trainable = sum(n for row, group in zip(lengths, rewards, strict=True) for n, r in zip(row, group, strict=True) if r is not None)
@@ -159,7 +159,7 @@ def of_best(rewards: Sequence[Rewards], lengths: Sequence[Sequence[int]], at_lea
 
 
 def best(rewards: Rewards, *, at_least: float = 0.0) -> int | None:
-    """Which answer of a group is the best: the first of the highest scores, if that is above `at_least`.
+    """The index of the best answer of a group: the first with the highest score, if that is above `at_least`.
 
     >>> best([0.0, 1.0, None, 1.0]), best([0.0, None]), best([0.0, 0.4], at_least=0.5)
     (1, None, None)
@@ -177,39 +177,39 @@ def paired(groups: Sequence[Sequence[Episode]], most: int) -> list[list[Episode]
     kept = [group for group in found if group]
     if not kept:
         raise ConfigError(
-            f"there is no pair to learn from: in each of the {len(groups)} groups all scores are equal; let the run that is "
-            "learned from sample more answers a prompt, at a higher temperature, or on tasks that it solves now and then"
+            f"there are no pairs to train on: in each of the {len(groups)} groups all scores are equal; use a run with more "
+            "answers per prompt, a higher temperature, or tasks that it solves sometimes"
         )
     return kept
 
 
 def of_both_kinds(groups: Sequence[Sequence[Episode]], desirable_from: float) -> list[list[Episode]]:
-    """All groups, once it is sure that some answers are desirable and some are not."""
+    """All groups; ConfigError unless some answers are desirable and some are not."""
     good = sum(e.reward >= desirable_from for group in groups for e in group)
     everyone = sum(len(group) for group in groups)
     if good in (0, everyone):
         kind = "undesirable" if not good else "desirable"
         raise ConfigError(
-            f"all {everyone} answers are {kind}: KTO needs both kinds; their scores go from "
+            f"all {everyone} answers are {kind}: KTO needs both kinds; their scores range from "
             f"{min(e.reward for group in groups for e in group):g} to {max(e.reward for group in groups for e in group):g}, "
-            f"and desirable_from is {desirable_from:g}; move it between them, or name a run that is right now and then"
+            f"and desirable_from is {desirable_from:g}; set it between them, or use a run that is sometimes right"
         )
     return [list(group) for group in groups]
 
 
 def best_ones(groups: Sequence[Sequence[Episode]], at_least: float) -> list[list[Episode]]:
-    """The best answer of each group that has a good one."""
+    """The best answer of each group that has one above `at_least`."""
     found = [best([e.reward for e in group], at_least=at_least) for group in groups]
     kept = [[group[i]] for group, i in zip(groups, found, strict=True) if i is not None]
     if not kept:
-        raise ConfigError(f"none of the {len(groups)} groups has an answer that scores above {at_least:g}; lower algorithm.at_least")
+        raise ConfigError(f"none of the {len(groups)} groups has an answer with a score above {at_least:g}; lower algorithm.at_least")
     return kept
 
 
 def mismatched(groups: Sequence[Sequence[Episode]]) -> list[list[Episode]]:
-    """KTO's yardsticks: each group with its prompts continued by the answers of the next group with another one, marked `mismatched`.
+    """Add KTO's baseline episodes to each group: its prompt with answers of the next group with another prompt, marked `mismatched`.
 
-    Where there is no other prompt, nothing is added: KTO then measures from z = 0.
+    If there is no other prompt, nothing is added; KTO then uses z = 0.
     """
     asked = [[e.tokens[: e.prompt_length] for e in group[:1]] for group in groups]
     longest = max((len(e.tokens) for group in groups for e in group), default=0)

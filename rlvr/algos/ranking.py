@@ -1,8 +1,8 @@
-"""Ranking: the loss of a reward model on pairs of answers (Bradley-Terry).
+"""Ranking: the Bradley-Terry loss of a reward model on pairs of answers.
 
     -log sigmoid(r+ - r- - margin) + c (r+ + r-)^2          the mean over pairs
 
-The second term keeps scores around 0 (2312.09244); a difference of scores alone would leave them free to drift.
+The second term keeps the scores near 0 (2312.09244); without it they could drift, because the first uses only their difference.
 Only tensor methods are used, so this module needs no import of torch.
 """
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor, centering: float) -> Tensor:
-    """The loss of each pair, given both scores and by how much they should differ at least."""
+    """The loss of each pair, given both scores and the margin by which they should differ."""
     difference = chosen - rejected - margin
-    # log(1 + exp(-x)), written so that neither side overflows
+    # log(1 + exp(-x)), without overflow for large |x|
     cost = (-difference).clamp(min=0) + (-difference.abs()).exp().log1p()
     return cost + centering * (chosen + rejected).square()

@@ -1,7 +1,7 @@
-"""Recipes: the algorithms of the literature, each a row of one table. `rlvr show algorithm gspo` prints one.
+"""Presets: the published algorithms, each a row of one table. `rlvr show algorithm gspo` prints one.
 
-A row names the five parts and every number that differs from `Settings`' defaults, which are GRPO's.
-No row needs torch to be read.
+A row has the settings that differ from the defaults of `Settings`, which are those of GRPO. The table can be read
+without torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlvr.errors import ConfigError, NotFound, suggest
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One algorithm: where it comes from, what it computes, and its settings.
+    """One algorithm: its paper, its formula and its settings.
 
     >>> PRESETS["dr_grpo"].settings.scale_rewards
     'none'
@@ -51,7 +51,7 @@ IMITATION: dict[str, Any] = {"loss_type": "likelihood", "loss_aggregation": "tok
 
 PRESETS: Mapping[str, Preset] = {
     "reinforce": Preset(
-        "REINFORCE: the policy gradient as it stands, no baseline",
+        "REINFORCE: the plain policy gradient, without a baseline",
         "10.1007/BF00992696",
         "L = -(1/B) sum_i sum_t R_i l_it",
         Settings(baseline="none", **TRUE_GRADIENT),
@@ -72,19 +72,19 @@ PRESETS: Mapping[str, Preset] = {
         ),
     ),
     "reinforce_pp_baseline": Preset(
-        "REINFORCE++-baseline: reward less the group mean, whitened over the batch's tokens, k2 in the loss",
+        "REINFORCE++-baseline: reward minus the group mean, whitened over the batch's tokens, k2 in the loss",
         "2501.03262",
         "A = whiten(R - mean_g),  L = (1/N) sum -min(r A, clip(r) A) + beta k2",
         Settings(scale_rewards="none", whiten="tokens", loss_aggregation="token-mean", beta=0.01, kl_estimator="k2"),
     ),
     "remax": Preset(
-        "ReMax: the reward of the greedy answer is the baseline",
+        "ReMax: the baseline is the reward of the greedy answer",
         "2310.10505",
         "L = -(1/B) sum_i sum_t (R_i - R_greedy) l_it",
         Settings(returns="to_go", baseline="greedy", **TRUE_GRADIENT),
     ),
     "rloo": Preset(
-        "RLOO: the mean of the other answers is the baseline, the whole answer is one action",
+        "RLOO: the baseline is the mean reward of the other answers; the whole answer is one action",
         "2402.14740",
         "A_i = R_i - mean_{j != i} R_j,  L = -(1/B) sum_i min(s A, clip(s) A),  s = exp(sum_t l - l_old)",
         Settings(
@@ -102,7 +102,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
     ),
     "grpo": Preset(
-        "GRPO: rewards normalised in their group, PPO clip, mean over answers of the mean over tokens",
+        "GRPO: rewards normalised within their group, PPO clip, mean over answers of the mean over tokens",
         "2402.03300",
         "A_i = (R_i - mean_g) / (std_g + 1e-4),  L = (1/B) sum_i (1/T_i) sum_t -min(r A, clip(r) A) + beta KL",
         Settings(),
@@ -114,7 +114,7 @@ PRESETS: Mapping[str, Preset] = {
         Settings(scale_rewards="none", loss_aggregation="seq-mean-token-sum-norm"),
     ),
     "dapo": Preset(
-        "DAPO: a higher upper clip, every token counts the same, cut answers are masked, groups without spread are sampled anew",
+        "DAPO: higher upper clip, equal weight for every token, truncated answers masked, groups with equal rewards replaced",
         "2503.14476",
         "A_i = (R_i - mean_g) / (std_g + 1e-4),  L = (1/N) sum -min(r A, clip(r, 0.8, 1.28) A)",
         Settings(epsilon_high=0.28, loss_aggregation="token-mean", mask_truncated_completions=True, dynamic_sampling_rounds=10),
@@ -126,7 +126,7 @@ PRESETS: Mapping[str, Preset] = {
         Settings(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
     ),
     "gspo_token": Preset(
-        "GSPO-token: GSPO's ratio with a gradient of each token's own",
+        "GSPO-token: the ratio of GSPO, with a separate gradient for each token",
         "2507.18071",
         "s_it = sg(s_i) exp(l - sg(l)),  L = (1/B) sum_i (1/T_i) sum_t -min(s A, clip(s) A)",
         Settings(importance_sampling_level="sequence_token", epsilon=3e-4, epsilon_high=4e-4),
@@ -138,13 +138,13 @@ PRESETS: Mapping[str, Preset] = {
         Settings(loss_type="cispo", loss_aggregation="token-mean"),
     ),
     "sapo": Preset(
-        "SAPO: a soft sigmoid gate in place of the clip",
+        "SAPO: a soft sigmoid gate instead of the clip",
         "2511.20347",
         "f(r) = (4/tau) sigmoid(tau (r - 1)),  L = (1/B) sum_i (1/T_i) sum_t -f(r) A",
         Settings(loss_type="sapo"),
     ),
     "gdpo": Preset(
-        "GDPO: each named reward normalised in its group, then added up and whitened over the batch's answers",
+        "GDPO: each named reward normalised within its group, then summed and whitened over the batch's answers",
         "2601.05242",
         "A = whiten(sum_k w_k (R^k - mean_g) / (std_g + 1e-4)),  GRPO's loss",
         Settings(normalize_then_sum=True, whiten="samples"),
@@ -152,23 +152,23 @@ PRESETS: Mapping[str, Preset] = {
     "sft": Preset(
         "SFT: supervised learning on solutions, the environment's own or the best ones of an earlier run",
         "2203.02155",
-        "L = -(1/N) sum l over the solutions' tokens",
+        "L = -(1/N) sum l over the solutions' tokens, l at temperature 1",
         Settings(baseline="best", old_from_sampler=True, **IMITATION),
     ),
     "best_of_n": Preset(
-        "Best-of-N: of each group's answers the best is kept, if it is any good, and learned as if it were a solution",
+        "Best-of-N: supervised learning on the best answer of each group, if its score is above at_least",
         "2304.06767",
-        "L = -(1/N) sum l over the kept answers' tokens",
+        "L = -(1/N) sum l over the kept answers' tokens, l at temperature 1",
         Settings(baseline="best", old_from_sampler=True, **IMITATION),
     ),
     "dpo": Preset(
-        "DPO: the better answer of a pair is made more likely than the worse one, measured from a reference",
+        "DPO: makes the better answer of a pair more likely than the worse one, relative to a reference",
         "2305.18290",
         "d = beta ((l+ - l+_ref) - (l- - l-_ref)),  L = -mean log sigmoid(d)",
         Settings(baseline="pair", beta=0.1, kl_estimator="k1", kl_in="reward", **TRUE_GRADIENT),
     ),
     "kto": Preset(
-        "KTO: each answer by itself, desirable or not, measured from a reference and from answers to other prompts",
+        "KTO: each answer is desirable or undesirable, relative to a reference and to answers to other prompts",
         "2402.01306",
         "s = beta (l - l_ref),  L = mean of w_D (1 - sigmoid(s - z)) or w_U (1 - sigmoid(z - s)),  z = max(0, mean s of mismatched)",
         Settings(baseline="kto", beta=0.1, kl_estimator="k1", kl_in="reward", **TRUE_GRADIENT),
@@ -180,7 +180,7 @@ PRESETS: Mapping[str, Preset] = {
         Settings(baseline="pair", beta=0.1, kl_estimator="k1", kl_in="reward", **TRUE_GRADIENT),
     ),
     "online_ipo": Preset(
-        "Online IPO: as online DPO, with a squared loss that wants a margin of 1 / (2 beta) and no more",
+        "Online IPO: like online DPO, with a squared loss whose target margin is 1 / (2 beta)",
         "2310.12036",
         "d as in DPO,  L = mean (d / beta - 1 / (2 beta))^2",
         Settings(baseline="pair", preference_loss="ipo", beta=0.1, kl_estimator="k1", kl_in="reward", **TRUE_GRADIENT),
@@ -195,7 +195,7 @@ def factory(name: str) -> Callable[..., PolicyGradient]:
     0.1
     """
     if name not in PRESETS:
-        raise NotFound(f"no algorithm is called {name!r}; {suggest(name, PRESETS)}")
+        raise NotFound(f"there is no algorithm {name!r}; {suggest(name, PRESETS)}")
     preset = PRESETS[name]
 
     def make(**overrides: Any) -> PolicyGradient:
@@ -208,7 +208,7 @@ def factory(name: str) -> Callable[..., PolicyGradient]:
         live = active(settings)
         for key, value in given.items():
             if not live.get(key, True) and value != values[key]:
-                raise ConfigError(f"{key}={value!r} would do nothing here ({_why(key, settings)}); leave it out")
+                raise ConfigError(f"{key}={value!r} has no effect here ({_why(key, settings)}); remove it")
         return PolicyGradient(name, settings, preset=preset.settings, formula=preset.formula, paper=preset.paper)
 
     parts = "\n".join(f"{part:12} {what}" for part, what in preset.parts.items())

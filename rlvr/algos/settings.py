@@ -1,6 +1,6 @@
-"""Settings: every choice and every number of a policy-gradient algorithm, checked together, under TRL's names.
+"""Settings: all choices and numbers of a policy-gradient algorithm, checked together, with the names that TRL uses.
 
-A preset is one of these; a user's overrides make another. Mixes that are known to be wrong are refused with the reason.
+A preset is one set of settings; overrides create another. Combinations that are known to be wrong are errors, with the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRL_LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "luspo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The five parts and every number.
+    """All settings of an algorithm, by part.
 
     >>> Settings(scale_rewards="none", loss_aggregation="seq-mean-token-sum-norm").epsilon
     0.2
@@ -43,80 +43,80 @@ class Settings:
 
     # credit
     returns: str = "outcome"
-    """outcome: every token gets the reward of its answer; to_go: what is still to come from it on."""
+    """outcome: every token gets the whole reward of its answer; to_go: only the rewards that follow it."""
     baseline: str = "group"
-    """What a reward is compared with: the mean of its group, of the other answers in it, a running mean, the greedy answer, a critic."""
+    """What is subtracted from a reward: the mean of its group, of the other answers, a running mean, the greedy answer's, a critic's."""
     scale_rewards: str = "group"
-    """Divide by the deviation of the rewards: of the group, of the batch, or not at all."""
+    """Divide by the standard deviation of the rewards: of the group, of the batch, or not at all."""
     whiten: str = "none"
     """Shift and scale the finished advantages over the batch: over tokens, over samples, or not."""
     advantage_epsilon: float = 1e-4
-    """Added to the deviation that is divided by."""
+    """Added to the standard deviation before dividing."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
-    """GDPO: which of the verdict's parts count, and how much. Empty: the one reward there is."""
+    """GDPO: the weight of each part of the verdict. Empty: use the score."""
     normalize_then_sum: bool = False
-    """GDPO: normalise each named reward in its group before adding them up."""
+    """GDPO: normalise each named reward within its group before summing."""
     preference_loss: str = "dpo"
     """With baseline=pair: which loss on the pair of the group's best and worst answer."""
     label_smoothing: float = 0.0
-    """With baseline=pair: how often the verifier may have the pair the wrong way round."""
+    """With baseline=pair: the assumed fraction of pairs that the verifier ranks wrongly."""
     pairs_per_group: int = 1
     """With baseline=pair: the best with the worst, then the second best with the second worst, and so on."""
     length_normalised: bool = False
     """With baseline=pair or kto: an answer's log-probability is the mean over its tokens, not their sum."""
     desirable_from: float = 0.5
-    """With baseline=kto: an answer that scores so much is desirable."""
+    """With baseline=kto: an answer with at least this score is desirable."""
     desirable_weight: float = 1.0
-    """With baseline=kto: how much a desirable answer counts."""
+    """With baseline=kto: the weight of a desirable answer."""
     undesirable_weight: float = 1.0
-    """With baseline=kto: how much an undesirable answer counts."""
+    """With baseline=kto: the weight of an undesirable answer."""
     at_least: float = 0.0
-    """With baseline=best: the best answer of a group is learned from if its score is above this."""
+    """With baseline=best: the best answer of a group is trained on if its score is above this."""
     # ratio, clip or gate
     importance_sampling_level: str = "token"
     """One ratio for each token, or one for the answer: the tokens' geometric mean (sequence) or their product (completion)."""
     loss_type: str = "clip"
-    """What ratio and advantage become: clip (PPO), cispo, sapo, reinforce (the ratio as a weight), likelihood (no ratio at all)."""
+    """The loss from ratio and advantage: clip (PPO), cispo, sapo, reinforce (the ratio as a weight), likelihood (no ratio)."""
     epsilon: float = 0.2
     """How far the ratio may fall below 1 before it is clipped."""
     epsilon_high: float | None = None
-    """How far it may rise above 1. None: as `epsilon`."""
+    """How far it may rise above 1. None: the same as `epsilon`."""
     delta: float | None = None
     """The dual clip: bounds the ratio where the advantage is negative."""
     ratio_max: float = 5.0
-    """CISPO and REINFORCE: the largest weight; an absolute ratio, not a distance from 1."""
+    """CISPO and REINFORCE: the largest weight, as an absolute ratio, not as a distance from 1."""
     sapo_temperature_pos: float = 1.0
     """SAPO: how fast the gate closes where the advantage is positive."""
     sapo_temperature_neg: float = 1.05
     """SAPO: how fast the gate closes where the advantage is negative."""
     # aggregation
     loss_aggregation: str = "seq-mean-token-mean"
-    """How tokens become one loss: mean over answers of the mean over tokens, one mean over all tokens, and so on."""
+    """How token losses are combined: mean over answers of the mean over tokens, one mean over all tokens, and so on."""
     max_completion_length: int = 0
-    """The cap on an answer, for `seq-mean-token-sum-norm` and `overlong_buffer`. 0: the run's own."""
+    """The limit on an answer, for `seq-mean-token-sum-norm` and `overlong_buffer`. 0: the run's limit."""
     mask_truncated_completions: bool = False
-    """Leave answers that ran into the cap out of the loss."""
+    """Exclude answers that reached the limit from the loss."""
     overlong_buffer: int = 0
-    """DAPO's soft punishment: within so many tokens of the cap the reward falls linearly, by 1 at the cap. 0 switches it off."""
+    """DAPO's soft penalty: over this many tokens before the limit the reward falls linearly, by 1 at the limit. 0: no penalty."""
     dynamic_sampling_rounds: int = 1
-    """DAPO: groups whose rewards are all equal are not trained on; others are sampled in their place, in up to so many rounds a step."""
+    """DAPO: groups whose rewards are all equal are not trained on; others are sampled instead, in up to this many rounds per step."""
     # KL and entropy
     beta: float = 0.0
-    """The weight of the KL to the reference, or of the reference in a preference's loss. 0: no reference is held."""
+    """The weight of the KL to the reference, or of the reference in a preference loss. 0: no reference model."""
     kl_estimator: str = "k3"
-    """How the KL of a token is estimated."""
+    """The estimator of a token's KL."""
     kl_in: str = "loss"
-    """Whether the KL is a term of the loss or is taken off the reward."""
+    """Whether the KL is a term of the loss or is subtracted from the reward."""
     kl_target: float | None = None
-    """With it, beta adapts toward this KL."""
+    """If set, beta adapts to reach this KL."""
     kl_horizon: int = 10_000
-    """Over how many episodes it adapts."""
+    """The number of episodes over which beta adapts."""
     ref_model_sync_steps: int = 0
-    """After every so many steps the reference moves toward the policy. 0: never."""
+    """Move the reference toward the policy every so many steps. 0: never."""
     ref_model_mixup_alpha: float = 0.6
-    """How far: 1 makes it the policy."""
+    """How far to move it: 1 replaces it by the policy."""
     entropy_coef: float = 0.0
-    """How much entropy is paid for."""
+    """The weight of the entropy bonus."""
     # value
     gamma: float = 1.0
     """The discount per token."""
@@ -125,20 +125,20 @@ class Settings:
     vf_coef: float = 0.1
     """The weight of the critic's loss."""
     epsilon_value: float | None = 0.2
-    """How far a value may move from the old one before its loss is clipped. None: as far as it likes."""
+    """How far a value may move from the old one before its loss is clipped. None: no clipping."""
     value_pretraining_steps: int = 0
-    """So many first steps train the critic alone, on its full loss, before it advises anybody."""
+    """The number of first steps that train only the critic, on its full loss."""
     # reuse and mismatch
     num_iterations: int = 1
-    """How many times a batch is learned from."""
+    """How many times each batch is trained on."""
     old_from_sampler: bool = False
-    """Take the sampler's log-probabilities as the old ones (bypass): no extra pass, the clip corrects the mismatch."""
+    """Use the sampler's log-probabilities as the old ones (bypass): no extra forward pass; the clip corrects the mismatch."""
     importance_sampling_correction: str = "none"
-    """Weigh tokens by the trainer's probability over the sampler's, cut or masked at the cap; `none` trusts that they agree."""
+    """Weight tokens by the trainer's probability over the sampler's, truncated or masked at the cap; `none`: no correction."""
     importance_sampling_cap: float = 2.0
     """The largest such weight."""
     importance_sampling_floor: float = 0.5
-    """For the masks: the smallest."""
+    """For the masks: the smallest such weight."""
 
     def __post_init__(self) -> None:
         if self.loss_type in TRL_LOSS_TYPES:
@@ -152,14 +152,14 @@ class Settings:
         for name, low, high in BOUNDS:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} is {value}; it must lie from {low:g} to {high:g}")
+                raise ConfigError(f"{name} is {value}; it must be from {low:g} to {high:g}")
         for wrong, reason in known_bad(self):
             if wrong:
                 raise ConfigError(reason)
 
     @property
     def upper(self) -> float:
-        """The upper clip distance in force."""
+        """The upper clip distance that is used."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
 
@@ -196,7 +196,7 @@ BOUNDS = (
 
 
 def known_bad(s: Settings) -> list[tuple[bool, str]]:
-    """The mixes that look reasonable and are wrong, each with its reason and the way out."""
+    """Combinations that look reasonable but are wrong, each with its reason and a fix."""
     return [*_bad_losses(s), *_bad_credit(s)]
 
 
@@ -205,11 +205,11 @@ def _bad_losses(s: Settings) -> list[tuple[bool, str]]:
     return [
         (
             s.beta > 0 and s.kl_in == "loss" and s.kl_estimator == "k1",
-            "k1 as a loss has an expected gradient of zero, so beta would do nothing; use kl_in=reward, or k2 or k3_ratio in the loss",
+            "k1 as a loss has an expected gradient of zero, so beta would have no effect; use kl_in=reward, or k2 or k3_ratio in the loss",
         ),
         (
             s.beta > 0 and s.kl_in == "reward" and s.kl_estimator != "k1",
-            f"{s.kl_estimator} in the reward gives a biased gradient; only k1 belongs there: set kl_estimator=k1, or kl_in=loss",
+            f"{s.kl_estimator} in the reward gives a biased gradient; only k1 is allowed there: set kl_estimator=k1, or kl_in=loss",
         ),
         (
             pooled and s.loss_aggregation != "seq-mean-token-mean",
@@ -218,26 +218,26 @@ def _bad_losses(s: Settings) -> list[tuple[bool, str]]:
         ),
         (
             pooled and s.loss_type in ("cispo", "reinforce"),
-            f"{s.loss_type} weighs each token by its own ratio; use importance_sampling_level=token",
+            f"{s.loss_type} weights each token by its own ratio; use importance_sampling_level=token",
         ),
         (
             s.loss_aggregation == "seq-mean-token-sum-norm" and s.scale_rewards != "none",
-            "a constant length divisor (Dr.GRPO) with advantages divided by their deviation is half a recipe: it removes the length bias "
-            "and keeps the difficulty bias; set scale_rewards=none, or another loss_aggregation",
+            "a constant length divisor (Dr.GRPO) with advantages divided by their deviation removes the length bias "
+            "but keeps the difficulty bias; set scale_rewards=none, or another loss_aggregation",
         ),
         (
             s.old_from_sampler and s.importance_sampling_correction != "none",
-            "old_from_sampler already corrects the sampler's mismatch in the clipped ratio; importance_sampling_correction would count it "
-            "twice; drop one of them",
+            "old_from_sampler already corrects the sampler's mismatch in the clipped ratio; importance_sampling_correction would correct "
+            "it twice; remove one of them",
         ),
         (
             s.baseline in ("pair", "kto") and (s.old_from_sampler or s.importance_sampling_correction != "none"),
-            "a preference pulls on whole answers, whoever wrote them; a weight for each token would bend the pull: leave "
+            "a preference loss applies to whole answers from any source; weights for single tokens would distort it: set "
             "importance_sampling_correction=none and old_from_sampler=false",
         ),
         (
             s.delta is not None and s.delta <= 1 + s.upper,
-            f"delta {s.delta} lies under the clip at {1 + s.upper:g} and would cut good answers too; raise it",
+            f"delta {s.delta} is not above the upper clip at {1 + s.upper:g} and would clip good answers too; raise it",
         ),
     ]
 
@@ -247,62 +247,62 @@ def _bad_credit(s: Settings) -> list[tuple[bool, str]]:
     return [
         (
             s.baseline == "value" and (s.scale_rewards != "none" or s.normalize_then_sum or s.returns != "outcome"),
-            "with a critic the advantage is GAE; scale_rewards, normalize_then_sum and returns have no place: set scale_rewards=none, "
+            "with a critic the advantage is GAE; scale_rewards, normalize_then_sum and returns do not apply: set scale_rewards=none, "
             "whiten=tokens",
         ),
         (
             s.baseline == "value" and s.whiten == "samples",
-            "with a critic the advantage differs from token to token, so there is no one number per answer to whiten; set whiten=tokens",
+            "with a critic the advantage differs from token to token, so there is no single number per answer to whiten; set whiten=tokens",
         ),
         (
             s.normalize_then_sum and (s.baseline != "group" or s.scale_rewards != "group"),
-            "normalize_then_sum centres and scales in the group itself; leave baseline=group and scale_rewards=group",
+            "normalize_then_sum centres and scales within the group itself; set baseline=group and scale_rewards=group",
         ),
         (
             s.scale_rewards != "none" and s.baseline in ("none", "running") and s.whiten != "none",
-            "rewards scaled twice; set scale_rewards=none",
+            "the rewards would be scaled twice; set scale_rewards=none",
         ),
         (
             s.returns == "to_go" and (s.scale_rewards != "none" or s.whiten == "samples" or s.baseline in ("pair", "kto", "best")),
             "returns=to_go differs from token to token; scale_rewards, whiten=samples, named rewards and preferences compare whole answers "
-            "and would do nothing: set scale_rewards=none and whiten=tokens or none, or returns=outcome",
+            "and would have no effect: set scale_rewards=none and whiten=tokens or none, or returns=outcome",
         ),
         (
             0 < s.max_completion_length < s.overlong_buffer,
-            f"overlong_buffer {s.overlong_buffer} is longer than max_completion_length {s.max_completion_length}; make it a part of it",
+            f"overlong_buffer is {s.overlong_buffer}, more than max_completion_length, {s.max_completion_length}; set it lower",
         ),
         (
             preferred and (s.beta == 0 or s.kl_in != "reward" or s.loss_type != "reinforce" or s.scale_rewards != "none"),
-            f"preferences are learned against a reference: baseline={s.baseline} needs beta above 0, kl_in=reward, loss_type=reinforce "
+            f"preferences are trained relative to a reference: baseline={s.baseline} needs beta above 0, kl_in=reward, loss_type=reinforce "
             "and scale_rewards=none (the dpo and kto recipes)",
         ),
         (
             preferred and (s.num_iterations > 1 or s.loss_aggregation != "seq-mean-token-sum" or s.whiten != "none"),
-            "a preference's pull holds at the weights that scored it and counts whole answers; leave num_iterations=1, whiten=none and "
-            "loss_aggregation=seq-mean-token-sum",
+            "a preference loss is valid only at the weights that scored the answers and counts whole answers; set num_iterations=1, "
+            "whiten=none and loss_aggregation=seq-mean-token-sum",
         ),
         (
             s.dynamic_sampling_rounds > 1 and (s.baseline not in ("group", "leave_one_out", "pair") or s.normalize_then_sum),
             f"dynamic sampling drops groups whose rewards are all equal; with baseline={s.baseline}"
             + (" and normalize_then_sum" if s.normalize_then_sum else "")
-            + " such a group still teaches; leave dynamic_sampling_rounds=1",
+            + " such a group still gives a learning signal; set dynamic_sampling_rounds=1",
         ),
         (
             s.baseline == "best" and (s.loss_type != "likelihood" or s.scale_rewards != "none" or s.whiten != "none" or s.beta > 0),
-            "the best answer is imitated as it stands: baseline=best needs loss_type=likelihood, scale_rewards=none, whiten=none, beta=0 "
-            "(the sft and best_of_n recipes)",
+            "the best answer is trained on without weighting: baseline=best needs loss_type=likelihood, scale_rewards=none, whiten=none, "
+            "beta=0 (the sft and best_of_n recipes)",
         ),
         (
             bool(s.reward_weights) and (s.overlong_buffer > 0 or (s.beta > 0 and s.kl_in == "reward")),
-            "reward_weights reads the verdict's parts, so what is taken off the one reward would do nothing: leave overlong_buffer=0 and "
-            "put the KL into the loss (kl_in=loss)",
+            "reward_weights uses the verdict's parts, so penalties on the single reward would have no effect: set overlong_buffer=0 and "
+            "kl_in=loss",
         ),
         (bool(s.reward_weights) and not s.normalize_then_sum, "reward_weights need normalize_then_sum=true (the gdpo recipe)"),
     ]
 
 
 def active(s: Settings) -> dict[str, bool]:
-    """For settings that need another one: whether they do anything in this mix."""
+    """For settings that depend on another one: whether they have an effect in this combination."""
     clip, kl, critic = s.loss_type == "clip", s.beta > 0, s.baseline == "value"
     return {
         **dict.fromkeys(("epsilon", "epsilon_high", "delta"), clip),
@@ -326,7 +326,7 @@ def active(s: Settings) -> dict[str, bool]:
 
 
 def coerced(name: str, value: Any) -> Any:
-    """One setting as a user wrote it (YAML reads 3e-4 as text, and 0 as a whole number), in the type it must have."""
+    """Convert a user's value of a setting to its type (YAML reads 3e-4 as text, and 0 as an integer)."""
     kind = {f.name: str(f.type) for f in fields(Settings)}[name]
     if value is None and "None" in kind:
         return None
@@ -343,4 +343,4 @@ def coerced(name: str, value: Any) -> Any:
         pass
     if (kind == "bool" and isinstance(value, bool)) or (kind == "str" and isinstance(value, str)):
         return value
-    raise ConfigError(f"{name} is {value!r}; a value of type {kind} is needed")
+    raise ConfigError(f"{name} is {value!r}; it must be of type {kind}")

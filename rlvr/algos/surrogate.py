@@ -1,13 +1,13 @@
-"""The surrogate: how a token's probability ratio and advantage become its loss.
+"""The surrogate loss: compute each token's loss from its probability ratio and its advantage.
 
-All tensors are flat: one entry per acted token, whatever the padding or packing was. `rows` says which sequence an entry
+All tensors are flat: one entry per acted token, independent of padding and packing. `rows` says which sequence an entry
 belongs to. Only tensor methods are used, so this module needs no import of torch.
 
     level      token: r_t = exp(l_t - l_old_t)          sequence: one ratio, the geometric mean of the tokens' (GSPO)
                sequence_token: its value, per-token gradient       completion: the product of the tokens' (RLOO)
     loss_type  clip: PPO's pessimistic clip     cispo: a clipped, detached weight on the log-probability
-               sapo: a soft gate                reinforce: the log-probability itself, weighed by the ratio
-               likelihood: the log-probability itself, whoever sampled
+               sapo: a soft gate                reinforce: the log-probability, weighted by the ratio
+               likelihood: the log-probability, without a ratio
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG_RATIO_LIMIT = 20.0
 
 
 class Surrogate(NamedTuple):
-    """The loss of each token, and where the clip or gate held it.
+    """The loss of each token, and where it was clipped.
 
     >>> Surrogate._fields
     ('loss', 'low', 'high')
@@ -33,11 +33,11 @@ class Surrogate(NamedTuple):
     low: Tensor
     """1.0 where the lower bound stopped the gradient."""
     high: Tensor
-    """1.0 where the upper bound did (for CISPO and REINFORCE: capped the weight)."""
+    """1.0 where the upper bound stopped the gradient (for CISPO and REINFORCE: where the weight was capped)."""
 
 
 def per_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
-    """Sum or mean over each row's entries, written back at every entry."""
+    """The sum or mean over each row's entries, repeated for every entry."""
     sums = values.new_zeros(count).index_add(0, rows, values)
     if mean:
         sizes = values.new_zeros(count).index_add(0, rows, values.detach() * 0 + 1)
@@ -48,8 +48,11 @@ def per_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
 def log_ratio(new: Tensor, old: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
     """The log of the importance ratio at the chosen level, clamped so that its exponential is finite."""
     delta = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    if level == "token":
-        return delta
+    return delta if level == "token" else _over_row(delta, new, rows, count, level)
+
+
+def _over_row(delta: Tensor, new: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
+    """One log ratio for all tokens of a row."""
     if level == "completion":
         return per_row(delta, rows, count, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     pooled = per_row(delta, rows, count, mean=True)
@@ -61,7 +64,7 @@ def log_ratio(new: Tensor, old: Tensor, rows: Tensor, count: int, level: str) ->
 
 
 def clip(ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float, delta: float | None = None) -> Surrogate:
-    """PPO's pessimistic choice, the smaller of r*A and its clipped form. `delta` bounds the ratio where A < 0 (dual clip)."""
+    """PPO's clip: the smaller of r*A and its clipped form. `delta` bounds the ratio where A < 0 (dual clip)."""
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     loss = -(bounded * advantage).minimum(ratio.clamp(1 - epsilon, 1 + epsilon_high) * advantage)
     low = ((ratio < 1 - epsilon) & (advantage < 0)).to(ratio.dtype)
@@ -70,13 +73,13 @@ def clip(ratio: Tensor, advantage: Tensor, epsilon: float, epsilon_high: float, 
 
 
 def cispo(ratio: Tensor, advantage: Tensor, new: Tensor, ratio_max: float) -> Surrogate:
-    """CISPO: the capped ratio is a constant weight on the log-probability, so no token ever loses its gradient."""
+    """CISPO: the capped ratio is a constant weight of the log-probability, so no token loses its gradient."""
     weight = ratio.detach().clamp(max=ratio_max)
     return Surrogate(-weight * advantage * new, ratio.detach() * 0, (ratio > ratio_max).to(ratio.dtype))
 
 
 def sapo(ratio: Tensor, advantage: Tensor, temperature_pos: float, temperature_neg: float) -> Surrogate:
-    """SAPO: a sigmoid gate whose slope at r = 1 is 1 for every temperature, and which fades instead of cutting."""
+    """SAPO: a sigmoid gate with slope 1 at r = 1 for every temperature, which reduces the gradient smoothly instead of clipping it."""
     positive = (advantage > 0).to(ratio.dtype)
     tau = temperature_pos * positive + temperature_neg * (1 - positive)
     gate = (tau * (ratio - 1)).sigmoid() * 4 / tau
@@ -85,12 +88,12 @@ def sapo(ratio: Tensor, advantage: Tensor, temperature_pos: float, temperature_n
 
 
 def reinforce(ratio: Tensor, advantage: Tensor, new: Tensor, ratio_max: float) -> Surrogate:
-    """REINFORCE: -A * log-probability; off-policy the capped ratio weighs it."""
+    """REINFORCE: -A * log-probability, weighted by the capped ratio when off-policy."""
     weight = ratio.detach().clamp(max=ratio_max)
     return Surrogate(-weight * advantage * new, ratio.detach() * 0, (ratio > ratio_max).to(ratio.dtype))
 
 
 def likelihood(advantage: Tensor, new: Tensor) -> Surrogate:
-    """Supervised learning: -A * log-probability, with no ratio, so that any text can be learned from."""
+    """Supervised learning: -A * log-probability, without a ratio, so that any text can be trained on."""
     nothing = new.detach() * 0
     return Surrogate(-advantage * new, nothing, nothing)

@@ -1,8 +1,8 @@
-"""The value side of PPO: generalised advantage estimation in lists, the value loss in tensors.
+"""The value function of PPO: generalised advantage estimation on lists, the value loss on tensors.
 
-A token that the environment wrote is no action: it takes no step of discount and hands the next value and the running
-advantage on unchanged, so inserting such tokens anywhere changes nothing. A reward that stands on one belongs to the
-action before it.
+A token that the environment wrote is not an action: it is not a discount step, and it passes the next value and the
+running advantage on unchanged, so inserting such tokens does not change the result. A reward on such a token belongs to
+the action before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def gae(acted: Sequence[bool], rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
-    """The advantage of each acted token (0.0 elsewhere); `values[t]` is the critic's view before token t.
+    """The advantage of each acted token (0.0 elsewhere); `values[t]` is the critic's value before token t.
 
     >>> gae([False, True, True], [0.0, 0.0, 1.0], [0.0, 0.5, 0.5], 1.0, 1.0)
     [0.0, 0.5, 0.5]
@@ -32,7 +32,7 @@ def gae(acted: Sequence[bool], rewards: Sequence[float], values: Sequence[float]
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, epsilon: float | None) -> Tensor:
-    """Half the squared error per token, the worse of free and clipped around the old value (None: unclipped)."""
+    """Half the squared error per token: the larger of the unclipped and the clipped one (epsilon None: unclipped)."""
     free = (values - returns).square()
     if epsilon is None:
         return 0.5 * free

@@ -1,15 +1,14 @@
-r"""Finding the declared answer in what a policy said, and nothing else.
+r"""Find the declared answer in the text of a policy.
 
-A channel is a place where an answer is declared on purpose; prose is never searched for numbers. What stands in a thought
-section is never an answer, a thought section that never closes hides everything after it, and an answer declared twice
-with different contents is no answer, unless the words between say that the later one is the result. Every scanner is one
-pass over the text.
+A channel is a place where an answer is declared on purpose; prose is never searched for numbers. Text in a thought section is never an
+answer, and an unclosed thought section hides everything after it. If two different answers are declared there is no answer, unless the
+words between them mark the later one as the result. Every scanner is one pass over the text.
 
     channel       the answer is
     boxed         the content of \boxed{...} or \fbox{...}
     tag           the content of <answer>...</answer>
     hash          the rest of a line that starts with ####
-    final_line    what follows "the final answer is" or "Answer:", in some twenty languages
+    final_line    the text after "the final answer is" or "Answer:", in some twenty languages
     fence         the content of the last ``` block (code)
     whole         the whole text, stripped
     auto          boxed and tag, else hash, else final_line, else a last sentence that concludes ("Thus, the sum is $7$."),
@@ -21,10 +20,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from rlvr.answers.boxes import EMPTY, NO_BOX, boxed, inside, void
+from rlvr.answers.around import AFTER, BEFORE, denied
+from rlvr.answers.beside import offered
+from rlvr.answers.boxes import DENIED, EMPTY, NO_BOX, declared, inside, void
 from rlvr.answers.edges import ended
-from rlvr.answers.found import Found, one
-from rlvr.answers.lines import conclusion, final_line, hash_line
+from rlvr.answers.found import MANY, Found, one
+from rlvr.answers.lines import conclusion, final_line, hash_line, numeral, settled
 from rlvr.answers.thoughts import visible
 from rlvr.errors import ConfigError, suggest
 
@@ -36,9 +37,9 @@ NO_TAG = Found(None, "there is no <answer> tag")
 
 
 def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "refuse") -> Found:
-    """The answer declared in `text`; several channels are tried in order until one declares something.
+    """The answer declared in `text`; several channels are tried in order until one of them finds a declaration.
 
-    `several="last"` takes the last of several different answers, instead of refusing them all.
+    With `several="last"`, the last of several different answers is taken; by default they are all refused.
 
     >>> find("The answer is 7. Or 8.", "final_line").text is None
     True
@@ -51,9 +52,9 @@ def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "re
             raise ConfigError(f"there is no answer channel {name!r}; {suggest(name, CHANNELS)}")
     shown = visible(text)
     if shown is None:
-        return Found(None, "the thought section never closes")
+        return Found(None, "the thought section is not closed")
     shown = ended(shown)
-    found = Found(None, "no channel was asked for")
+    found = Found(None, "no channel was given")
     for name in names:
         found = CHANNELS[name](shown)
         if found.text is not None or found.several:
@@ -63,31 +64,45 @@ def find(text: str, channel: str | Sequence[str] = "auto", *, several: str = "re
     return found
 
 
+def _boxed(text: str) -> Found:
+    found, after = declared(text)
+    return settled(found, after)
+
+
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 
 
 def _tag(text: str) -> Found:
-    contents: list[str] = []
+    contents: list[tuple[int, int, str]] = []
     start: int | None = None
     nested = False
     for mark in _TAG.finditer(text) if "<" in text else ():
         if not mark[1]:
-            nested = nested or start is not None  # perhaps only the word "<answer>" in prose, if nothing closes it
+            nested = nested or start is not None  # if nothing closes it, it may be just the word "<answer>" in prose
             start = mark.end()
         elif start is not None:
-            contents.append(text[start : mark.start()])
+            contents.append((start - len("<answer>"), mark.end(), text[start : mark.start()]))
             start = None
         elif nested:
-            return Found(None, "one <answer> stands inside another")
+            return Found(None, "one <answer> is inside another")
     if start is not None:
-        return Found(None, "the last <answer> never closes")
+        return Found(None, "the last <answer> is not closed")
     if not contents:
         return NO_TAG
-    filled = [content for content in contents if not void(content)]
-    return one([inside(content) for content in filled], "the tag") if filled else Found(None, "the tag is empty")
+    filled = [tag for tag in contents[-MANY:] if not void(tag[2])]
+    if not filled:
+        return Found(None, "the tag is empty")
+    asserted = [tag for tag in filled if not denied(text[max(0, tag[0] - BEFORE) : tag[0]], text[tag[1] : tag[1] + AFTER])]
+    if not asserted:
+        return Found(None, DENIED)
+    found = one([inside(tag[2]) for tag in asserted], "the tag")
+    if found.text is None:
+        return found
+    start, end = asserted[0][0], asserted[-1][1]
+    return settled(offered(found, text[max(0, start - BEFORE) : start], text[end : end + AFTER]), text[end:])
 
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})([^\n`]*)$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(`{3,}+|~{3,}+)([^\n`]*)$", re.MULTILINE)
 
 
 def _fence(text: str) -> Found:
@@ -99,7 +114,7 @@ def _fence(text: str) -> Found:
         elif mark[1].startswith(opened[1]) and not mark[2].strip():
             last, opened = text[opened.end() : mark.start()].lstrip("\n"), None
     if opened is not None:
-        return Found(None, "the last code block never closes")
+        return Found(None, "the last code block is not closed")
     return Found(last, "in the last code block") if last is not None else Found(None, "there is no code block")
 
 
@@ -108,8 +123,23 @@ def _whole(text: str) -> Found:
     return Found(stripped, "the whole text") if stripped else Found(None, "the answer is empty")
 
 
+_BLOCK = re.compile(r"```\w{0,20}\n([^\n`]+)\n```")
+"""A code block of one line."""
+
+
+def _signed_off(text: str) -> Found:
+    """The number of a last #### line that only a kind word without numbers follows."""
+    head, mark, tail = text.rpartition("####")
+    line, _, after = tail.partition("\n")
+    if not numeral(line.strip()) or re.search(r"[\d$\\]", after) or len(after.strip()) > 300:
+        return Found(None, "no #### line ends the text")
+    return settled(hash_line(head + mark + line), after)
+
+
 def _auto(text: str) -> Found:
-    box, tag = boxed(text), _tag(text)
+    box, tag = _boxed(text), _tag(text)
+    if box.text is not None and tag.reason is DENIED:
+        return tag
     if box.text is not None and tag.text is not None:
         return one([box.text, tag.text], "the box and the tag")
     if box not in (NO_BOX, EMPTY):
@@ -119,6 +149,8 @@ def _auto(text: str) -> Found:
     rows = text.strip().splitlines()
     if rows and re.match(r"\s*####\s*[^#\s]", rows[-1]):
         return hash_line(text)
+    if "####" in text and (found := _signed_off(text)).text is not None:
+        return found
     found = final_line(text)
     if found.text is not None or found.several:
         return found
@@ -126,6 +158,9 @@ def _auto(text: str) -> Found:
     if found.text is not None or box is EMPTY:
         return found if found.text is not None else box
     bare = text.strip()
+    block = _BLOCK.fullmatch(bare) if bare.endswith("```") and len(bare) <= WHOLE_LIMIT else None
+    if block is not None:
+        return Found(block[1].strip(), "the whole text")
     single = len(rows) == 1 or bare.startswith(("\\begin", "$", "\\[", "\\left"))
     if bare and single and len(bare) <= WHOLE_LIMIT:
         return Found(bare, "the whole text")
@@ -133,7 +168,7 @@ def _auto(text: str) -> Found:
 
 
 CHANNELS: dict[str, Callable[[str], Found]] = {
-    "boxed": boxed,
+    "boxed": _boxed,
     "tag": _tag,
     "hash": hash_line,
     "final_line": final_line,

@@ -1,7 +1,7 @@
-r"""The words around a declaration: those that deny it, those that offer a second one, those that lead on to it.
+r"""Classify the words around a declaration: denials, offers of a second answer, and words that lead to a later result.
 
-Each table has a row for each way of saying it, with one example that a test runs. Patterns look at a short window of the
-text, so that a thousand boxes cost a thousand windows and no more.
+Each row of a table is a pattern with one example that a test runs. Patterns look at a short window of the text, so the cost is linear
+in the number of boxes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DENIED_BEFORE = (
     (r"\banything\s+(?:but|except|other\s+than)", r"It is anything but \boxed{7}"),
     (r"\brul(?:e|ed|es|ing)\s+out", r"We can rule out \boxed{7}"),
     (rf"\b{_WRONG}ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?", r"He incorrectly got \boxed{7}"),
-    (rf"\b(?:not|never|n't)\s+{_VERB}", r"I would not say \boxed{7}"),
+    (rf"(?:\b(?:not|never)|n't)\s+{_VERB}", r"I would not say \boxed{7}"),
     (
         rf"\b(?:{_WRONG}|tempting|naive|a\s+mistake|an\s+error)\s+to\s+(?:{_VERB}|get|use)",
         r"It would be wrong to answer \boxed{7}.",
@@ -43,8 +43,26 @@ DENIED_BEFORE = (
         r"(?:\s+(?:here|would))?",
         r"A common wrong answer is \boxed{7}",
     ),
+    (rf"\b(?:{_WRONG}|untrue|unlikely|impossible)\s+that", r"It is wrong that the answer is \boxed{7}"),
+    (r"(?:^|[\s$])~~", r"~~\boxed{7}~~"),
+    (r"\\(?:[bx]?cancel|sout)\{", r"$\cancel{\boxed{7}}$"),
+    (r"<!--", r"<!-- \boxed{7} -->"),
+    (r"\b(?:doubt|deny|disagree)", r"I doubt that the answer is \boxed{7}"),
+    (r"\b(?:suppose|assume|imagine|pretend)", r"Suppose the answer is \boxed{7}"),
+    (
+        r"\b(?:some|many|most|people|they|others|students)(?:\s+people)?\s+(?:say|think|believe|claim|argue|answer|get)",
+        r"Some say the answer is \boxed{7}",
+    ),
+    (r"\bhad\s+(?:the|it|we|there)\b[^.!?\n]*\bwould", r"Had the question been about odd numbers, it would be \boxed{7}"),
+    (r"\bno\s+(?:es|son|sea|puede\s+ser)", r"La respuesta no es \boxed{7}"),
+    (r"\bnicht", r"Die Antwort ist nicht \boxed{7}"),
+    (r"\bn(?:'|’|e\s+)(?:est|vaut|sont|serait)\s+pas", r"La réponse n'est pas \boxed{7}"),
+    (r"\bnon\s+(?:è|sono|sarà)", r"La risposta non è \boxed{7}"),
+    (r"\bnão\s+(?:é|são|será)", r"A resposta não é \boxed{7}"),
+    (r"\bне(?:\s+(?:равен|равно|является))?", r"Ответ не \boxed{7}"),
+    (r"(?:不是|不为|不為|不等于|不等於|并非|並非|不应为)", r"答案不是 \boxed{7}"),
 )
-"""What denies the box that follows it: (pattern, example)."""
+"""Words that deny the box after them: (pattern, example)."""
 
 DENIED_AFTER = (
     (r"\?\s*no\b", r"\boxed{7}? No."),
@@ -53,6 +71,16 @@ DENIED_AFTER = (
         r"|not\s+(?:the|correct|right|true|possible|valid|my)\b)",
         r"\boxed{7} is wrong",
     ),
+    (r"(?:can't|cannot|can\s+not|could\s+not|couldn't)\s+be\b", r"\boxed{7} can't be right"),
+    (r"(?:does\s+not|doesn't|fails\s+to)\s+(?:satisfy|work|fit|hold|solve)", r"\boxed{7} does not satisfy the equation"),
+    (r"\?\s*I\s+(?:do\s+not|don't)\s+think", r"\boxed{7}? I don't think so"),
+    (
+        r",?\s*but\s+(?:I|my|our|we)\b[^.!?\n]{0,40}\b(?:gives?|get|got|find|found|says?)\b",
+        r"The key says \boxed{7}, but my calculation gives 8",
+    ),
+    (r"(?:では(?:ない|ありません)|じゃ(?:ない|ありません)|でない)", r"答えは \boxed{7} ではありません"),
+    (r"(?:이|가)\s?(?:아니|아닙)", r"정답은 \boxed{7}이 아닙니다"),
+    (r"(?:no\s+es|ist\s+(?:falsch|nicht)|est\s+(?:faux|fausse)|неверно|не\s+подходит|是错|是錯|不对|不對)", r"\boxed{7} ist falsch"),
     (r"isn't\s+(?:the|correct|right|true)", r"\boxed{7} isn't right"),
     (
         rf"[,;(—–-]?\s*(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:is|was|would\s+be)|'s)\s+(?:{_WRONG}|a\s+(?:common\s+)?(?:mistake|trap|error)"
@@ -60,28 +88,41 @@ DENIED_AFTER = (
         r"\boxed{7}, which is wrong",
     ),
 )
-"""What denies the box that it follows: (pattern, example)."""
+"""Words that deny the box before them: (pattern, example)."""
 
-_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}\\s*[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
+_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _ in DENIED_BEFORE)}){_LINK}[:=$\\s\\\\(\\[*]*$", re.IGNORECASE)
 _AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIED_AFTER)})", re.IGNORECASE)
-_HINTS: tuple[str, ...] = (
-    "not",
-    "n't",
-    "nor",
-    "never",
-    "neither",
-    "anything",
-    "rul",
-    "wrong",
-    "incorrect",
-    "mistake",
-    "false",
-    "invalid",
-    "erro",
+_HINTS = (
+    *("not", "n't", "nor", "never", "neither", "anything", "rul", "wrong", "incorrect", "mistake", "false", "invalid", "erro"),
+    *("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected"),
+    *("might", "may", "could", "would", "will", "often", "wrote", "said", "got", "answered", "claimed", "guessed", "gave"),
+    *("untrue", "unlikely", "impossible", "doubt", "deny", "disagree", "suppose", "assume", "imagine", "pretend", "had "),
+    *(
+        "some",
+        "many",
+        "most",
+        "people",
+        "they",
+        "others",
+        "students",
+        "~~",
+        "cancel{",
+        "sout{",
+        "<!--",
+        "nicht",
+        "no es",
+        "no so",
+        "no se",
+        "no pu",
+        "pas",
+        "non ",
+        "não",
+        "не",
+        "不",
+        "非",
+    ),
 )
-_HINTS += ("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected")
-_HINTS += ("think", "sa", "guess", "answer", "claim", "believe", "expect", "wrote", "got", "gave")
-"""One of these stands in whatever `_BEFORE` finds; looking for them is cheaper."""
+"""Each text that `_BEFORE` matches contains one of these. Searching for them is cheaper."""
 
 
 def denied(before: str, after: str) -> bool:
@@ -90,10 +131,13 @@ def denied(before: str, after: str) -> bool:
     >>> denied("It would be wrong to answer ", ". I answer 8."), denied("So the answer is ", ".")
     (True, False)
     """
-    before = before.lower()
-    if any(hint in before for hint in _HINTS) and _BEFORE.search(before):
-        return True
-    return _AFTER.match(after) is not None
+    low = before.lower()
+    for hint in _HINTS:
+        if hint in low:
+            if _BEFORE.search(low):
+                return True
+            break
+    return bool(after.strip(" $.)*\n")) and _AFTER.match(after) is not None
 
 
 _THING = r"(?:answer|solution|guess|choice|option|candidate|result|value|possibility|response)"
@@ -111,10 +155,18 @@ OFFERS = (
         r"\boxed{7} comes out of one count. My second guess is \boxed{8}",
     ),
     (rf"\b(?:{_THING}|case|attempt)\s*\#?\(?(?:\d+|[b-h])\b", r"Option A: \boxed{7}. Now comes option B: \boxed{8}"),
+    (
+        r"\b(?:method|approach|interpretation|reading|scenario|version)\s*\#?\(?(?:\d+|[b-h]|one|two|three)\b",
+        r"Method 1 gives \boxed{7}. Method 2 gives \boxed{8}",
+    ),
+    (
+        r"(?:\A|\})[\s$.,)*]{0,8}(?:for|when|where|with|without|under)\b[^\n]{1,100}\n\s{0,8}(?:[-*•]|\d+[.)])\s",
+        "- \\boxed{7} for small readings\n- \\boxed{8}",
+    ),
     (r"或|还是|または|あるいは|또는|\b(?:oder|ou|или|oppure)\b", r"\boxed{7}。或者也许是 \boxed{8}"),
     (r"(?:^|[^\d\s\\])\s{0,3}%\s|\\iffalse|<!--", r"\boxed{7} is it. % so we get \boxed{8}"),
 )
-"""What makes the next box a second offer and no later result: (pattern, example)."""
+"""Words that make the next box an alternative instead of a later result: (pattern, example)."""
 
 LEADS = (
     (
@@ -127,13 +179,13 @@ LEADS = (
     (r"因此|所以|从而|最后|最终|故|于是|すると|よって|したがって|따라서|그러므로", r"\boxed{7}。因此 \boxed{8}"),
     (r"\b(?:donc|ainsi|daher|somit|folglich|entonces|luego|quindi|portanto|logo|поэтому|значит|итого)\b", r"\boxed{7}. Donc \boxed{8}"),
 )
-"""What leads on from one box to a later result, so that the later one counts: (pattern, example)."""
+"""Words that lead from one box to a later result, so that the later one counts: (pattern, example)."""
 
 _OFFER = re.compile("|".join(pattern for pattern, _ in OFFERS), re.IGNORECASE)
 _LEAD = re.compile("|".join(pattern for pattern, _ in LEADS), re.IGNORECASE)
 _MARKUP = re.compile(r"\\[a-zA-Z]+")
 _WORD = re.compile(r"\b(?!(?:the|an|is|are|was|be|it|its|that|this|my|our|final|answer|value|result)\b)[^\W\d_]{2,}", re.IGNORECASE)
-"""A word that says something: not one of those that stand before any answer."""
+"""A word with meaning: not one of those that may precede any answer."""
 _WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _PART = re.compile(r"\n[\s*#>-]{0,8}\(?[b-h]\)")
 _BREAK = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
@@ -141,7 +193,7 @@ _STOP = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
 
 
 def apart(gap: str) -> bool:
-    r"""Whether what stands between two boxes sets them apart: a part, a correction, a later result, and no second offer.
+    r"""Whether the text between two boxes separates them: a new part, a correction or a later result, and no alternative.
 
     >>> apart(". I made a mistake. Let me redo it. "), apart(" or "), apart(". Maybe it is ")
     (True, False, False)
@@ -167,7 +219,7 @@ def _words(text: str) -> int:
 
 
 def _head(gap: str) -> str:
-    """The rest of the first box's sentence, or the sentence after it where nothing is left of it."""
+    """The rest of the first box's sentence, or the next sentence if nothing is left of it."""
     for stop in _STOP.finditer(gap):
         if _words(gap[: stop.start()]):
             return gap[: stop.start()][:200]
@@ -175,7 +227,7 @@ def _head(gap: str) -> str:
 
 
 def _tail(gap: str) -> str:
-    """The sentence that leads to the second box: back to the last stop before which a word stands."""
+    """The sentence before the second box: the text after the last full stop that is followed by a word."""
     tail = gap[-200:]
     for stop in reversed(list(_STOP.finditer(tail))):
         if _words(tail[stop.end() :]):

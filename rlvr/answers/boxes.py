@@ -1,22 +1,23 @@
-r"""The boxes of a text: \boxed{...} and \fbox{...}, and which of several is the answer.
+r"""Find the boxes of a text, \boxed{...} and \fbox{...}, and decide which of several is the answer.
 
-Boxes without content are none. Boxes in one breath (`\boxed{7} or \boxed{8}`) are read together: as a list where commas, `and`,
-`or` join them, and as no answer where nothing does. Where words set boxes apart (a part, a correction, an intermediate result),
-those after the last such place count. `around` says which words do what.
+Empty boxes are ignored. Adjacent boxes (`\boxed{7} or \boxed{8}`) are read together: as a list if commas, `and` or `or` join them, and as
+no answer otherwise. If words separate boxes (a new part, a correction, an intermediate result), only the boxes after the last such place
+count. `around` has the tables of words.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from fractions import Fraction
 
 from rlvr.answers.around import AFTER, BEFORE, apart, denied
+from rlvr.answers.beside import offered
 from rlvr.answers.edges import trimmed
+from rlvr.answers.formulas import part
 from rlvr.answers.found import MANY, Found, distinct, one
 
 Box = tuple[int, int, str]
-"""Where a box starts and ends, and what it holds."""
+"""The start, the end and the content of a box."""
 
 NO_BOX = Found(None, "there is no box")
 EMPTY = Found(None, "the box is empty")
@@ -34,44 +35,57 @@ _VOID = re.compile(
     r"|\\hspace\*?\{[^{}]*\}|\\(?:text|mathrm|textbf)(?=\{)|(?:(?:your|the|final|my)\s+)*answer(?:\s+here)?\b)*",
     re.IGNORECASE,
 )
-_PLAIN = re.compile(r"[\s$\\(*]*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)\s?(\\?%)?[\s$*.)\\]*")
-_OR_MORE = re.compile(
-    r"[\s$)\]*.,\\]*(?:\bor|或|\boder|\bou)\s*(?:(?:maybe|perhaps|possibly|even)\s+)?[$\\(*]*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?\s?(?:\\?%)?)",
-    re.IGNORECASE,
+_DEPENDS = re.compile(
+    r"\bdepend(?:s|ing)\s+(?:on|upon)\s+(?:the\s+|your\s+)?(?:interpretation|reading|whether|how|which|what|if)", re.IGNORECASE
 )
-_SAID_LATER = re.compile(
-    r"\b(?:(?:I|my)\s+answer(?:\s+is)?|(?:answer|alternative)\s+(?:is|would\s+be|should\s+be)"
-    r"|(?:final|correct)\s+answer\s*:|(?:alternative|other|second)\s+answer\s*:?)[\s:*_]*(?P<value>[$\\(]*-?\d[^\n]{0,40})",
-    re.IGNORECASE,
-)
+"""Before the boxes: each of them is offered under its own condition."""
+DENIED = "the words around it deny it"
 
 
 def boxed(text: str) -> Found:
-    """What the boxes declare."""
+    """The answer declared by the boxes."""
+    return declared(text)[0]
+
+
+def declared(text: str) -> tuple[Found, str]:
+    """What the boxes declare, and the text after the last of those that count."""
     boxes = _boxes(text)
     if boxes is None:
-        return Found(None, "the last box never closes")
+        return Found(None, "the last box is not closed"), ""
     if not boxes:
-        return NO_BOX
+        return NO_BOX, ""
     boxes = [box for box in boxes[-MANY:] if not void(box[2])]
     if not boxes:
-        return EMPTY
+        return EMPTY, ""
     asserted = [box for box in boxes if not denied(text[max(0, box[0] - BEFORE) : box[0]], text[box[1] : box[1] + AFTER])]
     if not asserted:
-        return Found(None, "the words around the box deny it")
-    found = _together(text, _last_run(text, asserted))
-    return found if found.text is None else _contradicted(found, text[asserted[-1][1] :])
+        return Found(None, DENIED), ""
+    run = (
+        asserted
+        if len(asserted) == 1 or _DEPENDS.search(text[max(0, asserted[0][0] - 300) : asserted[0][0]])
+        else _last_run(text, asserted)
+    )
+    found = one([unbox(run[0][2])], "the box") if len(run) == 1 else _together(text, run)
+    start, end = run[0][0], run[-1][1]
+    if found.text is not None and found.reason == "in the box":
+        if part(text[max(0, run[-1][0] - BEFORE) : run[-1][0]], text[end : end + AFTER]):
+            return Found(None, "the box is only a part of a formula"), text[end:]
+        if text.startswith("\\%", end):
+            found = Found(found.text + "\\%", found.reason)
+    if found.text is not None:
+        found = offered(found, text[max(0, start - BEFORE) : start], text[end : end + AFTER])
+    return found, text[end:]
 
 
 def _boxes(text: str) -> list[Box] | None:
-    """Every outermost box in order; None when the last one never closes."""
+    """Every outermost box in order; None if the last one is not closed."""
     boxes: list[Box] = []
     opened: list[tuple[bool, int, int]] = []  # (is a box, where it starts, where its content starts)
     depth = 0
     first = text.find("box")  # the braces before it do not matter
     for token in _BRACES.finditer(text, text.rfind(" ", 0, first) + 1) if first > 0 else ():
         word = token[0]
-        if token[1] is not None:  # it closes, and holds no brace: most boxes
+        if token[1] is not None:  # most boxes: closed, without a brace inside
             if not depth:
                 boxes.append((token.start(), token.end(), token[1]))
         elif word == "}":
@@ -89,7 +103,7 @@ def _boxes(text: str) -> list[Box] | None:
 
 
 def void(content: str) -> bool:
-    r"""Whether a box or a tag holds nothing that shows, or only a word in the answer's place.
+    r"""Whether a box or a tag has no visible content, or only a placeholder such as "answer".
 
     >>> [void(text) for text in ("", r"\phantom{2}", "...", r"\text{answer}", "2")]
     [True, True, True, True, False]
@@ -98,7 +112,7 @@ def void(content: str) -> bool:
 
 
 def _last_run(text: str, boxes: list[Box]) -> list[Box]:
-    """The boxes after the last place where words set two of them apart."""
+    """The boxes after the last place where words separate two of them."""
     for at in range(len(boxes) - 1, 0, -1):
         if apart(text[boxes[at - 1][1] : boxes[at][0]]):
             return boxes[at:]
@@ -106,17 +120,17 @@ def _last_run(text: str, boxes: list[Box]) -> list[Box]:
 
 
 def _together(text: str, boxes: list[Box]) -> Found:
-    """What boxes in one breath declare."""
+    """The answer declared by adjacent boxes."""
     between = [text[a[1] : b[0]] for a, b in itertools.pairwise(boxes)]
     if between and len(boxes) <= 12 and all(len(gap) < 40 and _JOINT.fullmatch(gap) and _JOINT_WORD.search(gap) for gap in between):
         return _joined(text, boxes)
     if len(between) > 1 and len(boxes) <= 12 and _EQUALS.fullmatch(between[-1]) and all(map(_OPERATOR.fullmatch, between[:-1])):
-        return Found(unbox(boxes[-1][2]), "in the box that the others make")  # \boxed{2} + \boxed{4} = \boxed{6}
+        return Found(unbox(boxes[-1][2]), "in the box with the result")  # \boxed{2} + \boxed{4} = \boxed{6}
     return one([unbox(box[2]) for box in boxes], "the box")
 
 
 def _joined(text: str, boxes: list[Box]) -> Found:
-    """A list, of boxes that commas and words join: x = 1 and y = 2, but not twice x."""
+    """A list of boxes joined by commas and words: x = 1 and y = 2, but not x twice."""
     parts = distinct([unbox(box[2]) for box in boxes])
     names = [match and match[1] for match in (_NAMED.search(text[max(0, box[0] - 16) : box[0]]) for box in boxes)]
     if len(set(names)) == len(parts) == len(boxes):
@@ -126,35 +140,8 @@ def _joined(text: str, boxes: list[Box]) -> Found:
     return Found(", ".join(parts), "in boxes side by side") if len(parts) > 1 else Found(parts[0], "in the box")
 
 
-def _contradicted(found: Found, after: str) -> Found:
-    r"""The same, unless the text after the box offers another number: `\boxed{7} or 8`, `\boxed{7}. The answer is 8.`"""
-    mine = _number(found.text or "")
-    offered = _OR_MORE.match(after[:80])
-    if offered is not None and _number(offered[1]) != mine:
-        return Found(None, "another value is offered beside the box", (found.text or "", offered[1].strip()))
-    if mine is None:
-        return found
-    for match in itertools.islice(_SAID_LATER.finditer(after), 50):
-        theirs = _number(match["value"].rstrip("*_ ."))
-        if theirs is not None and theirs != mine:
-            return Found(None, "another answer is declared after the box", (found.text or "", match["value"].strip()))
-    return found
-
-
-def _number(text: str) -> Fraction | None:
-    """The number that a plain numeral is; None for anything else."""
-    match = _PLAIN.fullmatch(text) if len(text) <= 60 else None
-    if match is None:
-        return None
-    try:
-        number = Fraction(match[1].replace(",", ""))
-    except (ValueError, ZeroDivisionError):
-        return None
-    return number / 100 if match[2] else number
-
-
 def unbox(content: str) -> str:
-    """A box inside the box or the tag is peeled, when it is all there is."""
+    """Remove a box that is the whole content of a box or a tag."""
     if "\\" not in content:
         return trimmed(content)
     for _ in range(4):
@@ -167,13 +154,13 @@ def unbox(content: str) -> str:
 
 
 def _unbalanced(text: str) -> bool:
-    """Whether a brace closes in a text that it does not open in: then the last brace is not the first one's."""
+    """Whether a text closes a brace that it does not open: then the last brace does not belong to the first one."""
     steps = ({"{": 1, "}": -1}.get(mark[0], 0) for mark in re.finditer(r"\\.|[{}]", text, re.DOTALL))
     return any(depth < 0 for depth in itertools.accumulate(steps))
 
 
 def inside(content: str) -> str:
-    """What a tag or a line declares: the box in it if there is one, else all of it."""
+    """The answer in a tag or a line: the box in it if there is one, else all of it."""
     if ("\\boxed" in content or "\\fbox" in content) and (answer := boxed(content).text) is not None:
         return answer
     return trimmed(content)

@@ -1,4 +1,4 @@
-r"""What may hang at the edges of an answer and is no part of it: special tokens, invisible characters, happy emoji."""
+r"""Remove from the ends of an answer what is not part of it: special tokens, invisible characters, approving emoji."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SPECIAL_TOKENS = (
 _SPECIAL = re.compile(f"(?:{'|'.join(pattern for _, pattern in SPECIAL_TOKENS)})$", re.IGNORECASE)
 
 INVISIBLE = "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad\ufe0e\ufe0f"
-"""Zero-width characters, marks of direction and of variants."""
+"""Zero-width characters, direction marks and variation selectors."""
 HAPPY = "✅✔✓☑⭐✨🎉🎊🎯👍😊🙂😀😃😄🚀💡🏆🔥👏🥳🌟∎■□"
-"""Emoji that praise an answer and the marks that end a proof. A cross, a thumb down or a question mark is not among them."""
+"""Emoji that approve an answer, and end-of-proof marks. A cross, a thumbs-down and a question mark are not included."""
 _HANGING = INVISIBLE + HAPPY
 
 
 def ended(text: str) -> str:
-    """The text without the special tokens and the space at its end.
+    """The text without special tokens and whitespace at its end.
 
     >>> ended("Answer: 16<|eot_id|> </s>")
     'Answer: 16'
@@ -40,7 +40,7 @@ def ended(text: str) -> str:
 
 
 def trimmed(text: str) -> str:
-    """A declared answer without the space, the invisible characters and the praise at its edges.
+    """A declared answer without whitespace, invisible characters and approving emoji at its ends.
 
     >>> trimmed("42\u200b "), trimmed("12 ✅")
     ('42', '12')

@@ -1,4 +1,4 @@
-r"""What a search for an answer gives back, and how several declarations become one."""
+r"""The result of a search for an answer, and how several declarations are combined."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MANY = 1000
-"""Of more declarations than this only the last ones count."""
+"""The largest number of declarations that are read; of more, only the last ones count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    r"""The answer that a text declares, or None and why there is none.
+    r"""The answer that a text declares; or None, with the reason.
 
     >>> Found("42", "in the box")
     Found(text='42', reason='in the box', several=())
@@ -20,11 +20,11 @@ class Found:
     text: str | None
     reason: str
     several: tuple[str, ...] = ()
-    """The different answers that were declared, when there was more than one and `text` is therefore None."""
+    """The different declared answers, if there was more than one and `text` is None for that reason."""
 
 
 def distinct(texts: Sequence[str]) -> list[str]:
-    """The different texts, spaces apart, in order of their last appearance.
+    """The different texts, ignoring whitespace, in the order of their last occurrence.
 
     >>> distinct(["1 2", "3", "12"])
     ['3', '12']
@@ -38,7 +38,7 @@ def distinct(texts: Sequence[str]) -> list[str]:
 
 
 def one(texts: Sequence[str], where: str) -> Found:
-    """The answer that all declarations agree on; refused where they differ.
+    """The answer that all declarations agree on; no answer if they differ.
 
     >>> one(["7", " 7"], "the tag").text, one(["7", "8"], "the tag").several
     ('7', ('7', '8'))

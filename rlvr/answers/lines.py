@@ -1,11 +1,12 @@
-r"""Answers that a line of prose declares: `The answer is 7`, `**Answer:** 7`, `#### 7`, and a last sentence that concludes."""
+r"""Find answers declared by a line of prose: `The answer is 7`, `**Answer:** 7`, `#### 7`, or a concluding last sentence."""
 
 from __future__ import annotations
 
 import itertools
 import re
 
-from rlvr.answers.around import apart
+from rlvr.answers.around import BEFORE, apart, denied
+from rlvr.answers.beside import number, same, silent, taken_back
 from rlvr.answers.boxes import inside
 from rlvr.answers.edges import trimmed
 from rlvr.answers.found import MANY, Found, distinct, one
@@ -18,18 +19,18 @@ _MORE = re.compile(
     r"\d|\\boxed|\$|\b(?:or|maybe|zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|actually|kidding|wait|instead)\b",
     re.IGNORECASE,
 )
-"""What makes a sentence after the answer a second answer."""
+"""Marks of a second answer in a sentence after the answer."""
 _AFTERTHOUGHT = re.compile(
     r"[\s*_>#(-]*(?:wait|actually|hold\s+on|no,|scratch\s+that|correction|on\s+second\s+thought|or\b|maybe|perhaps|alternatively,?\s+(?:[$\\(*]*-?\d|(?:the|my|it)\s)"
     r"|(?:just\s+)?kidding|(?:an)?other\s+(?:\w+\s+)?answer|(?:alternative|second|backup|possible)\s+(?:\w+\s+)?answer)",
     re.IGNORECASE,
 )
-"""A line that takes back the answer before it, or offers another one."""
+"""A line that withdraws the answer before it, or offers another one."""
 _ABOUT = re.compile(
     r"\b(?:(?:for|of|than|times|twice|half|double|to\s+find|to\s+get)\s+(?:the|this|our|my)|wrong|incorrect|mistaken|naive)\s*$",
     re.IGNORECASE,
 )
-"""Before "answer": the clause speaks of something else, such as a bound for the answer or a wrong one."""
+"""Before "answer": the clause is about something else, such as a bound for the answer or a wrong answer."""
 _OTHER = re.compile(r"\b(?:alternative|alternate|another|other|second|backup|possible)\s+(?:\w+\s+)?$", re.IGNORECASE)
 _CORRECTS = re.compile(
     r"\b(?:wait|actually|correction|correcting|corrected|mistake|error|redo|recheck|recalculat\w+|wrong|incorrect)\b", re.IGNORECASE
@@ -37,42 +38,104 @@ _CORRECTS = re.compile(
 
 
 def hash_line(text: str) -> Found:
-    """What the #### lines declare."""
+    """The answer declared by the #### lines."""
     lines = [line.strip()[4:].strip() for line in text.splitlines() if line.strip().startswith("####")]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
         return Found(None, "there is no #### line")
-    numerals = [line for line in lines[:-1] if _NUMERAL.fullmatch(line)]  # the others are headings
+    numerals = [line for line in lines[:-1] if numeral(line)]  # the others are headings
     return one([*numerals, lines[-1]], "the #### line")
 
 
 def final_line(text: str) -> Found:
-    """What the lines declare that say what the answer is."""
+    """The answer declared by lines such as "the answer is 7"."""
     said, corrected, after = _statements(text)
     if not said:
-        return Found(None, "no line says what the answer is")
-    if _AFTERTHOUGHT.match(after):
-        return Found(None, "after the answer more is said that may be another answer", (said[-1], after.strip()[:80]))
+        return Found(None, "no line declares an answer")
+    if _AFTERTHOUGHT.match(after[:200]):
+        return Found(None, "the text after the answer may contain another answer", (said[-1], after.strip()[:80]))
     answers = []
     for line in said:
         head = _SENTENCE.split(_unended(line), maxsplit=1)
-        if len(head) > 1 and _MORE.search(head[1]):
-            return Found(None, "after the answer more is said that may be another answer", (head[0], head[1]))
+        if len(head) > 1 and _MORE.search(head[1]) and not _checks(value(head[0]), head[1]):
+            return Found(None, "the text after the answer may contain another answer", (head[0], head[1]))
         answers.append(value(head[0]))
-    if len(distinct(answers)) > 1:  # "the answer is found by adding" explains, where another line says what it is
+    if len(distinct(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
         answers = [answer for answer in answers if not _explains(answer)] or answers
     if corrected and len(distinct(answers)) > 1:
-        return Found(answers[-1], "in the last answer line, which corrects those before it")
-    return one(answers, "the answer line")
+        return taken_back(Found(answers[-1], "in the last answer line, which corrects the earlier ones"), after)
+    found = one(answers, "the answer line")
+    row = after.removeprefix("\n").partition("\n")[0]
+    if found.text is not None and number(found.text) is not None and number(row) not in (None, number(found.text)):
+        return Found(None, "the next line holds another value", (found.text, row.strip()))
+    return taken_back(found, after)
+
+
+_VALUED = re.compile(
+    r"(?:[a-zA-Z]\s?=\s?)?[$\\(*]{0,4}-?(?!\d{1,2}[.)]\s)\d|\$|\\|\(?(?-i:[A-J])\)?(?!\w)|(?:yes|no|true|false|none)\b", re.IGNORECASE
+)
+"""What starts with a value, and not with words about it."""
+_IF = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|were)\b", re.IGNORECASE)
+
+
+def settled(found: Found, after: str) -> Found:
+    r"""What a box or a tag declares, unless the text after it takes that back or declares another answer.
+
+    >>> settled(Found("42", "in the box"), " So the answer is 43.").several
+    ('42', '43')
+    """
+    if found.text is None or silent(after):
+        return found
+    found = taken_back(found, after)
+    if found.text is None:
+        return found
+    rows = hash_line(after)
+    later = [rows.text] if rows.text is not None else list(rows.several)
+    pattern, _ = phrases(after)
+    for mark in itertools.islice(pattern.finditer(after), 50):
+        before = after[max(0, mark.start() - BEFORE) : mark.start()]
+        if _ABOUT.search(before[-24:]) or denied(before + mark[0], "") or _IF.search(_SENTENCE.split(before.rpartition("\n")[2])[-1]):
+            continue
+        line = _said(after, mark, None)[0]
+        if _VALUED.match(line.strip("*_ ")) and not DENIAL.search(line):
+            later.append(value(_SENTENCE.split(_unended(line), maxsplit=1)[0]))
+    for theirs in later:
+        if _VALUED.match(theirs) and not same(found.text, theirs):
+            return Found(None, "another answer is declared after it", (found.text, theirs))
+    return found
+
+
+def numeral(line: str) -> bool:
+    """Whether a line holds a number and at most a unit.
+
+    >>> numeral("$1,200"), numeral("18 km"), numeral("Step 1")
+    (True, True, False)
+    """
+    return len(line) <= 60 and _NUMERAL.fullmatch(line) is not None
+
+
+_CHECK = re.compile(
+    r"\s*(?:(?:we|you|I|let's|let\s+us)\s+(?:can\s+)?(?:check|verify)|to\s+(?:check|verify)|check:|verification|indeed\b)",
+    re.IGNORECASE,
+)
+_HEDGE = re.compile(r"\b(?:or|maybe|perhaps|actually|kidding|wait|instead|not|but|however)\b", re.IGNORECASE)
+
+
+def _checks(mine: str, more: str) -> bool:
+    """Whether a sentence after the answer only checks it, and ends with the same number."""
+    last = re.findall(r"\d[\d,.]*(?:/\d+)?", more)
+    return bool(_CHECK.match(more)) and not _HEDGE.search(more) and bool(last) and same(mine, last[-1].rstrip(".,"))
 
 
 def value(line: str) -> str:
-    """The value that the rest of an answer line declares: no full stop, no emphasis, no word that only ends the sentence.
+    """The value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
 
     >>> value("**18**, as wanted."), value("18입니다.")
     ('18', '18')
     """
     line = trimmed(line)
+    if line.endswith("!") and numeral(line[:-1].strip("* ")):  # delight, and no factorial
+        line = line[:-1]
     match = _CONCLUDES.fullmatch(line) if len(line) < 400 else None
     if match is not None and not _VETO.search(match["head"]):
         return inside(match["value"].strip("*").strip())
@@ -80,7 +143,7 @@ def value(line: str) -> str:
 
 
 def _unended(line: str) -> str:
-    """A line without the words that may follow a value."""
+    """A line without words that may follow a value, such as "as wanted"."""
     for _ in range(2):
         match = ENDING.search(line[-40:])
         if match is None or len(match[0]) >= len(line):
@@ -94,10 +157,11 @@ def _explains(answer: str) -> bool:
 
 
 def _statements(text: str) -> tuple[list[str], bool, str]:
-    """What is said to be the answer, line by line; whether the last one corrects the others; the text after the last one."""
+    """The declared answers, line by line; whether the last one corrects the others; the text after the last one."""
     pattern, bare = phrases(text)
     marks = [mark for mark in pattern.finditer(text) if not _ABOUT.search(text[max(0, mark.start() - 24) : mark.start()])]
-    # "to find the answer: ..." counts only where nobody says "the answer is", "final answer", or starts a line with it
+    marks = [mark for mark in marks if not denied(text[max(0, mark.start() - BEFORE) : mark.end()], "")]
+    # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it
     firm = [mark for mark in marks[-MANY:] if _firm(text, mark, bare)]
     marks = (firm or marks)[-100:]
     said: list[tuple[str, bool]] = []
@@ -109,26 +173,29 @@ def _statements(text: str) -> tuple[list[str], bool, str]:
             starts, before, end = mark.start(), end, stop
     if not said:
         return [], False, ""
-    kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or _NUMERAL.fullmatch(line)]
+    kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or numeral(line)]
     gap = text[before:starts] if len(said) > 1 else ""
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
     corrected = bool(_CORRECTS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and apart(gap))
-    return kept, corrected, text[end : end + 200]
+    return kept, corrected, text[end : end + 800]
 
 
 def _said(text: str, mark: re.Match[str], after: re.Match[str] | None) -> tuple[str, bool, int]:
-    """What one phrase is followed by, whether it stands on a line of its own, and where it ends."""
+    """The text after one phrase, whether it is on a separate line, and where it ends."""
     end = text.find("\n", mark.end())
     end = min(end if end >= 0 else len(text), after.start() if after else len(text))
     line = _bare(text[mark.end() : end])
     if line.startswith("}") and "{" in text[max(0, mark.start() - 30) : mark.end()]:
-        line = _bare(line[1:])  # the words stood in a text command
+        line = _bare(line[1:])  # the words were in a text command
     own = False
-    if not line and not (after and after.start() == end):  # the value stands on a line of its own
+    if not line and not (after and after.start() == end):  # the value is on a separate line
         rows = text[mark.end() : mark.end() + 400].splitlines(keepends=True)
         at = next((at for at, row in enumerate(rows) if _bare(row)), None)
         if at is not None:
             own, line, end = True, _bare(rows[at]), mark.end() + len("".join(rows[: at + 1]))
+    if re.fullmatch(r"`{3}\w*", line):  # a code block of one line
+        block = re.match(r"\n*([^\n`]{1,200})\n`{3}", text[end : end + 400])
+        line, end = (block[1].strip(), end + block.end()) if block else ("", end)
     if line in ("$$", "\\["):  # a displayed formula
         close = text.find("$$" if line == "$$" else "\\]", mark.end() + 3, mark.end() + 2000)
         line = text[mark.end() : close + 2].strip() if close >= 0 else ""
@@ -143,7 +210,7 @@ def _firm(text: str, mark: re.Match[str], bare: re.Pattern[str]) -> bool:
 
 
 def _starts_line(text: str, at: int, *, other: bool = False) -> bool:
-    """Whether only Markdown stands before a place on its line; `other`: and a word that makes it another answer."""
+    """Whether only Markdown precedes a position on its line; with `other`, also words such as "another"."""
     before = ("\n" + text[:at] if at < 40 else text[at - 40 : at]).rpartition("\n")
     line = before[2]
     if other:
@@ -155,7 +222,7 @@ def _starts_line(text: str, at: int, *, other: bool = False) -> bool:
 
 
 def _bare(line: str) -> str:
-    """A line without Markdown's emphasis; empty when only an article is left."""
+    """A line without Markdown emphasis; empty if only an article is left."""
     line = line.strip().strip("*_ ")
     return "" if line.lower() in ("the", "my", "our", "so", "the final", "so the", "thus, the") else line
 
@@ -167,7 +234,7 @@ _CONNECTIVE = (
 _MARKED = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*{0,2})"
 _CONCLUDES = re.compile(
     rf"(?P<lead>(?:{_CONNECTIVE},?\s+)*)(?P<head>the\s+[a-z](?:[^$*\n]|\$[^$\n]{{1,60}}\$){{1,160}}?)"
-    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)\s*:?\s*(?P<value>\*?\*?{_MARKED}\*?\*?)[.!]?",
+    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)[\s:]{{0,6}}(?P<value>\*?\*?{_MARKED}\*?\*?)[.!]?",
     re.IGNORECASE,
 )
 _VETO = re.compile(
@@ -178,17 +245,50 @@ _VETO = re.compile(
 )
 
 
+_TELLS = re.compile(
+    rf"(?:{_CONNECTIVE},?\s+)+(?P<head>[a-z][a-z' ,]{{0,120}}?\b(?:is|are|was|were|has|have|had|makes?|made|gets?|got|costs?|earns?|pays?"
+    rf"|paid|spends?|spent|needs?|takes?|took|sells?|sold|equals?|travels?)\s+)?(?P<value>{_MARKED})(?P<rest>[a-z' ]{{0,80}})[.!]?",
+    re.IGNORECASE,
+)
+"""A sentence that concludes, with one value marked up: "So Tom has **10 apples** left."."""
+_BOLD_ROW = re.compile(
+    r"\*\*(?:(?:the\s+)?(?:final\s+|grand\s+|overall\s+)?(?:total|result|sum|value|count|conclusion)(?:\s+[a-z]{1,20}){0,2}\s*[:=]\s*)?"
+    r"(?P<value>[$\\(]{0,2}(?:[a-z]\s?=\s?)?-?[$]?[\d.,/]{1,30}\s?[%a-z]{0,12}[$\\)]{0,2})\.?\*\*\.?",
+    re.IGNORECASE,
+)
+"""A row that holds one value in bold, perhaps with a name of the result."""
+
+
 def conclusion(text: str) -> Found:
-    r"""What the last sentence concludes: "Therefore, the probability is $\frac12$." names a thing and marks its value up.
+    r"""The answer in a concluding last sentence: "Therefore, the probability is $\frac12$." names a quantity and marks up its value.
 
     >>> conclusion("Two of six. Thus, the probability is $1/3$.").text
     '$1/3$'
     """
     last = text.strip().rpartition("\n")[2].strip()
+    bold = _bold_row(text)
+    if bold:
+        return Found(bold, "in the conclusion")
     if len(last) > 400:
         return Found(None, "the last line is too long for a conclusion")
     sentence = trimmed(_SENTENCE.split(last)[-1])
+    tells = _TELLS.fullmatch(sentence)
+    if tells is not None and re.search(r"\d", tells["value"]) and not _VETO.search(f"{tells['head'] or ''} {tells['rest']}"):
+        return Found(inside(tells["value"].strip("*").strip()), "in the conclusion")
     match = _CONCLUDES.fullmatch(sentence)
     if match is None or not (match["lead"] or sentence == trimmed(text)) or _VETO.search(match["head"]):
-        return Found(None, "the last sentence concludes nothing")
+        return Found(None, "the last sentence is not a conclusion")
     return Found(inside(match["value"].strip("*").strip()), "in the conclusion")
+
+
+def _bold_row(text: str) -> str:
+    """The value of a last row in bold that stands alone, where no other row does and the text before it denies nothing."""
+    before, _, last = text.strip().rpartition("\n")
+    match = _BOLD_ROW.fullmatch(last.strip()) if 4 < len(last) < 100 and before.rstrip(" ").endswith("\n") else None
+    if match is None or any(_BOLD_ROW.fullmatch(row.strip()) for row in before.splitlines() if 4 < len(row) < 100 and "**" in row):
+        return ""
+    said = before.rstrip("\n -*_").rpartition("\n")[2][-200:]
+    return "" if said.endswith("?") or _HEDGE.search(said) or _DENIED.search(said) else match["value"]
+
+
+_DENIED = re.compile(r"n't\b|\b(?:wrong|incorrect|mistaken?|cannot|if|either|guess\w*|false)\b", re.IGNORECASE)

@@ -1,7 +1,7 @@
 r"""The phrases that declare an answer, in the languages that models answer in.
 
-A row is one language: the nouns that may stand as a heading (`**Answer**`, `### 答案`), the whole phrase that stands before the
-value, and examples with the value that each declares. A test runs every example.
+Each row is one language: nouns that may be a heading (`**Answer**`, `### 答案`), the whole phrase before the value, and examples with
+the value that each declares. A test runs every example.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How one language says what the answer is.
+    """How one language declares an answer.
 
     >>> LANGUAGES[1].name, LANGUAGES[1].examples[0]
     ('Spanish', ('La respuesta es 18.', '18'))
@@ -21,19 +21,19 @@ class Language:
 
     name: str
     hints: tuple[str, ...]
-    """One of these (small letters) stands in every phrase; looking for them is cheaper."""
+    """Every phrase contains one of these (lower case); looking for them first is cheaper."""
     noun: str
-    """A pattern of what may head the answer: alone on its line, or before a colon."""
+    """A pattern for a heading of the answer: alone on its line, or before a colon."""
     verb: str
-    """A pattern of what may stand between the noun and the value, besides a colon."""
+    """A pattern for the words between the noun and the value, besides a colon."""
     examples: tuple[tuple[str, str], ...]
     direct: str = ""
-    """A pattern of whole phrases that need neither verb nor colon."""
+    """A pattern for whole phrases that need neither verb nor colon."""
 
 
 _TO_WHOM = r"(?:\s+(?:to|for)(?:\s+[a-z']+){1,6}?)?"
 _ENGLISH_VERB = (
-    rf"(?:{_TO_WHOM}[*_\s]*(?:is|are|should\s+be|would\s+be|must\s+be|will\s+be|equals|becomes|comes\s+(?:out\s+)?to(?:\s+be)?|turns\s+out\s+to\s+be)\b\s*:?"
+    rf"(?:{_TO_WHOM}[*_\s]{{0,12}}(?:is|are|should\s+be|would\s+be|must\s+be|will\s+be|equals|becomes|comes\s+(?:out\s+)?to(?:\s+be)?|turns\s+out\s+to\s+be)\b\s*:?"
     r"|(?=\s[$\\]))"
 )
 
@@ -43,7 +43,7 @@ LANGUAGES = (
         ("answer", "correct", "ans"),
         r"(?:\b(?:final|correct|best|right)\s+answer|\banswers?(?:\s+(?:choice|option))?"
         r"|\bcorrect\s+(?:option|choice)|(?<![^\n*#_ ])(?<![a-z]\s)ans\b\.?)"
-        r"\b[*_\s]*(?:\(?final\)?\s*)?",
+        r"\b(?:[*_\s]{0,6}\(?final\)?)?",
         _ENGLISH_VERB,
         (
             ("The answer is 18.", "18"),
@@ -158,15 +158,20 @@ LANGUAGES = (
     ),
     Language("Hindi", ("उत्तर",), r"उत्तर", r"(?:है)\s*:?", (("उत्तर: 18", "18"),)),
 )
-"""A row for each language."""
+"""One row for each language."""
 
 ENDINGS = (
     ("です", r"(?:です|である|となります|になります|だ)", "答えは18です。"),
     ("입니다", r"(?:입니다|이다|이에요|예요)", "정답은 18입니다."),
     ("as wanted", r",?\s+as\s+(?:wanted|required|desired|requested|expected|claimed|needed|stated)", "The answer is 18, as wanted."),
+    (
+        "and not another number",
+        r",\s*(?:and\s+)?not\s+(?:\$-?[\d.,/]+\$|-?\d[\d.,/]*)(?:\s+[a-z]+)?\.?",
+        "The answer is 18, not 19.",
+    ),
     ("QED", r"\s*\$?\\(?:blacksquare|square|qed)\$?", r"The answer is 18. $\blacksquare$"),
 )
-"""What may follow the value and is no part of it: (name, pattern, example that declares 18)."""
+"""Text that may follow the value and is not part of it: (name, pattern, example that declares 18)."""
 
 DENIALS = (
     (r"^(?:not|never|cannot|unknown|undetermined)\b|^n't\b", "The answer is not 18."),
@@ -177,7 +182,7 @@ DENIALS = (
     (r"아니|아닙", "정답은 18이 아닙니다."),
     (r"^ليس", "الإجابة هي ليست 18."),
 )
-"""What makes a line say what the answer is not: (pattern, example that declares nothing)."""
+"""Denials, such as "the answer is not 18": (pattern, example that declares nothing)."""
 
 DENIAL = re.compile("|".join(pattern for pattern, _ in DENIALS), re.IGNORECASE)
 ENDING = re.compile(f"(?:{'|'.join(pattern for _, pattern, _ in ENDINGS)})$", re.IGNORECASE)
@@ -187,8 +192,8 @@ ENDING = re.compile(f"(?:{'|'.join(pattern for _, pattern, _ in ENDINGS)})$", re
 def _patterns(rows: tuple[Language, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     said = []
     for row in rows:
-        verb = f"(?:{row.verb}|\\s*[:：=])" if row.verb else r"\s*[:：=]"
-        said += [rf"(?:{row.noun})[*_\s]*{verb}[*_]*", *([f"(?:{row.direct})[*_]*"] if row.direct else [])]
+        verb = f"(?:{row.verb}|[:：=])" if row.verb else "[:：=]"
+        said += [rf"(?:{row.noun})[*_\s]{{0,12}}{verb}[*_]*", *([f"(?:{row.direct})[*_]*"] if row.direct else [])]
     nouns = "|".join(row.noun for row in rows)
     heading = rf"^(?:[#*_>]|[^\S\n])*(?:{nouns})[*_#.:：\s]*$"
     bare = rf"[\s#*_]*(?:{nouns})[*_\s:：=]*"
@@ -196,7 +201,7 @@ def _patterns(rows: tuple[Language, ...]) -> tuple[re.Pattern[str], re.Pattern[s
 
 
 def phrases(text: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Two patterns for the languages that a text may be in: what declares an answer, and a noun without a verb.
+    """Two patterns for the languages that a text may be in: for a declaration of an answer, and for a noun without a verb.
 
     >>> phrases("Respuesta: 18")[0].search("Respuesta: 18")[0]
     'Respuesta:'

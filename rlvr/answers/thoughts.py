@@ -1,7 +1,7 @@
-r"""Thought sections: what a policy writes before its answer, and what never counts as one.
+r"""Remove thought sections: text before the answer, which never counts as an answer.
 
-Each row of `THOUGHTS` is one way of marking them. A thought closes with the mark of its own row only; a mark that closes
-without one that opens means that the prompt opened it. One pass over the text.
+Each row of `THOUGHTS` is one way to mark them. Only the closing mark of the same row closes a thought; a closing mark without an opening
+one means that the prompt opened it. One pass over the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """One way of marking thoughts: two patterns, who writes it, and an example whose visible part declares 8.
+    """One way to mark thoughts: two patterns, the models that use it, and an example whose visible part declares 8.
 
     >>> THOUGHTS[0].example
     '<think>Is it 7?</think>The answer is 8.'
@@ -24,7 +24,7 @@ class Thought:
     example: str
 
 
-_NAMES = r"(?:think|thinking|thought|thoughts|reasoning|reflection|scratch_?pad)"
+_NAMES = r"(?:think|thinking|thought|thoughts|reason|reasoning|analysis|reflection|scratch_?pad)"
 
 THOUGHTS = (
     Thought("most models", f"<{_NAMES}>", f"</{_NAMES}>", "<think>Is it 7?</think>The answer is 8."),
@@ -59,15 +59,15 @@ THOUGHTS = (
         "Here is my thought process: Is it 7?\n\nHere is my response: The answer is 8.",
     ),
 )
-"""How thoughts are marked; a row for each family of models."""
+"""The marks of thoughts; one row for each family of models."""
 
 _MARKS = re.compile("|".join(f"(?P<o{at}>{row.opens})|(?P<c{at}>{row.closes})" for at, row in enumerate(THOUGHTS)), re.IGNORECASE)
-_HINTS = ("think", "thought", "reasoning", "reflection", "scratch", "channel", "assistantfinal", "inner_", "here is my", "analysis")
+_HINTS = ("think", "thought", "reason", "reflection", "scratch", "channel", "assistantfinal", "inner_", "here is my", "analysis")
 """One of these stands in every mark; looking for them is cheaper."""
 
 
 def visible(text: str) -> str | None:
-    """The text outside every thought section; None when one never closes.
+    """The text outside every thought section; None if one is not closed.
 
     >>> visible("<think>is it 7?</think> It is 8.")
     ' It is 8.'
@@ -79,8 +79,8 @@ def visible(text: str) -> str | None:
         name = mark.lastgroup or ""
         if name[0] == "c":
             if thinking and thinking != name[1:]:
-                continue  # another row's mark, inside this thought
-            kept = kept if thinking else []  # a close; without an open, all before it was thought (the prompt opened it)
+                continue  # the mark of another row, inside this thought
+            kept = kept if thinking else []  # without an opening mark, all text before the closing one was thought (the prompt opened it)
             start, thinking = mark.end(), ""
         elif not thinking:
             kept.append(text[start : mark.start()])

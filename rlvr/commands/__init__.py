@@ -1,1 +1,1 @@
-"""The verbs of the command line, one module each; imported only when their verb is typed."""
+"""The subcommands of `rlvr`, one module each, imported only when the subcommand runs."""

@@ -1,4 +1,4 @@
-"""`rlvr doctor --model DIR --sampler NAME`: how far the sampler's log-probabilities are from the trainer's, and what that means."""
+"""`rlvr doctor --model DIR --sampler NAME`: compare the sampler's log-probabilities with the trainer's, and judge the difference."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from rich.text import Text
 from rlvr.commands import screen
 
 
-def examine_sampler(model: str, sampler: str, env: str, *, json: bool) -> int:
-    """Measure, print the differences, and end with a verdict; 1 when training on them would be unsound."""
+def examine_sampler(model: str, sampler: str, env: str, *, device: str | None = None, json: bool) -> int:
+    """Measure and print the differences and a verdict; returns 1 if training on them would be unsound."""
     from rlvr.learn.agreement import measured, verdict
 
-    rows = list(measured(model, sampler, env=env))
+    rows = list(measured(model, sampler, env=env, device=device))
     sound, words = verdict(rows)
     if json:
         screen.say_json({"ok": sound, "verdict": words, "rows": [row.record() for row in rows]})

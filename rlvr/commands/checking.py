@@ -1,4 +1,4 @@
-"""`rlvr check`: the conformance kit of a plugin, line by line as it goes."""
+"""`rlvr check`: run the conformance kit of a plugin and print each check as it finishes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlvr.conformance.checks import stream
 
 
 def check_plugin(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> int:
-    """Run the kit and print each check; 1 when one fails."""
+    """Run the kit and print each check; returns 1 if one fails."""
     console = screen.out()
     checks = []
     for check in stream(kind, name, settings_from(pairs)):
@@ -27,6 +27,6 @@ def check_plugin(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> i
     if json:
         screen.say_json({"kind": kind, "name": name, "ok": not bad, "checks": [asdict(check) for check in checks]})
     else:
-        note = f", {skipped} could not be made" if skipped else ""
-        console.print(Text(f"\n{kind} {name}: {len(checks) - len(bad) - skipped} checks hold{note}, {len(bad)} fail", style="bold"))
+        note = f", {skipped} skipped" if skipped else ""
+        console.print(Text(f"\n{kind} {name}: {len(checks) - len(bad) - skipped} checks passed{note}, {len(bad)} failed", style="bold"))
     return 1 if bad else 0

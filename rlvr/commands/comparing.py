@@ -1,4 +1,4 @@
-"""`rlvr compare` and `rlvr export`: two runs side by side, and one run in another format."""
+"""`rlvr compare` and `rlvr export`: compare two runs, and write one run in another format."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlvr.evaluation.compare import Comparison, EnvComparison, compare
 from rlvr.evaluation.export import export
 
 SHOWN = 3
-"""How many tasks of each side are named."""
+"""How many won and lost tasks are named."""
 
 
 def compare_runs(first: Path, second: Path, *, force: bool, seed: int, json: bool) -> None:
-    """Print what differs between two evaluations, and how sure that is."""
+    """Print the differences between two evaluations, with their uncertainty."""
     found = compare(first, second, force=force, seed=seed)
     if json:
         screen.say_json(found.record())
@@ -26,7 +26,7 @@ def compare_runs(first: Path, second: Path, *, force: bool, seed: int, json: boo
 
 
 def show(console: Console, found: Comparison) -> None:
-    """A line an environment, then the tasks that were won and lost."""
+    """Print a line for each environment, then the tasks that were won and lost."""
     console.print(Text.assemble(("A  ", "bold"), str(found.first)))
     console.print(Text.assemble(("B  ", "bold"), str(found.second)))
     console.print()
@@ -36,7 +36,7 @@ def show(console: Console, found: Comparison) -> None:
     console.print()
     for env in found.envs.values():
         console.print(Text(f"{env.name}: A is better on {_some(env.wins)}; worse on {_some(env.losses)}; equal on {env.paired.ties}"))
-    for line in [f"no match: {line}" for line in found.differences] + [f"left out: {line}" for line in found.notes]:
+    for line in [f"differs: {line}" for line in found.differences] + [f"left out: {line}" for line in found.notes]:
         console.print(Text(line, style="yellow"))
     if found.alone:
         console.print(Text(f"in one run only: {', '.join(found.alone)}", style="yellow"))
@@ -44,11 +44,11 @@ def show(console: Console, found: Comparison) -> None:
 
 
 def caption(found: Comparison) -> str:
-    """How the figures were made."""
+    """How the figures were computed."""
     tests = " and ".join(sorted({env.paired.test for env in found.envs.values()})).replace("mcnemar", "McNemar's exact test")
     return (
-        f"A task is one pair, and so are tasks that ask the same: intervals by resampling tasks, p by {tests}. "
-        "MDE, the minimum detectable effect: the true difference that so many tasks would show in 4 of 5 comparisons."
+        f"Paired by task; tasks with the same question count as one pair. Intervals by resampling tasks, p by {tests}. "
+        "MDE, the minimum detectable effect: the true difference that this many tasks show in 4 of 5 comparisons."
     )
 
 
@@ -80,7 +80,7 @@ def _p(value: float) -> str:
 
 
 def export_run(run: Path, to: str, *, out: Path | None, json: bool) -> None:
-    """Write a run in another format and say where."""
+    """Write a run in another format and print the path."""
     written = export(run, to, out)
     if json:
         screen.say_json({"run": str(run), "to": to, "written": str(written.path), "left_out": written.left_out})

@@ -1,4 +1,4 @@
-"""`rlvr doctor`: what of this machine rlvr can use, and what to do about the rest."""
+"""`rlvr doctor`: check which hardware, packages and services rlvr can use here, and how to get the missing ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENGINE_API = "1.40"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `missing` is a choice, `broken` is a fault.
+    """The result of one check. `missing` is optional, `broken` is a fault.
 
     >>> Finding("docker engine", "missing", "no answer", "start dockerd").state
     'missing'
@@ -43,7 +43,7 @@ class Finding:
 
 
 def examine(*, json: bool) -> int:
-    """Look at everything and print it; 1 when something is broken."""
+    """Run all checks and print the results; returns 1 if something is broken."""
     findings = [
         _python(),
         *(_package(name, extra) for name, extra in PACKAGES.items()),
@@ -98,25 +98,27 @@ def _accelerator() -> Finding:
     except ImportError as error:
         absent = importlib.util.find_spec("torch") is None
         return Finding("accelerator", "missing" if absent else "broken", "torch is not installed" if absent else f"torch fails: {error}")
-    if torch.cuda.is_available():
-        names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
-        return Finding("accelerator", "ok", f"{torch.cuda.device_count()} x {', '.join(sorted(names))}")
-    if torch.backends.mps.is_available():
-        return Finding("accelerator", "ok", "Apple GPU (mps)")
-    return Finding("accelerator", "missing", "CPU only", "enough for the quickstart; larger models want a GPU")
+    if torch.accelerator.is_available():
+        found = torch.accelerator.current_accelerator()
+        assert found is not None
+        named = getattr(getattr(torch, found.type, None), "get_device_name", None)
+        count = torch.accelerator.device_count()
+        names = {named(i) if named else found.type for i in range(count)}
+        return Finding("accelerator", "ok", f"{count} x {', '.join(sorted(names))} ({found.type})")
+    return Finding("accelerator", "missing", "CPU only", "enough for the quickstart; larger models need a GPU")
 
 
 def _engine() -> Finding:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the SDK leaves the socket of a refused connection to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)  # the SDK does not close the socket of a refused connection
         found, error = _engine_version()
         gc.collect()
     if found:
         return Finding("docker engine", "ok", found)
     program = shutil.which("docker")
-    there = f"the command is at {program}, but " if program else ""
-    advice = "start it (`dockerd`, Docker Desktop), or do without code tasks"
-    return Finding("docker engine", "missing", f"{there}no engine answers ({error})", advice)
+    there = f"the command is {program}, but " if program else ""
+    advice = "start it (`dockerd`, Docker Desktop); only code tasks need it"
+    return Finding("docker engine", "missing", f"{there}no engine responds ({error})", advice)
 
 
 def _sandboxes() -> list[Finding]:
@@ -133,7 +135,9 @@ def _engine_version() -> tuple[str, str]:
     try:
         import docker
 
-        client = docker.from_env(timeout=ENGINE_SECONDS, version=ENGINE_API)  # a fixed version: no talk before there is a client to close
+        client = docker.from_env(
+            timeout=ENGINE_SECONDS, version=ENGINE_API
+        )  # a fixed version, so no request is sent before there is a client to close
         try:
             return str(client.api.version(api_version=False)["Version"]), ""
         finally:
@@ -148,10 +152,10 @@ def _plugins() -> list[Finding]:
         entries = examined(kind.name)
         bad = [entry for entry in entries if entry.error]
         findings.append(Finding(kind.plural, "ok", f"{len(entries) - len(bad)} registered"))
-        findings += [Finding(f"{kind.name} {entry.name}", "broken", entry.error, f"mend or uninstall {entry.source}") for entry in bad]
+        findings += [Finding(f"{kind.name} {entry.name}", "broken", entry.error, f"fix or uninstall {entry.source}") for entry in bad]
     return findings
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(os.getcwd()).free / 1e9
-    return Finding("disk", "ok" if free > 2 else "missing", f"{free:.0f} GB free here", "" if free > 2 else "checkpoints need room")
+    return Finding("disk", "ok" if free > 2 else "missing", f"{free:.0f} GB free here", "" if free > 2 else "checkpoints need disk space")

@@ -1,4 +1,4 @@
-"""`rlvr eval`: what is asked for, and the tables at the end."""
+"""`rlvr eval`: run or rescore an evaluation, and print its tables."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ from rlvr.evaluation.summary import TRUNCATED_LIMIT, EnvSummary
 
 FIGURES = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 REASONS = 3
-"""How many reasons for missing scores are shown."""
+"""How many reasons for missing scores are printed."""
 CUT = {"tokens": "ran into the length cap", "turns": "used up their turns", "window": "filled the window (--max-length)"}
 
 
 def rescore_run(
     run: Path, *, pairs: Sequence[str], sampling: Mapping[str, object], out: Path | None, select: str, allow_unscored: bool, json: bool
 ) -> int:
-    """Judge the samples of a run again; 1 where a headline is refused. Of the options of `sampling` none may be given."""
+    """Judge the samples of a run again; returns 1 if a headline is refused. None of the `sampling` options may be given."""
     given = [f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}" for name, value in sampling.items() if value is not None]
     if given:
-        raise ConfigError(
-            f"--rescore judges the samples of {run} and samples nothing: {', '.join(given)} would change nothing; leave it out"
-        )
+        raise ConfigError(f"--rescore judges the samples of {run} and samples nothing: {', '.join(given)} has no effect then; leave it out")
     report = rescore(run, out=out, settings=settings_from(pairs), select=select, console=screen.err())
     return _told(report, allow_unscored=allow_unscored, json=json)
 
@@ -42,14 +40,14 @@ def rescore_run(
 def eval_suite(
     suite: str, policy: str, *, pairs: Sequence[str], how: Mapping[str, Any], out: Path | None, price: str, allow_unscored: bool, json: bool
 ) -> int:
-    """Measure a policy on a suite; 1 where a headline is refused."""
+    """Measure a policy on a suite; returns 1 if a headline is refused."""
     report = evaluate(suite, policy, settings=settings_from(pairs), out=out, console=screen.err(), price=_price(price), **how)
     return _told(report, allow_unscored=allow_unscored, json=json, price=_price(price))
 
 
 def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | None = None) -> int:
     if json:
-        for name in report.refused if not allow_unscored else ():  # a program sees the counts; why a figure is null is told beside
+        for name in report.refused if not allow_unscored else ():  # JSON has the counts; why a figure is null goes to stderr
             screen.err().print(Text("\n".join(cautions(report.envs[name], allow_unscored))), soft_wrap=True)
         screen.say_json(report.record(allow_unscored=allow_unscored, price=price))
     else:
@@ -58,7 +56,7 @@ def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | No
 
 
 def show(console: Console, report: Report, *, allow_unscored: bool = False, price: Price | None = None) -> None:
-    """The headline of each environment with its counts, the figures at k, and whatever a reader has to be warned of."""
+    """Print the headline of each environment with its counts, the figures at k, and the warnings."""
     plan, envs = report.plan, list(report.envs.values())
     console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   {plan.ways}, seed {plan.seed}"))
     console.print()
@@ -76,7 +74,7 @@ def show(console: Console, report: Report, *, allow_unscored: bool = False, pric
 
 
 def headlines(envs: Sequence[EnvSummary], allow_unscored: bool) -> Table:
-    """One line an environment."""
+    """A table with one line for each environment."""
     rows: list[list[str | Text]] = []
     for env in envs:
         refused = env.refused and not allow_unscored
@@ -90,7 +88,7 @@ def headlines(envs: Sequence[EnvSummary], allow_unscored: bool) -> Table:
 
 
 def figures(envs: Sequence[EnvSummary], width: int) -> Table:
-    """What several answers are worth, by how many are drawn; as many values of k as the screen has room for, the largest first."""
+    """The figures at k; as many values of k as fit the width of the screen, the largest ones if not all fit."""
     ks = sorted({k for env in envs for k in budgets(env.n) if k > 1})
     name = max([len(env.name) for env in envs] + [11])
     ks = ks[-max((width - name - 8) // 19, 1) :]
@@ -103,49 +101,57 @@ def figures(envs: Sequence[EnvSummary], width: int) -> Table:
 
 
 def cautions(env: EnvSummary, allow_unscored: bool) -> list[str]:
-    """What a reader of the figures has to know, a line each."""
+    """The warnings about an environment's figures, one line each."""
     lines = []
     if env.refused and not allow_unscored:
         lines.append(
             f"{env.name}: no headline, {share(env.unscored, env.samples)} have no score; "
-            f"--retry asks for them again, --allow-unscored shows the figure over the rest"
+            f"--retry samples them again, --allow-unscored shows the figure of the rest"
         )
     shown = list(env.reasons.items())[:REASONS]
     lines += [f"{env.name}: {count} unscored: {_one_line(reason):.120}" for reason, count in shown]
     if rest := env.unscored - sum(count for _, count in shown):
         lines.append(f"{env.name}: {rest} unscored for {len(env.reasons) - len(shown)} other reasons")
     if env.missing:
-        lines.append(f"{env.name}: {env.missing} samples are missing; the command that samples them goes on where it stopped")
+        lines.append(f"{env.name}: {env.missing} samples are missing; run the same `rlvr eval` again to sample them")
     for what, count in env.cut.items():
         if count > TRUNCATED_LIMIT * env.samples:
             told = f"about {env.cap} tokens (--max-new-tokens)"
-            advice = f"; {told} would leave 1 in 100 cut" if env.cap_suffices else f"; try {told}, so many were cut that more may be needed"
+            advice = (
+                f"; {told} would leave 1 in 100 truncated"
+                if env.cap_suffices
+                else f"; try {told}; so many were truncated that more may be needed"
+            )
             more = advice if what == "tokens" else ""
             lines.append(f"{env.name}: {share(count, env.samples)} {CUT[what]}; {completed(env)}{more}")
     if env.empty:
-        lines.append(f"{env.name}: in {share(env.empty, env.samples)} the policy said nothing; they are judged like any other answer")
+        lines.append(f"{env.name}: in {share(env.empty, env.samples)} the answer is empty; they are judged like any other answer")
     if env.repeated:
         lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat a question; the interval counts {env.tasks - env.repeated}")
     short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
     if short:
         lines.append(f"{env.name}: the figures at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
     if env.scored and not any(env.at.get("best_at", {1: True}).values()):
-        lines.append(f"{env.name}: no best@k by confidence: there are no log-probabilities (from an endpoint, or where sampling is greedy)")
+        lines.append(f"{env.name}: no best@k by confidence: there are no log-probabilities (from an endpoint, or with greedy sampling)")
     return lines
 
 
 def _one_line(text: str) -> str:
-    """What came from outside, without what would act on a terminal."""
+    """External text as one line, without control characters that a terminal would act on."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def completed(env: EnvSummary) -> str:
-    """The accuracy among the answers that came to their end."""
-    return "none that was completed has a score" if env.completed is None else f"{env.completed:.1%} is the mean of those that were not cut"
+    """The mean score of the answers that were not truncated."""
+    return (
+        "no answer that was not truncated has a score"
+        if env.completed is None
+        else f"{env.completed:.1%} is the mean of those that were not truncated"
+    )
 
 
 def closing(report: Report, price: Price | None) -> str:
-    """How long it took, what it cost, where it lies."""
+    """The closing line: samples, tokens, time, cost, and the path of the run."""
     envs = report.envs.values()
     samples, written = (sum(getattr(env, name) for env in envs) for name in ("samples", "tokens"))
     line = f"{samples:,} samples"
@@ -157,12 +163,12 @@ def closing(report: Report, price: Price | None) -> str:
     if price:
         line += f", cost {money(report.cost(price))} at {price.read:g},{price.written:g} for a million tokens"
     if report.torn:
-        line += f"\na last line that a killed process had left unfinished ({report.torn} bytes) was cut off and sampled again"
+        line += f"\nan unfinished last line ({report.torn} bytes), left by a killed process, was removed and sampled again"
     return line + (f"\nwritten to {report.run}" if report.run else "")
 
 
 def money(amount: float) -> str:
-    """A cost with at least two figures that say something.
+    """A cost with at least two significant figures.
 
     >>> money(12.345), money(0.00123), money(0.0)
     ('12.35', '0.0012', '0.00')
@@ -171,7 +177,7 @@ def money(amount: float) -> str:
 
 
 def share(count: int, total: int) -> str:
-    """Some of all, with the percentage."""
+    """A count with its percentage of all samples."""
     return f"{count} of {total} samples ({count / max(total, 1):.1%})"
 
 

@@ -1,4 +1,4 @@
-"""`rlvr list` and `rlvr show`: what there is, and what one plugin takes."""
+"""`rlvr list` and `rlvr show`: list plugins, and print the documentation and settings of one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rlvr.plugins.registry import KINDS, PACKAGE, Entry, examined, kind_of, load
 from rlvr.task import plain
 
 YAMLS = {"recipes": "recipe", "suites": "suite"}
-"""What is no plugin but a file of settings: more of them, and one."""
+"""Kinds that are YAML files instead of plugins: plural and singular."""
 FOLDERS = {"recipes": PACKAGE / "config" / "recipes", "suites": PACKAGE / "evaluation" / "suites"}
-"""Where those files stand."""
+"""The folders of those files."""
 
 
 def list_plugins(word: str | None, *, json: bool) -> None:
@@ -36,7 +36,7 @@ def list_plugins(word: str | None, *, json: bool) -> None:
 
 
 def rows_of(plural: str) -> list[dict[str, str]]:
-    """What the listing says about each plugin of a kind, about each recipe or suite."""
+    """The rows of the listing, one for each plugin of a kind, each recipe or each suite."""
     if plural in YAMLS:
         paths = sorted(FOLDERS[plural].glob("*.yaml"))
         return [{"name": path.stem, "source": "rlvr", "summary": _first_comment(path)} for path in paths]
@@ -44,13 +44,13 @@ def rows_of(plural: str) -> list[dict[str, str]]:
 
 
 def show_plugin(word: str, name: str, *, json: bool) -> None:
-    """Print what one plugin is for, and its settings with their defaults."""
+    """Print the docstring of one plugin, and its settings with their defaults."""
     if (plural := _plural(word)) in YAMLS:
         _show_yaml(plural, name, json=json)
         return
     kind = kind_of(word)
     factory = load(kind.name, name)
-    document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own: what its contract says is not what it is for
+    document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
     notes = _notes(getattr(factory, "__init__", factory)) | _field_notes(getattr(factory, "settings", None))
     idle = [key for key in parameters(factory) if key in getattr(factory, "idle", ())]
     needs = dict(getattr(factory, "needs", {}))
@@ -79,18 +79,18 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     ]
     columns: tuple[str, ...] = ("setting", "type", "default", "about")
     cells: list[tuple[str, ...]] = list(lines)
-    if not any(line[3] for line in lines):  # nothing is said about any: no column for it
+    if not any(line[3] for line in lines):  # no setting has a description: leave the column out
         columns, cells = columns[:3], [line[:3] for line in lines]
     console.print(screen.table(columns, cells) if cells else "It has no settings.")
     if idle:
-        console.print(Text(f"\nOf no effect in this mix, but in others: {', '.join(idle)}", style="dim"))
+        console.print(Text(f"\nNot used by this algorithm, but by others of its kind: {', '.join(idle)}", style="dim"))
 
 
 def _show_yaml(plural: str, name: str, *, json: bool) -> None:
     path = FOLDERS[plural] / f"{name}.yaml"
     if not path.is_file():
         names = [row["name"] for row in rows_of(plural)]
-        raise NotFound(f"no {YAMLS[plural]} is called {name!r}; {suggest(name, names)}. `rlvr list {plural}` shows all")
+        raise NotFound(f"there is no {YAMLS[plural]} {name!r}; {suggest(name, names)}. `rlvr list {plural}` shows all")
     text = path.read_text("utf-8")
     if json:
         screen.say_json({"kind": YAMLS[plural], "name": name, "text": text})
@@ -136,7 +136,7 @@ def _plain(value: Any) -> Any:
 
 
 def _notes(function: Any) -> dict[str, str]:
-    """What the `Args:` section of a docstring says about each argument."""
+    """The descriptions of the arguments in the `Args:` section of a docstring."""
     found: dict[str, str] = {}
     document = inspect.getdoc(function) or ""
     if "Args:\n" not in document:
@@ -155,7 +155,7 @@ def _notes(function: Any) -> dict[str, str]:
 
 
 def _field_notes(settings: type | None) -> dict[str, str]:
-    """What stands below each field of a record of settings."""
+    """The docstring below each field of a settings class."""
     if settings is None:
         return {}
     found: dict[str, str] = {}

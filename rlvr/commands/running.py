@@ -1,4 +1,4 @@
-"""`rlvr train` and `rlvr replay`: what is asked for, what is printed at the end."""
+"""`rlvr train` and `rlvr replay`: run them and print the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlvr.errors import MissingExtra
 
 
 def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume: bool, verify: bool, json: bool) -> None:
-    """Read the recipe, train, and say how it ended; JSON on the last line where it is asked for."""
+    """Read the recipe, train, and print the report; with `json` as one line of JSON at the end."""
     from rlvr.config.config import load
 
     config = load(recipe, overrides)
@@ -27,12 +27,12 @@ def train_run(recipe: str, overrides: Sequence[str], *, out: Path | None, resume
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
     method: Any = train if config.reward_model is None else train_reward_model
     report = method(config, out=out, resume=resume, verify=verify, console=screen.err() if json else screen.out())
-    if json and os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+    if json and os.environ.get("RANK", "0") == "0":  # of several processes only rank 0 prints
         screen.say_json(report.record())
 
 
 def replay_run(run: Path, *, json: bool) -> int:
-    """Step the recorded episodes once more; 1 when any differs."""
+    """Step the recorded episodes again; returns 1 if any differs."""
     from rlvr.rollout.replay import replay
 
     report = replay(run)

@@ -1,4 +1,4 @@
-"""`rlvr new`: an installable plugin package that already passes its kit, to be changed into something of one's own."""
+"""`rlvr new`: write an installable plugin package that passes its conformance kit, as a template to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlvr.commands import screen
 from rlvr.errors import ConfigError, suggest
 from rlvr.plugins.registry import entries, kind_of
 
-NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")  # what a distribution may be called, too
+NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")  # also a valid name of a distribution
 
 PYPROJECT = """\
 [build-system]
@@ -43,11 +43,11 @@ The $kind `$name` for [rlvr](https://pypi.org/project/rlvr/).
 ```
 pip install -e .
 rlvr show $kind $name        what it is for, what settings it takes
-rlvr check $kind $name       does it keep the contract?
+rlvr check $kind $name       check it against its contract
 pytest                       the same, as a test
 $use
 ```
-All of it stands in `$package/__init__.py`. The entry point in `pyproject.toml` is what makes `rlvr` find it.
+All code is in `$package/__init__.py`. `rlvr` finds it through the entry point in `pyproject.toml`.
 """
 
 TEST = '''\
@@ -61,7 +61,7 @@ def test_it_keeps_the_contract() -> None:
 '''
 
 ENV = '''\
-"""$title: double a number. Change the question, keep the shape."""
+"""$title: double a number. A template: change the question, keep the structure."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ class $cls(Environment):
     '2*21='
     """
 
-    needs = {"verifier": "numeric"}  # filled in by name; `rlvr list verifiers` shows what there is
+    needs = {"verifier": "numeric"}  # built by name; `rlvr list verifiers` shows all
 
     def __init__(self, *, verifier: Verifier, largest: int = 999, seed: int = 0) -> None:
         """Keyword arguments are the settings.
 
         Args:
             verifier: judges the answer.
-            largest: the largest number that is doubled.
-            seed: another seed is another stream of tasks.
+            largest: the largest number to double.
+            seed: another seed gives other tasks.
         """
         if largest < 10:
             raise ValueError(f"largest is {largest}; it must be at least 10")
@@ -105,7 +105,7 @@ class $cls(Environment):
 '''
 
 VERIFIER = '''\
-"""$title: the answer is the reference, capitals apart. Change the comparison, keep the shape."""
+"""$title: the answer equals the reference, ignoring case. A template: change the comparison, keep the structure."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ from rlvr.answers import find
 
 
 class $cls(Verifier):
-    """The declared answer is the reference, whatever its capitals.
+    """The declared answer equals the reference, ignoring case.
 
     >>> import rlvr
     >>> verifier = rlvr.make("verifier", "$name")
@@ -131,13 +131,13 @@ class $cls(Verifier):
         Args:
             channel: where the answer is declared: whole, boxed, tag, hash, final_line or auto.
         """
-        find("", channel)  # an unknown channel is refused now, not at the first answer
+        find("", channel)  # raises now for an unknown channel, not at the first answer
         self.channel = channel
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Find the declared answer, then compare all of it; never look for the reference inside a text."""
         if not isinstance(task.reference, str) or not task.reference.strip():
-            return Verdict(None, f"the reference {task.reference!r} is no text", fault=Fault.TASK)
+            return Verdict(None, f"the reference {task.reference!r} is not a text", fault=Fault.TASK)
         found = find(answer, self.channel)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
@@ -146,7 +146,7 @@ class $cls(Verifier):
 '''
 
 TOOL = '''\
-"""$title: a counter. Change what it does, keep the shape."""
+"""$title: a counter. A template: change what it does, keep the structure."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ from rlvr import Tool, ToolError, ToolExample, tool
 
 
 class $cls(Tool):
-    """A counter of the conversation's own.
+    """A counter, separate for each conversation.
 
     >>> import rlvr
     >>> with rlvr.make("tool", "$name").session() as counter:  # doctest: +SKIP
@@ -172,25 +172,25 @@ class $cls(Tool):
         """Keyword arguments are the settings.
 
         Args:
-            most: the largest number that may be added at once.
+            most: the largest number that one call may add.
         """
         if most < 1:
             raise ValueError(f"most is {most}; it must be at least 1")
         self.most = most
 
     def begin(self) -> None:
-        """What one conversation needs of its own; `end` is the place to put it away."""
+        """Set up the state of one conversation; release it in `end`."""
         self.count = 0
 
     @tool
     def $name(self, number: int = 1) -> str:
-        """Add to the count, and get what it is now.
+        """Add to the count and return it.
 
         Args:
-            number: what is added.
+            number: how much to add.
         """
         if number > self.most:
-            raise ToolError(f"number is {number}; at most {self.most} is allowed")  # told to the policy, which goes on
+            raise ToolError(f"number is {number}; at most {self.most} is allowed")  # sent to the policy, which continues
         self.count += number
         return f"The count is {self.count}."
 '''
@@ -204,7 +204,7 @@ USE = {
 
 
 def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None:
-    """Write the package and say what to do with it."""
+    """Write the package and print the next steps."""
     wanted = kind_of(kind).name
     if wanted not in USE:
         raise ConfigError(f"there is no template for a {wanted}; {suggest(wanted, USE)}")
@@ -212,7 +212,7 @@ def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None
     dist = f"rlvr-{name.replace('_', '-')}"
     folder = out if out is not None else Path(dist)
     if folder.exists():
-        raise ConfigError(f"{folder} exists, and nothing is overwritten; choose another --out")
+        raise ConfigError(f"{folder} exists and is not overwritten; choose another --out")
     words = {
         "kind": wanted,
         "plural": kind_of(wanted).plural,
@@ -248,7 +248,7 @@ def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None
 
 def _usable(kind: str, name: str) -> None:
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise ConfigError(f"{name!r} is no name for a {kind}; write small letters, digits and underscores, such as chess_mate")
+        raise ConfigError(f"{name!r} is not a valid name for a {kind}; use lower-case letters, digits and underscores, such as chess_mate")
     taken = next((entry for entry in entries(kind) if entry.name == name), None)
     if taken:
         raise ConfigError(f"the {kind} {name!r} exists already, in {taken.source}; choose another name")

@@ -1,4 +1,4 @@
-"""Where commands write: tables and text for eyes on stdout, JSON for programs on stdout, progress and errors on stderr."""
+"""Output of the commands: tables, text and JSON go to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rich.text import Text
 
 
 def out() -> Console:
-    """The console on standard output; a pipe gets whole lines, not lines cut to eighty columns."""
+    """The console on standard output; lines are not wrapped at 80 columns if it is a pipe."""
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200)
 
 
 def err() -> Console:
-    """The console on standard error: progress, and words that are not the result."""
+    """The console on standard error, for progress, warnings and errors."""
     return Console(stderr=True, highlight=False)
 
 
 def say_json(value: Any) -> None:
-    """One JSON value as one line, with no NaN in it."""
+    """Print a value as one line of JSON; NaN is an error."""
     print(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str), flush=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
-    """A quiet table: a rule under the head, nothing else; what is in the cells is never read as markup."""
+    """A table with a rule under the head only; cells are never read as markup."""
     made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
     for column in columns:
         made.add_column(column, overflow="fold")
@@ -39,7 +39,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title
 
 
 def figures(made: Table, first: int = 1) -> Table:
-    """A table whose columns are numbers from the `first` on: narrow, flush right, never broken."""
+    """Align the columns from `first` on to the right, without wrapping: they are numbers."""
     made.collapse_padding = True
     for column in made.columns[first:]:
         column.justify = "right"
@@ -48,7 +48,7 @@ def figures(made: Table, first: int = 1) -> Table:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and values, side by side."""
+    """A table of names and values."""
     made = Table.grid(padding=(0, 3))
     for name, value in rows:
         made.add_row(Text(name, style="dim"), Text(value))

@@ -1,4 +1,4 @@
-"""`--set key=value`: the settings of a plugin, as they are typed on the command line."""
+"""`--set key=value`: read the settings of a plugin from the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlvr.config.overrides import number
 from rlvr.errors import ConfigError
 
 KEY = r"([\w-]+\.)?[^\W\d]\w*"
-"""A setting, perhaps behind the name of the environment that it belongs to."""
+"""A setting, optionally prefixed with the name of its environment."""
 
 
 def settings_from(pairs: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`rlvr verify`: judge one answer, or a file of them, many at a time and in order."""
+"""`rlvr verify`: judge one answer, or a file of answers in parallel, with results in the order of the file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ AHEAD = 8
 """How many answers may wait for each worker: enough to keep it busy, few enough to stream a file of any size."""
 
 DEADLINE_S = 600.0
-"""How long a verdict is waited for, as in a rollout."""
+"""The timeout of one verdict, as in a rollout."""
 
 
 def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], json: bool) -> int:
-    """Judge the answer given on the command line; 1 where it has no score."""
+    """Judge the answer given on the command line; returns 1 if it has no score."""
     row = {"id": 1, "reference": _value(reference), "answer": answer, "meta": _meta_from(meta)}
     with build("verifier", name, **settings_from(pairs)) as verifier:
         ((_, verdict),) = in_order([row], _judge(verifier), workers=1)
@@ -47,12 +47,12 @@ def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequ
 
 
 def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, json: bool) -> int:
-    """Judge every line of a JSONL file, `-` being standard input; 1 where any answer has no score."""
+    """Judge every line of a JSONL file (`-` is standard input); returns 1 if any answer has no score."""
     if workers < 1:
         raise ConfigError(f"--workers is {workers}; at least 1 is needed")
     settings = settings_from(pairs)
     stdin = str(file) == "-"
-    total = None if stdin else sum(1 for _ in _rows(file))  # a malformed line is found before the first second of work
+    total = None if stdin else sum(1 for _ in _rows(file))  # finds a malformed line before any answer is judged
     counts: Counter[str] = Counter()
     points, began = 0.0, time.perf_counter()
     with ExitStack() as stack:
@@ -74,7 +74,7 @@ def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, js
 def in_order(
     rows: Iterable[dict[str, Any]], judge: Callable[[dict[str, Any]], Verdict], *, workers: int
 ) -> Iterator[tuple[dict[str, Any], Verdict]]:
-    """Every row with its verdict, in the order of the rows, judged by a bounded pool that never runs far ahead."""
+    """Yield every row with its verdict, in the order of the rows; the pool reads only a bounded number of rows ahead."""
     waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
     judges = Judges(workers)
     try:
@@ -91,7 +91,7 @@ def in_order(
 
 
 def _in_time(verdict: Future[Verdict]) -> Verdict:
-    """A verdict that has been waited for long enough is the machinery's fault."""
+    """The verdict, or after the timeout one with fault `infra`."""
     if not wait([verdict], DEADLINE_S).done:
         verdict.cancel()
         return late(DEADLINE_S)
@@ -125,7 +125,7 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}:{number + 1}: this is not UTF-8 text ({error.reason}); write the file as UTF-8") from error
         if not some:
-            raise ConfigError(f'{file} holds no line; each must be {{"id": ..., "reference": ..., "answer": "..."}}')
+            raise ConfigError(f'{file} has no lines; each must be {{"id": ..., "reference": ..., "answer": "..."}}')
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
@@ -140,14 +140,14 @@ def _row(line: str, where: str) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{where}: {' and '.join(map(repr, missing))} is missing; {form}")
     if not isinstance(row["answer"], str):
-        raise ConfigError(f"{where}: the answer is {row['answer']!r:.60}; it must be a text; {form}")
+        raise ConfigError(f"{where}: the answer is {row['answer']!r:.60}; it must be a string; {form}")
     if not isinstance(row.get("meta") or {}, dict):
         raise ConfigError(f"{where}: meta is {row['meta']!r:.60}; it must be an object; {form}")
     return row
 
 
 def _value(text: str) -> Any:
-    """A reference from the command line: JSON where it can be nothing else, otherwise the text as it stands."""
+    """A reference from the command line: JSON if it starts like JSON and parses, otherwise the text unchanged."""
     if not text.lstrip().startswith(("{", "[", '"')):
         return text
     try:

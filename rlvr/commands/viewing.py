@@ -1,4 +1,4 @@
-"""`rlvr view`: a run as one HTML file."""
+"""`rlvr view`: write a run as one HTML file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlvr.viewer.view import Written, view, watch
 
 
 def view_run(run: Path, *, out: Path | None, against: Path | None, follow: bool, json: bool) -> None:
-    """Write the page and say where it is; `follow` writes it again while the run goes on."""
+    """Write the page and print its path; with `follow`, write it again while the run continues."""
     if json:
         written = watch(run, out, against=against) if follow else view(run, out, against=against)
         screen.say_json({"run": str(run), "written": str(written.path), "episodes": written.episodes, "bytes": written.bytes})
     elif follow:
-        screen.out().print(Text(f"watching {run}; open the page once, it reads itself again. Ctrl-C ends this."))
+        screen.out().print(Text(f"watching {run}; open the page once, it reloads itself. Ctrl-C stops watching."))
         _say(watch(run, out, against=against, told=_say))
     else:
         _say(view(run, out, against=against))

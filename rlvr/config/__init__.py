@@ -1,1 +1,1 @@
-"""A run as one checked file: the configuration of a recipe, overrides from the command line, YAML."""
+"""The configuration of a run: its schema, overrides from the command line, YAML files."""

@@ -1,9 +1,9 @@
-"""RunConfig: everything about a training run, in one YAML file, checked before the first second of work.
+"""RunConfig: all settings of a training run, in one YAML file, checked before any work begins.
 
     rlvr train quickstart seed=1 train.steps=50 algorithm='{name: grpo, epsilon: 0.1}'
 
-A recipe is addressed by name (it stands in `rlvr/config/recipes/`) or by path. Unknown keys are refused with the nearest known
-one. The values of `a.b=value` overrides are read as YAML.
+A recipe is given by name (a file in `rlvr/config/recipes/`) or by path. An unknown key is an error that names the nearest
+known key. The values of `a.b=value` overrides are read as YAML.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rlvr.errors import ConfigError, NotFound, suggest
 
 RECIPES = Path(__file__).parent / "recipes"
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
-"""Those of transformers that need no settings but the warmup and the number of steps."""
+"""The schedules of transformers that need only the warmup and the number of steps."""
 
 
 class Section(BaseModel):
-    """What all sections share: unknown keys are refused, values are never bent to fit."""
+    """The base class of all sections: unknown keys are errors, and values are never converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=Section)
 
 
 class LoraConfig(Section):
-    """A low-rank adapter that learns in place of the model's own weights, through peft.
+    """A low-rank adapter (peft), trained instead of the model's own weights. It has no dropout: no model here has any.
 
     >>> LoraConfig(rank=8, target_modules=["q_proj", "v_proj"]).scale
     16
@@ -42,18 +42,18 @@ class LoraConfig(Section):
 
     rank: int = Field(ge=1)
     alpha: int | None = Field(default=None, ge=1)
-    """What the adapter counts for is alpha / rank. Unset: 2 rank."""
+    """The adapter is scaled by alpha / rank. Unset: 2 * rank."""
     target_modules: list[str] | None = Field(default=None, min_length=1)
     """Which linear layers, by the last part of their names. Unset: all but the output head."""
 
     @property
     def scale(self) -> int:
-        """The alpha in force."""
+        """The alpha that is used."""
         return self.alpha or 2 * self.rank
 
 
 class ModelConfig(Section):
-    """The policy: a folder to load, or the configuration of a small one to make on the spot.
+    """The policy: a folder to load, or the configuration of a small model to create for the run.
 
     >>> ModelConfig(config={"model_type": "qwen2", "hidden_size": 128}).path is None
     True
@@ -63,30 +63,30 @@ class ModelConfig(Section):
     config: dict[str, Any] | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig | None = None
-    """Unset: all weights learn. The adapter goes on after a warm start, and the reference is the model without it."""
+    """Unset: all weights are trained. The adapter is added after a warm start; the reference is the model without it."""
 
     @model_validator(mode="after")
     def _one(self) -> ModelConfig:
         if (self.path is None) == (self.config is None):
-            raise ValueError("give either path (a folder to load) or config (a small model to make), not both and not neither")
+            raise ValueError("give either path (a folder to load) or config (a small model to create), exactly one of them")
         return self
 
 
 class CurriculumConfig(Section):
-    """Ask the tasks whose outcome is open, by their running solve rate; `{}` takes the defaults.
+    """Prefer tasks that are sometimes solved, by their running solve rate; `{}` takes the defaults.
 
     >>> CurriculumConfig(by="level").candidates
     4
     """
 
     decay: float = Field(default=0.7, ge=0, lt=1)
-    """How much of the old rate stays when a group is judged."""
+    """The weight of the old rate when a group updates it."""
     floor: float = Field(default=0.05, gt=0, le=1)
-    """The least weight of a task, against 1 for one that is solved half of the time."""
+    """The smallest weight of a task; a task that is solved half of the time has weight 1."""
     candidates: int = Field(default=4, ge=1)
-    """How many tasks are looked at for each one that is asked."""
+    """How many candidate tasks are considered for each task that is sampled."""
     by: str | None = None
-    """A key of the tasks' meta, such as level: tasks that agree on it share a rate. Unset: each task has its own."""
+    """A key of the tasks' meta, such as level: tasks with the same value share a rate. Unset: each task has its own."""
 
 
 class RolloutConfig(Section):
@@ -101,12 +101,12 @@ class RolloutConfig(Section):
     num_generations: int = Field(default=8, ge=1)
     max_completion_length: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=2)
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)  # and what is trained; data.* runs and best_of_n train the model at temperature 1
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     curriculum: CurriculumConfig | None = None
     max_staleness: int = Field(default=0, ge=0)
-    """How many steps ahead batches are sampled, by weights that are so many steps old; 0: sampling and training take turns."""
+    """How many steps ahead batches are sampled, by weights that are that many steps old; 0: sampling and training alternate."""
     verify_workers: int = Field(default=32, ge=1)
     verify_deadline_s: float = Field(default=600.0, gt=0)
 
@@ -117,7 +117,7 @@ class RolloutConfig(Section):
 
 
 class TrainConfig(Section):
-    """The update and how long it goes on; names as in TRL, batch sizes with their unit.
+    """The optimizer and the number of steps; names as in TRL, batch sizes with their unit.
 
     >>> TrainConfig(steps=100, learning_rate=1e-3).minibatches_per_step
     1
@@ -128,25 +128,25 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     lr_scheduler: str = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)  # of rising learning rate, under every schedule; the first step is at 1 / warmup_steps
     minibatches_per_step: int = Field(default=1, ge=1)
     max_tokens_per_microbatch: int = Field(default=4096, ge=1)
-    """How many tokens go through the model at once: a matter of speed and memory alone. This many stay in the cache of a CPU."""
+    """How many tokens one forward pass takes. Affects only speed and memory; the default fits in the cache of a CPU."""
     gradient_checkpointing: bool = False
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     process_timeout_s: float = Field(default=1800.0, gt=0)
-    """With several processes: how long one waits for another before the run is given up."""
+    """With several processes: how long one waits for another before the run is aborted."""
 
     @field_validator("lr_scheduler")
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in SCHEDULES:
-            raise ValueError(f"{value!r} is none of the schedules; {suggest(value, SCHEDULES)}")
+            raise ValueError(f"{value!r} is not a schedule; {suggest(value, SCHEDULES)}")
         return value
 
 
 class WarmstartConfig(Section):
-    """Supervised steps on the environment's gold solutions before any reward is asked for.
+    """Supervised steps on the environment's gold solutions before training on rewards.
 
     >>> WarmstartConfig(steps=60).batch_size
     64
@@ -156,24 +156,24 @@ class WarmstartConfig(Section):
     batch_size: int = Field(default=64, ge=1)
     learning_rate: float = Field(default=1e-3, gt=0)
     until: float = Field(default=1.0, gt=0, le=1)
-    """Stop before `steps` once this accuracy is reached on training tasks: the rest is for reward to teach."""
+    """Stop before `steps` once this accuracy on training tasks is reached, and leave the rest to training on rewards."""
 
 
 class DataConfig(Section):
-    """Learn from what is there already, in place of sampling: the episodes of an earlier run, or gold solutions (`{}`).
+    """Train on stored data instead of sampling: the episodes of an earlier run, or gold solutions (`{}`).
 
     >>> DataConfig(run="runs/quickstart").held_out
     0.1
     """
 
     run: str | None = None
-    """A run folder. What this configuration leaves out of env, tokenizer and model is taken over from it."""
+    """A run folder. If env, tokenizer or model is not set in this configuration, it is taken from that run."""
     held_out: float = Field(default=0.1, ge=0, lt=1)
-    """For a reward model: the share of the tasks whose pairs are kept for measuring it."""
+    """For a reward model: the share of the tasks whose pairs are held out to measure it."""
 
 
 class RewardModelConfig(Section):
-    """Train a reward model in place of a policy, on pairs of the run in `data`.
+    """Train a reward model instead of a policy, on pairs from the run in `data`.
 
     >>> RewardModelConfig(margin=1.0).pairs_per_group
     4
@@ -182,13 +182,13 @@ class RewardModelConfig(Section):
     pairs_per_group: int = Field(default=4, ge=1)
     """The best with the worst, then the second best with the second worst, and so on."""
     margin: float = Field(default=0.0, ge=0)
-    """The scores of a pair are to differ by so much times the difference of the verifier's."""
+    """The required difference of the scores of a pair, as a multiple of the difference of the verifier's scores."""
     center_rewards_coefficient: float = Field(default=0.01, ge=0)
-    """How hard scores are pulled toward 0, so that those of several models can be compared."""
+    """How strongly scores are pulled toward 0, so that scores of several models can be compared."""
 
 
 class EvalConfig(Section):
-    """Accuracy on held-out tasks, before and after, and every so many steps.
+    """Accuracy on held-out tasks, before and after training, and every `every` steps.
 
     >>> EvalConfig(tasks=500).split
     'test'
@@ -201,7 +201,7 @@ class EvalConfig(Section):
 
 
 class LogConfig(Section):
-    """What is written, and to whom it is reported (nobody, unless asked).
+    """What is logged, how often checkpoints are saved, and to which trackers the run is reported (default: none).
 
     >>> LogConfig().report_to
     []
@@ -213,7 +213,7 @@ class LogConfig(Section):
 
 
 class RunConfig(Section):
-    """A whole training run.
+    """All settings of a training run.
 
     >>> load("quickstart", ["seed=1"]).seed                 # doctest: +SKIP
     1
@@ -240,17 +240,17 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _readable(self) -> RunConfig:
         if self.tokenizer is None and self.model.path is None:
-            raise ValueError("tokenizer is not set; a model made from a config needs one, for example tokenizer: 'chars'")
+            raise ValueError("tokenizer is not set; a model created from a config needs one, for example tokenizer: 'chars'")
         if self.data is not None and self.rollout.max_staleness:
-            raise ValueError(f"rollout.max_staleness is {self.rollout.max_staleness}, but with data nothing is sampled; leave it at 0")
+            raise ValueError(f"rollout.max_staleness is {self.rollout.max_staleness}, but with `data` nothing is sampled; set it to 0")
         rounds = self.algorithm.get("dynamic_sampling_rounds", 1)
         for name, given, usual in (("rollout.curriculum", self.rollout.curriculum, None), ("algorithm.dynamic_sampling_rounds", rounds, 1)):
             if self.data is not None and given != usual:
-                raise ValueError(f"{name} is set, but with data nothing is sampled, and it would do nothing; leave it out")
+                raise ValueError(f"{name} is set, but with `data` nothing is sampled, so it has no effect; remove it")
         if self.reward_model is not None and self.model.lora is not None:
-            raise ValueError("model.lora is set: a reward model learns with all its weights; leave it out")
+            raise ValueError("model.lora is set, but a reward model trains all its weights; remove it")
         if self.reward_model is not None and (self.data is None or self.data.run is None):
-            raise ValueError("data.run is not set: a reward model learns from the pairs of a run, for example data.run=runs/DIR")
+            raise ValueError("data.run is not set: a reward model is trained on pairs from a run, for example data.run=runs/DIR")
         return self
 
     def dump(self) -> str:
@@ -259,7 +259,7 @@ class RunConfig(Section):
 
 
 def named(value: Any) -> Any:
-    """A plugin in a configuration: a bare name means the plugin with its defaults.
+    """A plugin in a configuration; a bare name means the plugin with its default settings.
 
     >>> named("grpo")
     {'name': 'grpo'}
@@ -272,27 +272,27 @@ def named(value: Any) -> Any:
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes that are addressed by name."""
+    """The recipes that can be given by name."""
     return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
 def load(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe by name or path, apply the overrides, check everything."""
+    """Read a recipe by name or path, apply the overrides, and check the result."""
     recipe = yielding(read(name), overrides) if (name := str(target)) in recipes() else read(name)
     return check(_completed(overridden(recipe, overrides)), name)
 
 
 def _completed(data: dict[str, Any]) -> dict[str, Any]:
-    """With `data.run`: env, tokenizer, model and the room for an answer as that run had them, where they are not given."""
+    """With `data.run`: take env, tokenizer, model and the limits on an answer from that run, if they are not given."""
     section = data.get("data")
     folder = section.get("run") if isinstance(section, Mapping) else None
     if not isinstance(folder, str):
         if isinstance(section, Mapping) and "env" not in data:
-            raise ConfigError("data.run is not set: name the run whose episodes are learned from, for example data.run=runs/DIR")
+            raise ConfigError("data.run is not set: give the run whose episodes to train on, for example data.run=runs/DIR")
         return data
     path = Path(folder) / "config.yaml"
     if not path.is_file():
-        raise NotFound(f"data.run is {folder!r}, which is no run folder: it has no config.yaml; name a folder that `rlvr train` wrote")
+        raise NotFound(f"data.run is {folder!r}, which is not a run folder: it has no config.yaml; give a folder that `rlvr train` wrote")
     theirs = check(read_yaml(path), str(path)).model_dump(mode="json")
     last = Path(folder) / "checkpoints" / "last"
     model = data.get("model") or {}
@@ -300,28 +300,28 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
         model = {"path": str(last)} | model
     filled = {"env": theirs["env"], "tokenizer": theirs["tokenizer"] or theirs["model"]["path"]} | data | {"model": model}
     if isinstance(model, dict) and model.get("path") == str(last) and not last.is_dir():
-        raise ConfigError(f"{folder} has no checkpoint to start from; set model.path to the model that is to learn")
+        raise ConfigError(f"{folder} has no checkpoint to start from; set model.path to the model to train")
     room = {key: value for key in ("max_completion_length", "max_length") if (value := theirs["rollout"][key]) is not None}
-    return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # what is not is refused
+    return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # else `check` reports it
 
 
 def read(target: str) -> dict[str, Any]:
-    """The mapping that a recipe holds."""
+    """The contents of a recipe, as a mapping."""
     path = recipes().get(target, Path(target).expanduser())
     if not path.is_file():
-        raise NotFound(f"no recipe {target!r}: neither a file nor a name; {suggest(target, recipes())}")
+        raise NotFound(f"no recipe {target!r}: it is neither a file nor the name of a recipe; {suggest(target, recipes())}")
     if not isinstance(data := read_yaml(path), dict):
-        raise ConfigError(f"{path} holds {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
+        raise ConfigError(f"{path} contains {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
     return dict(number(data))
 
 
 def check(data: Mapping[str, Any], source: str) -> RunConfig:
-    """A RunConfig, or one message that names every wrong key."""
+    """A RunConfig, or one error that names every wrong key."""
     return checked(RunConfig, data, source)
 
 
 def checked(model: type[S], data: Any, source: str) -> S:
-    """A section of any kind from plain data, or one message that names every wrong key."""
+    """A section of the given type from plain data, or one error that names every wrong key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Overrides: `a.b=value` words of the command line, laid over what a YAML file says. The values are read as YAML."""
+"""Apply overrides such as `a.b=value` from the command line to a configuration. The values are read as YAML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPONENT = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 
 
 def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The mapping with every override in it.
+    """The mapping with all overrides applied.
 
     >>> overridden({"train": {"steps": 1}}, ["train.steps=50", "algorithm.name=grpo"])
     {'train': {'steps': 50}, 'algorithm': {'name': 'grpo'}}
@@ -32,7 +32,7 @@ def overridden(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
 
 
 def yielding(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A recipe that comes with rlvr, where a run is learned from: its own environment, tokenizer and model are an example and give way.
+    """A built-in recipe without its example environment, tokenizer and model, if the overrides set `data.run`, which provides them.
 
     >>> yielding({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
     {'train': {'steps': 1}, 'rollout': {}}
@@ -51,13 +51,13 @@ def _set(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any]:
     if isinstance(data, str):  # `algorithm: grpo` is short for `{name: grpo}`
         data = {"name": data}
     if not isinstance(data, Mapping):
-        raise ConfigError(f"the override {text!r} goes into {data!r}, which has no keys")
+        raise ConfigError(f"the override {text!r} sets a key of {data!r}, which has no keys")
     head, *rest = path
     return {**data, head: _set(data.get(head), rest, value, text) if rest else value}
 
 
 def number(value: Any) -> Any:
-    """YAML 1.1 reads `1e-5` as text; people mean the number.
+    """Turn strings such as `1e-5` into numbers: YAML 1.1 reads them as text.
 
     >>> number({"learning_rate": "1e-5"})
     {'learning_rate': 1e-05}

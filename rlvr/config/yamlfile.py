@@ -1,4 +1,4 @@
-"""A YAML file as plain data, or one message that says why it is none."""
+"""Read a YAML file as plain data, or raise one error that says what is wrong with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.errors import ConfigError
 
 
 def read_yaml(path: Path) -> Any:
-    """What a file of recipes, suites or settings holds.
+    """The contents of a file of recipes, suites or settings.
 
     >>> read_yaml(Path("suite.yaml"))                                            # doctest: +SKIP
     [{'env': 'gsm8k', 'tasks': 200}]

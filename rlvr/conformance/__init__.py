@@ -1,4 +1,4 @@
-"""The kits that plugin authors run: `rlvr check` for environments, verifiers, sandboxes and tools."""
+"""Conformance checks for plugins, run by `rlvr check`: environments, verifiers, sandboxes and tools."""
 
 from rlvr.conformance.checks import check_env, check_plugin, check_tool, check_verifier
 from rlvr.conformance.steps import Check, failures

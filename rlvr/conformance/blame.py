@@ -1,4 +1,4 @@
-"""Whose code an exception came out of: the author of a plugin wants a file, a line and a method, and no word of ours."""
+"""Find the plugin code that raised an exception, so that a message names the author's file, line and method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlvr.plugins.registry import FILE_MODULE, KINDS
 
 
 def place_of(error: BaseException) -> str:
-    """Where a plugin that is not ours was when it raised this; empty where none was at work.
+    """The place in a third-party plugin that raised this exception; empty if no third-party plugin is in the traceback.
 
     >>> place_of(KeyError("answer"))
     ''

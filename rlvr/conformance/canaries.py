@@ -1,7 +1,7 @@
-"""Answers that must never pay: what the conformance kits say to a verifier to see whether it can be fooled.
+"""Answers that must never score: the conformance kits give them to a verifier to see whether it can be fooled.
 
-Each is known from a reward that was hacked: an empty answer that is "contained" in every reference, two answers at once,
-a denial that contains the right answer, an answer that talks to the judge instead of to the question.
+Each is known from a hacked reward: an empty answer that is "contained" in every reference, two answers together,
+a denial that contains the right answer, an answer that addresses the verifier instead of the question.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ JUNK = (
 
 
 DECLARED = ("\\boxed", "\\fbox", "<", "```", "~~~", "####")
-"""Marks that declare an answer. What else is said around a declared answer is not part of it."""
+"""Marks that declare an answer. Text around a declared answer is not part of the answer."""
 
 
 def bare(text: str) -> bool:
@@ -64,7 +64,7 @@ def bare(text: str) -> bool:
 
 
 def spoiled(code: str) -> str | None:
-    r"""The same code with its results taken out: a second answer to the same question. None if it returns nothing.
+    r"""The same code without its return values: a second, wrong answer to the same question. None if it returns nothing.
 
     >>> spoiled("def f(x):\n    return x")
     'def f(x):\n    return None  # x'
@@ -74,7 +74,7 @@ def spoiled(code: str) -> str | None:
 
 
 def hedged(right: str, other: str) -> Iterator[str]:
-    """Two answers at once, one of them right.
+    """Two answers in one, one of them right.
 
     >>> next(hedged("41", "42"))
     '41 or 42'

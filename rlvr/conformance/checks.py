@@ -1,4 +1,4 @@
-"""The conformance kits: does a plugin keep its contract? Run by `rlvr check`, by plugin authors' tests, and by our own.
+"""Check a plugin against its contract. Used by `rlvr check`, by the tests of plugin authors, and by the tests of rlvr.
 
 >>> from rlvr.conformance import check_verifier, failures
 >>> failures(check_verifier("numeric"))
@@ -17,27 +17,27 @@ from rlvr.plugins.registry import kind_of
 
 
 def check_plugin(kind: str, name: str, **settings: Any) -> list[Check]:
-    """The kit of a kind, on one plugin of it."""
+    """Run the checks of a kind on one plugin of that kind."""
     return list(stream(kind, name, settings))
 
 
 def check_env(name: str, **settings: Any) -> list[Check]:
-    """Hold an environment to its contract: its tasks, its rewards, its life as a Gymnasium environment."""
+    """Check an environment against its contract: its tasks, its rewards, its use as a Gymnasium environment."""
     return check_plugin("env", name, **settings)
 
 
 def check_verifier(name: str, **settings: Any) -> list[Check]:
-    """Hold a verifier to its contract: right answers pay in full, nothing else pays, and no text breaks it."""
+    """Check a verifier against its contract: right answers score 1, all others score 0, and no text breaks it."""
     return check_plugin("verifier", name, **settings)
 
 
 def check_tool(name: str, **settings: Any) -> list[Check]:
-    """Hold a tool to its contract: its schemas, its examples, sessions apart, and no argument that breaks it."""
+    """Check a tool against its contract: its schemas and examples; sessions share nothing; no argument breaks it."""
     return check_plugin("tool", name, **settings)
 
 
 def stream(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Check]:
-    """The checks one by one, as they are made, for those who watch."""
+    """Yield each check as soon as it is done, so that progress can be shown."""
     wanted = kind_of(kind).name
     if wanted == "env":
         from rlvr.conformance.envkit import env_checks  # Gymnasium comes with it
@@ -53,4 +53,4 @@ def stream(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Check]:
         from rlvr.conformance.toolkit import tool_checks
 
         return run(tool_checks(name, settings))
-    raise ConfigError(f"there is no kit for a {wanted}; {suggest(wanted, ['env', 'verifier', 'sandbox', 'tool'])}")
+    raise ConfigError(f"there are no checks for a {wanted}; {suggest(wanted, ['env', 'verifier', 'sandbox', 'tool'])}")

@@ -1,11 +1,11 @@
-# ruff: noqa: E501  (programs stand in one line each)
-"""What a sandbox really enforces, found out by attacking it: for authors of sandboxes, and for `rlvr check sandbox NAME`.
+# ruff: noqa: E501  (each program is on one line)
+"""Test what a sandbox really enforces, by attacking it: for authors of sandboxes, and for `rlvr check sandbox NAME`.
 
-Every check runs programs through the public door and looks at what came out; nothing is believed because a setting says so.
-A check that fails names what got through.
+Every check runs programs through the public `run` method and looks at the outcome; no setting is taken as proof.
+A failed check says what got through.
 
-A check must be harmless where *nothing* is enforced: every bomb is small and burns out by itself, and who may be killed is
-asked with signal 0, which kills nobody.
+A check must be harmless where *nothing* is enforced: every fork or memory bomb is small and stops by itself, and permission to
+signal a process is tested with signal 0, which kills nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance.steps import Check, Steps, run
+from rlvr.conformance.survivors import SURVIVORS
 from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
 from rlvr.plugins.registry import build
 
@@ -26,15 +27,15 @@ SMALL = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_m
 
 
 def check_sandbox(sandbox: Sandbox) -> list[Check]:
-    """Attack a sandbox; one row for each thing it promises. It is left as it was, ready for more."""
+    """Attack a sandbox; one row for each property it promises. The sandbox stays open and can be used again."""
     return list(run((name, partial(probe, sandbox)) for name, probe in PROBES.items()))
 
 
 def sandbox_checks(name: str, settings: dict[str, Any]) -> Steps:
-    """The same for a sandbox by its name: built, attacked, put away."""
+    """The same checks for a sandbox by its name: build it, attack it, close it."""
     sandbox: Sandbox = build("sandbox", name, **settings)
     try:
-        sandbox.ready()  # one message about what is not there, not one from every check
+        sandbox.ready()  # if something is missing: one message, not one from every check
         for check, probe in PROBES.items():
             yield check, partial(probe, sandbox)
     finally:
@@ -49,7 +50,7 @@ def _run(sandbox: Sandbox, source: str, *, stdin: bytes = b"", limits: Limits = 
 
 
 def _says(source: str, wanted: str, *, stdin: bytes = b"", files: dict[str, bytes] | None = None) -> Probe:
-    """The program must end well and print exactly this."""
+    """The program must end with OK and print exactly this."""
 
     def probe(sandbox: Sandbox) -> str:
         outcome = _run(sandbox, source, stdin=stdin, files=files)
@@ -60,7 +61,7 @@ def _says(source: str, wanted: str, *, stdin: bytes = b"", files: dict[str, byte
 
 
 def _stops(source: str, *stops: Stop, limits: Limits = SMALL) -> Probe:
-    """The program must be stopped for one of these reasons, and the next one must run as if nothing had been."""
+    """The program must be stopped for one of these reasons, and the next program must run normally."""
 
     def probe(sandbox: Sandbox) -> str:
         outcome = _run(sandbox, source, limits=limits)
@@ -73,14 +74,14 @@ def _stops(source: str, *stops: Stop, limits: Limits = SMALL) -> Probe:
 
 
 def _refused(attempt: str, errors: str = "OSError") -> Probe:
-    """Every line of the attempt must raise; the program prints what went through."""
+    """Every line of the attempt must raise; the program prints the lines that did not."""
     lines = [line for line in attempt.strip().splitlines() if line.strip()]
     body = "".join(f"try:\n    {line}\n    print({line!r})\nexcept ({errors}):\n    pass\n" for line in lines)
     return _says(f"import ctypes, os, signal, socket\nlibc = ctypes.CDLL(None, use_errno=True)\n{CALL}{body}print('done')", "done")
 
 
 def _refused_all(statement: str, times: int, error: str = "OSError") -> Probe:
-    """The statement must begin to fail before it was done so often; what it made is removed again."""
+    """The statement must start to fail before it has run this many times; the files it created are removed."""
     tidy = "for i in range(n + 1):\n    try: os.unlink(f'f{i}')\n    except OSError: pass"
     loop = f"n = 0\ntry:\n    for i in range({times}):\n        {statement}\n        n += 1\nexcept {error}:\n    print('stopped')"
     return _says(f"import os, sys, threading, time\n{loop}\n{tidy}\nsys.stdout.flush()\nos._exit(0)", "stopped")
@@ -100,7 +101,7 @@ def _brief(outcome: Outcome) -> str:
 
 
 def _leaves_nothing(sandbox: Sandbox) -> str:
-    """Daemons, files, locked folders, attributes: the next program must find none of them, wherever it runs."""
+    """Daemons, files, locked folders, attributes: the next program must find none of them, in whichever container it runs."""
     dirt = """
 import os, subprocess, time
 os.makedirs('a/' + '/'.join('d' * 1 for _ in range(200)))
@@ -147,7 +148,7 @@ print(found)
 
 
 def _alone(sandbox: Sandbox) -> str:
-    """Two programs at once must not see, signal or reach each other."""
+    """Two programs that run at the same time must not see, signal or reach each other."""
     rounds = 4
     victim = "import time\nopen('mine', 'w').write('secret')\ntime.sleep(1)\nprint(open('mine').read())"
     spy = """
@@ -175,15 +176,15 @@ print(found)
         spies = [threads.submit(_run, sandbox, spy) for _ in range(rounds)]
         for future in victims:
             if future.result().stdout != b"secret\n":
-                return f"a program was disturbed by one beside it: {_brief(future.result())}"
+                return f"a program was disturbed by another one running at the same time: {_brief(future.result())}"
         for future in spies:
             if future.result().stdout != b"[]\n":
-                return f"a program reached one beside it: {future.result().stdout.decode(errors='replace')[:200]}"
+                return f"a program reached another one running at the same time: {future.result().stdout.decode(errors='replace')[:200]}"
     return ""
 
 
 def _no_network(sandbox: Sandbox) -> str:
-    """A door opened on this machine for the purpose must stay unvisited."""
+    """A port opened on this machine for the check must get no connection."""
     visited = threading.Event()
     with socket.create_server(("0.0.0.0", 0)) as door:
         door.settimeout(0.2)
@@ -213,7 +214,7 @@ def _no_network(sandbox: Sandbox) -> str:
 
 
 def _judged(sandbox: Sandbox) -> str:
-    """A judge's word must come from the judge, and the program must not be able to touch it."""
+    """The report of a judge must come from the judge, and the program must not be able to change it."""
     hostile = "import os\nfor n in range(3, 64):\n    try:\n        os.write(n, b'forged')\n    except OSError:\n        pass\n"
     hostile += "import signal\nfor pid in filter(str.isdecimal, os.listdir('/proc')):\n    try:\n        int(pid) != os.getpid() and (os.kill(int(pid), 0), os.write(4, b' and may kill me'))\n"
     hostile += "    except OSError:\n        pass\nos._exit(0)"
@@ -227,7 +228,7 @@ def _judged(sandbox: Sandbox) -> str:
 
 
 def _secretless(sandbox: Sandbox) -> str:
-    """Nothing of our environment, and nothing of an earlier program, may be found in memory."""
+    """Nothing of our environment, and nothing of an earlier program, may be found in a program's memory."""
     secret = os.urandom(12).hex()
     first, second = secret[:12], secret[12:]
     search = f"""
@@ -261,18 +262,18 @@ print(found, text is not None)
 
 PROBES: dict[str, Probe] = {
     "runs a program": _says("print(6 * int(input()))", "42", stdin=b"7"),
-    "hands over files": _says("print(open('data.txt').read())", "here", files={"data.txt": b"here"}),
-    "exit status tells": _stops("raise SystemExit(3)", Stop.RE),
+    "passes files to the program": _says("print(open('data.txt').read())", "here", files={"data.txt": b"here"}),
+    "a non-zero exit status is an error": _stops("raise SystemExit(3)", Stop.RE),
     "a crash is a crash": _stops("import os\nos.abort()", Stop.RE),
     "exit() exists": _says("print('x')\nexit()", "x"),
     "argv is clean": _says("import sys\nprint(len(sys.argv))", "1"),
-    "output of 5 MB is whole": _says("import sys\nsys.stdout.write('a' * 500000)\nprint(len('a' * 500000) * 10)", "a" * 500000 + "5000000"),
+    "5 MB of output arrive": _says("import sys\nsys.stdout.write('a' * 500000)\nprint(len('a' * 500000) * 10)", "a" * 500000 + "5000000"),
     "processor time is limited": _stops(f"{BURN}", Stop.TLE, limits=Limits(cpu_s=0.5, wall_s=30)),
     "processor time counts children": _stops(
         f"import os\nfor _ in range(4):\n    if os.fork() == 0:\n        break\n{BURN}", Stop.TLE, limits=Limits(cpu_s=1, wall_s=30)
     ),
     "wall time is limited": _stops("import time\ntime.sleep(30)", Stop.TLE, limits=Limits(wall_s=0.5)),
-    "signals do not prolong it": _stops(
+    "ignored signals do not extend the limit": _stops(
         "import signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ntime.sleep(30)",
         Stop.TLE,
         limits=Limits(wall_s=0.5),
@@ -293,8 +294,8 @@ PROBES: dict[str, Probe] = {
     "files are counted": _refused_all("open(f'f{i}', 'wb').close()", 9000),
     "processes are counted": _refused_all("os.fork() or (time.sleep(3), os._exit(0))", 40),
     "threads are counted": _refused_all("threading.Thread(target=time.sleep, args=(2,)).start()", 60, "RuntimeError"),
-    "leaves nothing behind": _leaves_nothing,
-    "sees nobody beside it": _alone,
+    "leaves nothing for the next program": _leaves_nothing,
+    "sees no program that runs at the same time": _alone,
     "no network": _no_network,
     "no sockets but local pairs": _refused(
         "socket.socket(socket.AF_INET)\nsocket.socket(socket.AF_INET6)\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"
@@ -302,12 +303,13 @@ PROBES: dict[str, Probe] = {
     "no tracing": _refused(
         "call('ptrace', 16, os.getppid(), 0, 0)\ncall('ptrace', 0, 0, 0, 0)\nopen(f'/proc/{os.getppid()}/mem', 'rb').read(1)"
     ),
-    "no signals to others": _refused("os.kill(1, 0)\nos.kill(os.getppid(), 0)"),
+    "no signals to others": _refused("os.kill(1, 0)\nos.kill(os.getppid() or 1, 0)"),
     "no way back to root": _refused("os.setuid(0)\nos.setgid(0)\nos.setgroups([0])\ncall('unshare', 0x10000000)\nos.chroot('.')"),
     "no lasting kernel objects": _refused(
         "call('shmget', 1234, 4096, 0o1666)\ncall('semget', 1234, 1, 0o1666)\ncall('msgget', 1234, 0o1666)"
     ),
     "no queue files": _refused("open('/dev/mqueue/left', 'w')"),
-    "a judge stands apart": _judged,
-    "no word of others in memory": _secretless,
+    "a judge is isolated from the program": _judged,
+    "no data of other programs in memory": _secretless,
+    **SURVIVORS,
 }

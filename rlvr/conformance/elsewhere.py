@@ -1,4 +1,4 @@
-"""Elsewhere: a function of ours called in a fresh interpreter, which shares nothing with this one but the arguments."""
+"""Call a function of rlvr in a fresh interpreter, which shares nothing with this one except the arguments."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SECONDS = 120
 CODE = """
 import importlib, json, os, sys
 out = os.dup(1)
-os.dup2(2, 1)  # what a plugin prints goes where errors go: it must not pass for the result
+os.dup2(2, 1)  # what a plugin prints goes to stderr, so that it is not taken for the result
 module, name, arguments = json.load(sys.stdin)
 os.write(out, json.dumps(getattr(importlib.import_module(module), name)(*arguments)).encode())
 """
 
 
 def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function makes of plain arguments there; a RuntimeError with its last words where it makes nothing.
+    """The function's return value for plain arguments; a RuntimeError with the last line of stderr if there is none.
 
     >>> elsewhere(max, 3, 4)                    # doctest: +SKIP
     4
@@ -34,6 +34,6 @@ def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONHASHSEED": "random"},
     )
     if child.returncode or not child.stdout:
-        left = f"it left with status {child.returncode} and without a result"
+        left = f"it exited with status {child.returncode} and without a result"
         raise RuntimeError(f"in another process: {(child.stderr.strip().splitlines() or [left])[-1]}")
     return json.loads(child.stdout)

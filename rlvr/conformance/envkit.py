@@ -1,7 +1,7 @@
-"""The conformance kit of environments: what `rlvr.conformance.checks.check_env` looks at.
+"""The conformance kit of environments: the checks of `rlvr.conformance.checks.check_env`.
 
-First the tasks and what they pay, in text; then the same environment as a Gymnasium one, token by token. The tokenizer
-is `bytes`, since any text survives it.
+First the tasks and their scores, as text; then the same environment through Gymnasium, token by token. The tokenizer
+is `bytes`, which encodes any text without loss.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from rlvr.rollout.replay import mismatch
 from rlvr.task import Task, Verdict
 
 LOOKED_AT = 8
-"""Tasks of each split that are answered with gold."""
+"""How many tasks of each split are answered with the gold answer."""
 PROVOKED = 4
-"""Tasks of each split that are answered in every wrong way: for code each answer is a program that runs."""
+"""How many tasks of each split get all wrong answers: few, since for code each answer is a program that runs."""
 COMPARED = 200
-"""Tasks of each split that are only read."""
+"""How many tasks of each split are only read."""
 REPLAYED = 12
 
 
 def env_checks(name: str, settings: dict[str, Any]) -> Steps:
-    """Every check of an environment, in the order in which they make sense."""
+    """Every check of an environment, in a useful order."""
     env: Any = build("env", name, **settings)
     yield "it can be built", lambda: "" if isinstance(env, Environment) else f"it is a {type(env).__name__}, not an rlvr.Environment"
     if not isinstance(env, Environment):
@@ -55,20 +55,20 @@ def env_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "every split has tasks, each with its own id", kit.tasks
         yield "a task is a function of split and index", kit.pure
         yield "another process gets the same tasks", kit.other_process
-        yield "no task stands in two splits", kit.disjoint
+        yield "no task is in two splits", kit.disjoint
         yield "every gold can be judged", partial(ungradeable, env)
         yield "the gold answer scores 1", kit.gold
         yield "an empty answer scores 0", lambda: kit.floor(lambda task: iter(canaries.EMPTY))
-        yield "the question given back scores 0", lambda: kit.floor(lambda task: iter([task.question]))
+        yield "the question as an answer scores 0", lambda: kit.floor(lambda task: iter([task.question]))
         yield "a hedged answer scores 0", lambda: kit.floor(kit.hedges)
         yield "a denial of the gold answer scores 0", lambda: kit.floor(kit.denials)
         yield "an injected answer scores 0", lambda: kit.floor(lambda task: iter(canaries.INJECTED))
-        yield "the prompt does not give the answer away", kit.hidden
+        yield "the prompt does not contain the answer", kit.hidden
         for form in OBSERVATIONS:
             yield f"Gymnasium's own check passes, obs={form}", partial(kit.gymnasium, form)
-        yield "one seed is one episode", kit.seeded
+        yield "the same seed gives the same episode", kit.seeded
         yield "SyncVectorEnv and AsyncVectorEnv agree", kit.vectors
-        yield "stepping replays what was sampled", kit.replays
+        yield "stepping gives the same result as sampling", kit.replays
     finally:
         env.close()
     yield "it can be closed twice", partial(closed, env)
@@ -86,7 +86,7 @@ class _EnvKit:
         try:
             json.dumps(self.settings, allow_nan=False)
         except (TypeError, ValueError) as error:
-            return f"{error}; settings travel to other processes, so they are numbers, texts, lists and mappings"
+            return f"{error}; settings are sent to other processes, so they must be numbers, strings, lists and mappings"
         return ""
 
     def tasks(self) -> str:
@@ -117,7 +117,7 @@ class _EnvKit:
 
     def other_process(self) -> str:
         same = elsewhere(digest, self.name, self.settings) == digest(self.name, self.settings)
-        return "" if same else "its tasks differ there; draw from random.Random(text), never from hash() or the clock"
+        return "" if same else "its tasks differ in another process; draw from random.Random(text), never from hash() or the clock"
 
     def disjoint(self) -> str:
         owner: dict[str, str] = {}
@@ -125,10 +125,10 @@ class _EnvKit:
             for _, task in self._tasks(split, COMPARED):
                 key = json.dumps([task.prompt, task.reference], default=str, sort_keys=True)
                 if owner.setdefault(key, split) != split:
-                    return f"{task.question!r:.120} stands in {owner[key]} and in {split}; what is held out would be trained on"
+                    return f"{task.question!r:.120} is in {owner[key]} and in {split}; held-out tasks would be trained on"
         return ""
 
-    # ---- what answers pay
+    # ---- the scores of answers
 
     def gold(self) -> str:
         def looked(task: Task) -> str:
@@ -141,7 +141,7 @@ class _EnvKit:
             return wrong
         shortest = min(len(self._gold(task).encode()) for task in self._some()) + 1
         return (
-            f"the shortest gold takes {shortest} characters with its end, and max_new_tokens is {room}; raise it" if shortest > room else ""
+            f"the shortest gold answer needs {shortest} bytes with its end, max_new_tokens is {room}; raise it" if shortest > room else ""
         )
 
     def floor(self, answers: Callable[[Task], Iterator[str]]) -> str:
@@ -153,7 +153,7 @@ class _EnvKit:
         other = next((text for text in others if text != gold), None)
         if other is None:
             raise CannotCheck("all gold answers are the same, so there is no alternative to hedge with")
-        if "```" in gold:  # the code of another task is no alternative: only what defines the same name is
+        if "```" in gold:  # the code of another task is not an alternative: only code that defines the same name is
             other = canaries.spoiled(gold) or other
         if canaries.bare(gold) or "\n" in gold:
             yield from canaries.hedged(gold, other)
@@ -165,7 +165,7 @@ class _EnvKit:
                 yield from canaries.contained(text)
 
     def hidden(self) -> str:
-        """Own answers stand in the prompts far more often than the answers of other tasks do."""
+        """The check fails if prompts contain their own answer far more often than the answer of another task."""
         tasks = [task for split in self.env.splits for _, task in self._tasks(split, 40)]
         prompts = [" ".join(message["content"] for message in task.prompt) for task in tasks]
         golds = [self._gold(task).strip() for task in tasks]
@@ -175,7 +175,7 @@ class _EnvKit:
         if share - chance <= 0.5:
             return ""
         task = tasks[own.index(True)]
-        return f"{share:.0%} of the prompts hold their own answer, {chance:.0%} another task's: {task.question!r:.120}"
+        return f"{share:.0%} of the prompts contain their own answer, {chance:.0%} the answer of another task: {task.question!r:.120}"
 
     # ---- as a Gymnasium environment
 
@@ -226,7 +226,7 @@ class _EnvKit:
             env.close()
         return ""
 
-    # ---- what the checks stand on
+    # ---- helpers of the checks
 
     def _tasks(self, split: str, count: int) -> Iterator[tuple[int, Task]]:
         size = self.env.size(split)
@@ -240,9 +240,9 @@ class _EnvKit:
     def _gold(self, task: Task) -> str:
         gold = self.env.gold(task)
         if gold is None:
-            raise CannotCheck("it knows no gold answer; write `gold(task)` where one can be known")
+            raise CannotCheck("it has no gold answer; write `gold(task)` if one can be known")
         if not isinstance(gold, str):
-            raise TypeError(f"gold gave {gold!r:.80} for {task.id}; it must be a text")
+            raise TypeError(f"gold returned {gold!r:.80} for {task.id}; it must be a string")
         return gold
 
     def _judge(self, task: Task, answer: str) -> Verdict:
@@ -257,7 +257,7 @@ class _EnvKit:
 
 
 def digest(name: str, settings: dict[str, Any]) -> str:
-    """A fingerprint of the first tasks, the same in every process if the environment is what it should be.
+    """A digest of the first tasks, the same in every process if tasks depend on split and index only.
 
     >>> digest("arithmetic", {}) == digest("arithmetic", {})
     True
@@ -272,7 +272,7 @@ def digest(name: str, settings: dict[str, Any]) -> str:
 
 
 def vectors(name: str, settings: dict[str, Any]) -> str:
-    """What differs between the environments of one process and those of several, over a few steps; '' when nothing does.
+    """What differs between SyncVectorEnv (one process) and AsyncVectorEnv (several), over a few steps; '' if nothing does.
 
     >>> vectors("arithmetic", {})                                       # doctest: +SKIP
     ''
@@ -305,7 +305,7 @@ def _plain(task: Task) -> str:
 
 
 def _stands_in(answer: str, prompt: str) -> bool:
-    """Whether the answer stands in the prompt as a word of its own: 4 is not in 14."""
+    """Whether the prompt contains the answer as a separate word: 4 is not in 14."""
     start = prompt.find(answer) if answer else -1
     while start >= 0:
         around = prompt[start - 1 : start] + prompt[start + len(answer) : start + len(answer) + 1]

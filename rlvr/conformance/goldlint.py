@@ -1,4 +1,4 @@
-"""Which golds of an environment cannot be judged: every task is read once, before anybody is paid, or not paid, for one."""
+"""Find the gold answers of an environment that cannot be judged, by reading every task once before any training."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ LISTED = 50
 
 
 def ungradeable(env: Environment) -> str:
-    """One line a task whose gold gets no verdict; empty when every gold can be judged.
+    """One line for each task whose gold answer gets no verdict; empty if every gold can be judged.
 
-    It asks a verifier that has a `lint`, as `symbolic` has: such a one says that the task is at fault whatever the answer.
+    Only for a verifier with a `lint`, such as `symbolic`: it reports that a task is at fault whatever the answer is.
 
     >>> import rlvr
     >>> ungradeable(rlvr.make("env", "arithmetic"))
@@ -30,4 +30,4 @@ def ungradeable(env: Environment) -> str:
             if verdict.fault is Fault.TASK:
                 found.append(f"{task.id}: {verdict.reason}")
     more = [f"and {len(found) - LISTED} more"] if len(found) > LISTED else []
-    return "\n    ".join([f"{len(found)} tasks pay nobody:", *found[:LISTED], *more]) if found else ""
+    return "\n    ".join([f"{len(found)} tasks cannot be scored:", *found[:LISTED], *more]) if found else ""

@@ -1,6 +1,6 @@
-"""What every kit is made of: a check, the steps that make one after the other, and how a failure is worded.
+"""What all kits share: the record of a check, the loop that runs the checks, and the wording of a failure.
 
-A kit never raises for a defect: every check becomes a record, and a check that could not be made says so.
+A kit never raises for a defect: every check becomes a record, and a check that could not run is marked as skipped.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rlvr.mdp.judges import Judges
 from rlvr.task import Fault, Verdict
 
 DEADLINE_S = 600.0
-"""How long one check may take: far longer than any needs, so that what takes longer hangs."""
+"""The timeout of one check: far longer than any check needs, so one that takes longer hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     >>> Check("the gold answer scores 1", ok=False, detail="task arithmetic/test/0.3: '14' scored 0").ok
     False
@@ -31,7 +31,7 @@ class Check:
     ok: bool
     detail: str = ""
     skipped: bool = False
-    """Whether it could not be made; `detail` says why. Never counts as a failure, and never hides."""
+    """Whether the check could not run; `detail` says why. It never counts as a failure and is always shown."""
 
 
 class CannotCheck(Exception):
@@ -39,7 +39,7 @@ class CannotCheck(Exception):
 
 
 def failures(checks: Sequence[Check]) -> list[str]:
-    """What went wrong, one line each; a test says that there is nothing.
+    """The failed checks, one line each; a test asserts that the list is empty.
 
     >>> failures([Check("a", True), Check("b", False, "why")])
     ['b: why']
@@ -51,9 +51,9 @@ Steps = Iterator[tuple[str, Callable[[], str]]]
 
 
 def run(steps: Steps) -> Iterator[Check]:
-    """Make the checks one after the other. A check is a function that returns what is wrong, or ''.
+    """Run the checks one after the other. A check is a function that returns what is wrong, or ''.
 
-    A plugin that cannot be built has failed its first check; a wrong name or setting is the caller's, and raises.
+    A plugin that cannot be built fails its first check; a wrong name or setting is the caller's error, and raises.
     """
     while True:
         try:
@@ -65,18 +65,18 @@ def run(steps: Steps) -> Iterator[Check]:
             return
         except RlvrError:
             raise
-        except (Exception, SystemExit) as error:  # between two checks only `close` is called
+        except (Exception, SystemExit) as error:  # between two checks only `close` runs
             yield Check("it can be closed", False, _raised(error))
             return
         made = _made(*step)
         if made is None:
-            yield Check(step[0], False, f"not done after {DEADLINE_S:g} s: something in it waits for ever; what follows was not looked at")
+            yield Check(step[0], False, f"timeout: not finished after {DEADLINE_S:g} s; the checks after it were not run")
             return
         yield made
 
 
 def _made(name: str, look: Callable[[], str]) -> Check | None:
-    """The check, in a thread that is left behind where it does not come back in time."""
+    """Run one check in a thread; None if it did not finish in time (the thread is then abandoned)."""
     judges = Judges(1)
     looked = judges.submit(look)
     try:
@@ -98,7 +98,7 @@ def _raised(error: BaseException) -> str:
 
 
 def first(texts: Iterator[str]) -> str:
-    """The first complaint, and how many more there are.
+    """The first problem, and how many more there are.
 
     >>> first(iter(["", "a is wrong", "b is wrong"]))
     'a is wrong; and 1 more'
@@ -108,13 +108,13 @@ def first(texts: Iterator[str]) -> str:
 
 
 def closed(plugin: Plugin) -> str:
-    """Close it once more; what is wrong with that shows as an exception."""
+    """Close the plugin a second time; a problem shows as an exception."""
     plugin.close()
     return ""
 
 
 def shown(verdict: Verdict) -> str:
-    """A verdict in a complaint.
+    """A verdict as it is shown in a failure.
 
     >>> shown(Verdict(1.0, "4 equals 4"))
     'scored 1 (4 equals 4)'

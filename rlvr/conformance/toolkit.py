@@ -1,4 +1,4 @@
-"""The kit of tools: what the policy is told, what its calls do, and that no argument breaks anything."""
+"""The conformance kit of tools: their descriptions for the policy, what calls do, and that no argument breaks them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JUNK = ("", " ", "\0", "\ud800", "'; drop table x; --", "../" * 40 + "etc/passwd
 
 
 def check_opened(name: str, context: ToolContext, **settings: Any) -> list[Check]:
-    """The kit on a tool in a conversation of the caller's: with a sandbox box, or with a database of a task.
+    """Run the kit on a tool with a context of the caller's: a sandbox box, or the database of a task.
 
     >>> from rlvr.conformance import failures
     >>> failures(check_opened("calculator", ToolContext()))
@@ -38,11 +38,11 @@ def tool_checks(name: str, settings: Mapping[str, Any], context: ToolContext | N
     try:
         yield "it can be built", lambda: "" if isinstance(made, Tool) else f"it is a {type(made).__name__}, not an rlvr.Tool"
         yield "it says what it is for", kit.described
-        yield "it is refused without its box", kit.box_asked
-        yield "what the policy is told is complete", kit.told
+        yield "opening it without its box is refused", kit.box_asked
+        yield "its names and descriptions are complete", kit.told
         yield "its schemas are plain and strict", kit.schemas
         yield "its examples do what they say", kit.examples
-        yield "wrong arguments are told to the policy", kit.wrong
+        yield "wrong arguments give the policy an error message", kit.wrong
         yield "no text breaks it", kit.junk
         yield "two conversations share nothing", kit.apart
         yield "a long result is cut", kit.cut
@@ -54,7 +54,7 @@ def tool_checks(name: str, settings: Mapping[str, Any], context: ToolContext | N
 
 
 class _Kit:
-    """The checks of one tool; each opens a conversation of its own."""
+    """The checks of one tool; each opens its own conversation."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
         self.tool, self.context = tool, context
@@ -65,7 +65,7 @@ class _Kit:
         return self.tool.session(self.context)
 
     def seen(self) -> AbstractContextManager[Tool]:
-        """The tool for checks in which none of its calls is run: these need no box."""
+        """The tool for checks that run none of its calls: these need no box."""
         return nullcontext(self.tool) if self.tool.needs_box and self.context.box is None else self.open()
 
     def described(self) -> str:
@@ -78,25 +78,25 @@ class _Kit:
             self.tool.open(ToolContext()).end()
         except ConfigError:
             return ""
-        return "it opens without a box, and says that it needs one"
+        return "`needs_box` is set, but it opens without a box"
 
     def told(self) -> str:
         with self.seen() as opened:
             specs = opened.specs()
             if not specs:
-                return "it offers nothing that can be called"
+                return "it has no function that can be called"
             names = [spec.name for spec in specs]
-            twice = [f"{name!r} is there twice" for name in names if names.count(name) > 1]
-            again = "" if opened.specs() == specs else "asked twice, it tells two things"
+            twice = [f"the name {name!r} is used twice" for name in names if names.count(name) > 1]
+            again = "" if opened.specs() == specs else "two calls of specs() differ"
             return first(iter([again, *twice, *(self._complete(spec) for spec in specs)]))
 
     def _complete(self, spec: ToolSpec) -> str:
         if not NAME.fullmatch(spec.name):
-            return f"{spec.name!r} is no name for a tool: letters, digits, _ - and ."
+            return f"{spec.name!r} is not a valid tool name: use letters, digits, _ - and ."
         if not spec.description.strip():
             return f"{spec.name} has no description"
         if "call" in vars(type(self.tool)):
-            return ""  # what a server says of its arguments is the server's
+            return ""  # the descriptions of arguments come from a server
         bare = [key for key, one in spec.parameters.get("properties", {}).items() if not one.get("description")]
         return f"argument {bare[0]!r} of {spec.name} has no description; add it under Args:" if bare else ""
 
@@ -106,7 +106,7 @@ class _Kit:
         for spec in specs:
             json.dumps(spec.wire(), allow_nan=False)
             if spec.parameters.get("type") != "object":
-                return f"the parameters of {spec.name} are no object"
+                return f"the parameters of {spec.name} are not an object"
         return first(self._unknown(spec.name, spec.parameters) for spec in specs)
 
     def _unknown(self, name: str, schema: Any) -> str:
@@ -137,7 +137,7 @@ class _Kit:
                 for arguments in _misfits(spec):
                     result = run_call(opened, Call("0.0", spec.name, arguments))
                     if result.ok or ADVICE[CallStatus.BAD_ARGUMENTS] not in result.text:
-                        return f"{spec.name} took {arguments!r:.80}: {result.text!r:.80}"
+                        return f"{spec.name} accepted {arguments!r:.80}: {result.text!r:.80}"
             result = run_call(opened, Call("0.0", "no_such_tool", {}))
             return "" if not result.ok else "a call to a tool that it does not have was run"
 
@@ -151,7 +151,7 @@ class _Kit:
                     try:
                         run_call(opened, Call("0.0", spec.name, arguments))
                     except ToolCrash as crash:
-                        return f"{spec.name} broke on {text[:30]!r}: {crash}; raise ToolError for what the policy got wrong"
+                        return f"{spec.name} broke on {text[:30]!r}: {crash}; raise ToolError for mistakes of the policy"
         return ""
 
     def apart(self) -> str:
@@ -160,7 +160,7 @@ class _Kit:
             for example in examples:
                 results = [self._do(opened, example) for opened in (one, other)]
                 if wrong := first(self._differs(example, result) for result in results):
-                    return f"beside another conversation: {wrong}"
+                    return f"with a second conversation open: {wrong}"
         return ""
 
     def cut(self) -> str:
@@ -197,7 +197,7 @@ class _Kit:
         if self.tool.needs_box and self.context.box is None:
             self.open()
         if not type(self.tool).examples:
-            raise CannotCheck("it brings no `examples`")
+            raise CannotCheck("it has no `examples`")
         return type(self.tool).examples
 
     @staticmethod
@@ -220,7 +220,7 @@ def _misfits(spec: ToolSpec) -> Iterator[dict[str, Any]]:
 
 
 def _filled(spec: ToolSpec, text: str) -> dict[str, Any] | None:
-    """The required arguments, with this text where a text may stand; None where there is no plain way to fill them."""
+    """The required arguments, with this text for each string; None if there is no simple way to fill them."""
     values: dict[str, Any] = {"string": text, "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
     found: dict[str, Any] = {}
     for key in spec.parameters.get("required", ()):

@@ -1,4 +1,4 @@
-"""The conformance kit of verifiers: right answers pay in full, nothing else pays, and no text breaks it."""
+"""The conformance kit of verifiers: right answers score 1, all others score 0, and no text breaks it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
     try:
         kit = _VerifierKit(verifier)
         yield "it says what it is for", kit.described
-        yield "it brings examples of its own", kit.has_examples
+        yield "it has examples", kit.has_examples
         yield "right answers score 1", kit.right
         yield "wrong answers score 0", kit.wrong
         yield "an empty answer scores 0", lambda: kit.floor(canaries.EMPTY)
@@ -45,7 +45,7 @@ def verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
 
 
 class _VerifierKit:
-    """The checks of one verifier, over the examples that it brings."""
+    """The checks of one verifier, on its own examples."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
@@ -55,7 +55,7 @@ class _VerifierKit:
         if not (type(self.verifier).__doc__ or "").strip():
             return "its class has no docstring; say what it judges, and how"
         version = type(self.verifier).version
-        return "" if isinstance(version, str) and version else f"version is {version!r}; it must be a text, such as '1'"
+        return "" if isinstance(version, str) and version else f"version is {version!r}; it must be a string, such as '1'"
 
     def has_examples(self) -> str:
         if any(example.right and example.wrong for example in self.examples):
@@ -74,7 +74,7 @@ class _VerifierKit:
     def hedged(self) -> str:
         pairs = list(self._pairs())
         if not pairs:
-            raise CannotCheck("none of its examples has a bare right answer beside a bare wrong one")
+            raise CannotCheck("none of its examples has both a bare right answer and a bare wrong one")
         return first(self._not(0.0, e, text) for e, right, other in pairs for text in canaries.hedged(right, other) if text not in e.right)
 
     def contained(self) -> str:
@@ -91,7 +91,7 @@ class _VerifierKit:
         for reference in BROKEN_REFERENCES:
             verdict = self._ask(reference, answer, {})
             if verdict.fault is Fault.INFRA:
-                return f"reference {reference!r}: {shown(verdict)}; the machinery is not to blame for it"
+                return f"reference {reference!r}: {shown(verdict)}; this is not an infrastructure fault"
         return ""
 
     def deterministic(self) -> str:
@@ -105,23 +105,23 @@ class _VerifierKit:
     def threads(self) -> str:
         asked = [(e, answer) for e in self._some() for answer in (*e.right, *e.wrong)][:24]
         alone = [self._of(*pair).score for pair in asked] * 2
-        judges = Judges(8)  # not Python's own threads, which hold up the end of the process where they lock each other out
+        judges = Judges(8)  # not Python's own threads: if they deadlock, they block the exit of the process
         try:
             together = [verdict.result().score for verdict in [judges.submit(self._of, *pair) for pair in asked * 2]]
         finally:
             judges.close()
         pairs = zip(asked * 2, alone, together, strict=True)
-        return first(f"{canaries.short(pair[1])}: alone {a}, among others {b}" for pair, a, b in pairs if a != b)
+        return first(f"{canaries.short(pair[1])}: {a} alone, {b} in parallel with others" for pair, a, b in pairs if a != b)
 
     def plain(self) -> str:
         for example in self._some():
             for answer in (*example.right, *example.wrong):
-                json.dumps(dict(self._of(example, answer).detail), allow_nan=False)  # its record makes plain what is not
+                json.dumps(dict(self._of(example, answer).detail), allow_nan=False)  # not `Verdict.record`, which converts it to JSON
         return ""
 
     def _some(self) -> Sequence[Example]:
         if not self.examples:
-            raise CannotCheck("it brings no examples")
+            raise CannotCheck("it has no examples")
         return self.examples
 
     def _pairs(self) -> Iterator[tuple[Example, str, str]]:

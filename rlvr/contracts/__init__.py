@@ -1,11 +1,11 @@
-"""The doors: what each kind of plugin promises, and the small records that pass through.
+"""The interfaces of the plugins, and the small records that they exchange.
 
-Five kinds of plugin exist, each with one or two methods that matter:
-    Environment   task(split, index) -> Task           what is asked (text only; tokens are TokenEnv's business)
-    Verifier      verify(task, answer) -> Verdict      what is judged
-    Sandbox       run(Program) -> Outcome              where foreign code runs
-    Sampler       sample(prompts, ...) -> Completions  who answers
-    Algorithm     credit(groups), losses(inputs)       what is learned from it (in rlvr.contracts.algorithm)
+Five kinds of plugin exist, each with one or two main methods:
+    Environment   task(split, index) -> Task           poses tasks (text only; TokenEnv handles tokens)
+    Verifier      verify(task, answer) -> Verdict      judges answers
+    Sandbox       run(Program) -> Outcome              runs untrusted code
+    Sampler       sample(prompts, ...) -> Completions  writes answers
+    Algorithm     credit(groups), losses(inputs)       computes the gradient (in rlvr.contracts.algorithm)
 A plugin's constructor takes keyword arguments only: its signature is its schema. The registry fills in the plugins that `needs` names.
 """
 

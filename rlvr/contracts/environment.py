@@ -1,4 +1,4 @@
-"""The environment contract: pose tasks, reply or open a session for each conversation, say what is judged."""
+"""The environment contract: pose tasks, reply to the policy or open a session per conversation, choose the text to judge."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Environment(Plugin, ABC):
 
     verifier: Verifier
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
-    max_turns: int = 1  # how many times the policy may speak
-    max_prompt_tokens: int = 96  # room for the prompt where nobody says otherwise; what a character tokenizer needs
-    max_new_tokens: int = 32  # room for the policy's tokens, all turns together, where nobody says otherwise
+    max_turns: int = 1  # the most turns that the policy may take
+    max_prompt_tokens: int = 96  # the default limit on the prompt, for a character tokenizer
+    max_new_tokens: int = 32  # the default limit on the policy's tokens, all turns together
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:
-        """The task at `index`: always the same one for the same (environment settings, split, index)."""
+        """The task at `index`: always the same for the same environment settings, split and index."""
 
     def size(self, split: str) -> int | None:
-        """How many tasks the split has; None for a procedural source that does not end."""
+        """How many tasks the split has; None if they are generated without end."""
         return None
 
     def gold(self, task: Task) -> str | None:
-        """A text that deserves the full score (in a multi-turn task: the first turn's), or None if none is known."""
+        """A text that gets the full score (in a multi-turn task: the first turn), or None if none is known."""
         return None
 
     def open(self, task: Task, *, seed: int) -> Session:
@@ -48,7 +48,7 @@ class Environment(Plugin, ABC):
         return Replying(self, task)
 
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        """What the environment answers after the policy's turns `said`; None closes the conversation."""
+        """The environment's reply to the policy's turns `said`; None ends the conversation."""
         return None
 
     def answer(self, task: Task, said: Sequence[str]) -> str:
@@ -56,11 +56,11 @@ class Environment(Plugin, ABC):
         return said[-1] if said else ""
 
     def earned(self, task: Task, said: Sequence[str], verdict: Verdict) -> Sequence[Earned]:
-        """When the score was earned; the amounts add up to it. The default: as the verifier says, which may be: all at the end."""
+        """When the score was earned; the amounts add up to it. The default: as in the verdict; if that is empty, all at the end."""
         return verdict.earned
 
     def close(self) -> None:
-        """Close the verifier too; an environment that holds more closes that as well."""
+        """Close the verifier; an environment that holds other resources overrides this to close them too."""
         if (verifier := getattr(self, "verifier", self)) is not self:
             verifier.close()
 

@@ -1,4 +1,4 @@
-"""What every plugin shares."""
+"""The base class of all plugins."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 
 
 class Plugin:
-    """What every plugin shares: what it stands on, and how it is put away."""
+    """The base class of all plugins: which plugins it needs, how it is checked and how it is closed."""
 
     needs: ClassVar[Mapping[str, str]] = {}
     """Constructor arguments that are plugins themselves, with the default name of each: {"verifier": "symbolic"}."""
 
     def ready(self) -> None:
-        """Raise an RlvrError when something it stands on does not answer here. Asked once, before long work begins."""
+        """Raise an RlvrError if something it depends on is not available. Called once, before long work begins."""
         for plugin in (getattr(self, name, None) for name in self.needs):
             if isinstance(plugin, Plugin):
                 plugin.ready()
 
     def close(self) -> None:
-        """Give back processes, containers and files. Called any number of times."""
+        """Release processes, containers and files. May be called more than once."""
 
     def __enter__(self) -> Any:
         return self

@@ -16,7 +16,7 @@ from rlvr.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. The log-probabilities handed back are under exactly this distribution.
+    """How to sample. The returned log-probabilities are those of exactly this distribution.
 
     >>> Sampling(temperature=1.0).top_p
     1.0
@@ -34,7 +34,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn to sample: ids in. `seed` alone decides its randomness, whatever else is sampled beside it.
+    """One turn to sample, as token ids. Its randomness depends on `seed` alone, not on the other requests in the batch.
 
     >>> Request(prompt=[1, 6, 2], max_tokens=8, seed=3).max_tokens
     8
@@ -48,12 +48,12 @@ class Request:
 
     def __post_init__(self) -> None:
         if not self.prompt or self.max_tokens < 1:
-            raise ValueError(f"a request needs a prompt and room for a token, got {len(self.prompt)} and {self.max_tokens}")
+            raise ValueError(f"a request needs a prompt and max_tokens of at least 1, got {len(self.prompt)} tokens and {self.max_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled turn: ids out, never re-tokenised. The stop id, when there is one, is the last token.
+    """One sampled turn, as token ids that are never re-tokenised. The stop id, if there is one, is the last token.
 
     >>> Completion(tokens=[7, 9, 0], logprobs=[-0.5, -0.1, -0.01], finish="stop").finish
     'stop'
@@ -63,13 +63,13 @@ class Completion:
     logprobs: list[float]
     finish: Literal["stop", "length", "error"]
     error: str = ""
-    usage: tuple[int, int] | None = None  # tokens read and written as an endpoint counts them, where `tokens` only writes down its text
+    usage: tuple[int, int] | None = None  # input and output tokens as the endpoint counts them, if `tokens` only encodes its text
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.logprobs)} log-probabilities")
         if self.finish != "error" and not self.tokens:
-            raise ValueError("a completion without a token is an error, and must say so")
+            raise ValueError("a completion without tokens must have finish='error'")
 
 
 Asked = list[tuple[int, Request]]
@@ -120,22 +120,22 @@ class Listed(Feed):
 
 
 class Sampler(Plugin, ABC):
-    """Answers prompts. Several requests with the same prompt are a group, and a sampler may compute that prompt once."""
+    """Samples answers to prompts. Requests with the same prompt are a group; a sampler may compute that prompt once."""
 
-    policy_form: ClassVar[str] = ""  # how `rlvr eval --policy` addresses it, for example `hf:DIR`; empty when it cannot stand alone
-    tokenizer: str | None = None  # the tokenizer that its tokens belong to, where the sampler is the one to decide
-    gives_text: bool = False  # whether its tokens only write down a text: then limits hold in the tokens that `Completion.usage` counts
-    holds_trainer_up: str = ""  # why it cannot sample in a thread of its own while the trainer trains; empty where it can
-    company: ClassVar[int] = 0  # how many answers evaluation samples side by side where that decides their last bits; 0: it does not
+    policy_form: ClassVar[str] = ""  # its form in `rlvr eval --policy`, for example `hf:DIR`; empty if it cannot be used there
+    tokenizer: str | None = None  # the tokenizer of its tokens, if the sampler decides it
+    gives_text: bool = False  # whether its tokens only encode a text: then limits apply to the tokens in `Completion.usage`
+    holds_trainer_up: str = ""  # why it cannot sample in a separate thread during training; empty if it can
+    company: ClassVar[int] = 0  # the batch size of evaluation, if it affects the last bits of the results; 0: it does not
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
-        """The constructor's settings for `--policy NAME:rest`."""
-        raise ConfigError(f"{cls.__name__} cannot be used as a policy of its own")
+        """The constructor's arguments for `--policy NAME:rest`."""
+        raise ConfigError(f"{cls.__name__} cannot be used as a policy with --policy")
 
     @abstractmethod
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Each request's index with its completion, in the order in which they end: verification begins at once."""
+        """Yield the index of each request with its completion, as soon as it finishes, so that verification can start early."""
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Each completion with its request's number, for requests that come while others are answered. Ends when the feed does.
@@ -164,11 +164,22 @@ class Sampler(Plugin, ABC):
         """All completions, in the order of the requests."""
         return [completion for _, completion in sorted(self.stream(requests, sampling), key=lambda pair: pair[0])]
 
+    def prepare(self, *, precision: str, max_length: int) -> None:
+        """Called once before a training run: the precision the trainer computes in, and the most tokens of a prompt with its answer."""
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of the latest `load`, which are logged with the step that samples from it."""
+        return {}
+
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
-        """Told once, before the first request, what the prompts are made of. Most samplers do not care."""
+        """Receive the environment and the tokenizer, once, before the first request. Most samplers ignore this."""
+
+    def suits(self, model: Any) -> str:
+        """Asked before a run begins: ConfigError if the trainer's model cannot be sampled from, else why it will be slow, or ''."""
+        return ""
 
     def load(self, model: Any, version: int) -> None:
-        """Take over the trainer's weights. Samplers without weights (the scripted one) leave this alone."""
+        """Load the trainer's weights. Samplers without weights (such as scripted) ignore this."""
 
     def rest(self) -> None:
-        """Told when a step has all its answers: until the next `load` nothing is sampled, and memory may be lent to the trainer."""
+        """Called when a step has all its answers: nothing is sampled until the next `load`, so memory can be freed for the trainer."""

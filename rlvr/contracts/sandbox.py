@@ -13,21 +13,21 @@ from rlvr.errors import SandboxError
 
 
 class Stop(StrEnum):
-    """The verdict of the sandbox on one run, in the words of programming contests."""
+    """How one run in the sandbox ended, in the abbreviations of programming contests."""
 
-    OK = "OK"  # it ran to its end with exit status 0
-    RE = "RE"  # it ended by itself with another status, or by a signal of its own making
+    OK = "OK"  # it exited with status 0
+    RE = "RE"  # it exited with another status, or by a signal that it caused itself
     TLE = "TLE"
     MLE = "MLE"
     OLE = "OLE"
     CE = "CE"
-    SV = "SV"  # it broke what it ran in, or did what is forbidden
-    IE = "IE"  # the sandbox failed: never the program's fault, and never a score
+    SV = "SV"  # it damaged its container, or did something forbidden
+    IE = "IE"  # the sandbox failed: not the program's fault, no score
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use, children included.
+    """The resource limits of one program, its child processes included.
 
     >>> Limits(wall_s=2.0, memory_mb=128).processes
     16
@@ -49,10 +49,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A Python program of ours that questions a foreign one from a process of its own, across a channel that carries bytes only.
+    """A trusted Python program that tests an untrusted one from a separate process, over a channel that carries bytes only.
 
-    Both start together, as different users. Each reads what the other says from descriptor 3 and answers on descriptor 4;
-    what the judge alone writes to descriptor 5 is `Outcome.report`. Its standard input is `brief`.
+    Both start together, as different users. Each reads from the other on descriptor 3 and writes to it on descriptor 4.
+    Only the judge can write to descriptor 5, which becomes `Outcome.report`. Its standard input is `brief`.
 
     >>> Judge("import os; os.write(5, os.read(3, 100))").brief
     b''
@@ -64,7 +64,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A foreign program to run once, in a place of its own.
+    """An untrusted program to run once, in isolation.
 
     >>> Program("print(input())", stdin=b"hello").language
     'python'
@@ -75,14 +75,14 @@ class Program:
     language: Literal["python", "cpp", "javascript"] = "python"
     limits: Limits = field(default_factory=Limits)
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Files that lie in the working folder; what the program does to them goes with the folder."""
+    """Files in the working folder; the folder and all changes in it are deleted after the run."""
     judge: Judge | None = None
-    """Who questions it while it runs. The run then ends when the judge ends, and the limits hold for both together."""
+    """The program that tests it while it runs. The run then ends when the judge exits, and the limits apply to both together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a program.
+    """The result of running a program.
 
     >>> Outcome(Stop.OK, exit_code=0, stdout=b"hello").stop
     <Stop.OK: 'OK'>
@@ -92,24 +92,26 @@ class Outcome:
     exit_code: int | None = None
     stdout: bytes = b""
     stderr: bytes = b""
-    cut: bool = False  # whether the output was cut short: a cut output is never graded
+    cut: bool = False  # whether the output was truncated: truncated output is never graded
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_mb: float = 0.0
-    isolation: tuple[str, ...] = ()  # what really was applied, not what was asked for
+    isolation: tuple[str, ...] = ()  # the isolation that was applied, not the one that was requested
     reason: str = ""
     report: bytes = b""
-    """What came out of descriptor 5: the judge's word where there is a judge, else the program's own (and worth no more)."""
+    """What was written to descriptor 5: by the judge if there is one, else by the program itself (and then not to be trusted)."""
+    refused: bool = False
+    """With `Stop.IE`: the program was asked for in a way that this sandbox can never run it (a limit above its own): the task's fault."""
 
 
 class Sandbox(Plugin, ABC):
-    """Runs foreign programs where they can reach nothing of ours. Callable from any thread."""
+    """Runs untrusted programs, isolated from the host. Callable from any thread."""
 
     @abstractmethod
     def run(self, program: Program) -> Outcome:
-        """Run it to its end or to its limits. A failure of the machinery is an Outcome with `Stop.IE`, not an exception."""
+        """Run it until it exits or reaches a limit. A failure of the sandbox is an Outcome with `Stop.IE`, not an exception."""
 
     def ready(self) -> None:
-        """Run an empty program; SandboxError when the machinery fails even then."""
+        """Run an empty program; raise SandboxError if the sandbox fails."""
         if (outcome := self.run(Program(""))).stop is Stop.IE:
             raise SandboxError(outcome.reason)

@@ -1,7 +1,7 @@
-"""The schema of a function's arguments, from its signature and docstring; and arguments held to a schema, strictly.
+"""Build the schema of a function's arguments from its signature and docstring; check arguments against a schema, strictly.
 
 The subset of JSON Schema: type, properties, required, additionalProperties, items, enum, const, anyOf, minimum, maximum.
-Nothing is converted but a whole number where any number is allowed: the text "3" is not the number 3.
+Nothing is converted except an integer where any number is allowed: the text "3" is not the number 3.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEEPEST = 24
 
 
 class Misfit(ValueError):
-    """A value is not what its schema allows; the message says where, what it is and what is allowed."""
+    """A value does not match its schema; the message says where, what it is and what is allowed."""
 
 
 # ---- from a function to a schema
@@ -60,7 +60,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
         if key == "self":
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise PluginError(f"{name} takes {parameter}; the arguments of a tool are named one by one")
+            raise PluginError(f"{name} takes {parameter}; a tool must name each of its arguments")
         if key not in hints:
             raise PluginError(f"argument {key!r} of {name} has no type; write for example {key}: str")
         one = type_schema(hints[key], f"argument {key!r} of {name}")
@@ -98,7 +98,7 @@ def type_schema(hint: Any, where: str = "a type") -> dict[str, Any]:
         return {"type": "array"} | ({"items": type_schema(inner[0], where)} if inner else {})
     if hint in (dict, Mapping) or origin in (dict, Mapping):
         if inner and inner[0] is not str:
-            raise PluginError(f"{where} is {hint}; the keys of an object are texts")
+            raise PluginError(f"{where} is {hint}; the keys of an object must be str")
         return {"type": "object"} | ({"additionalProperties": type_schema(inner[1], where)} if inner else {})
     raise PluginError(f"{where} is {hint!r}; a tool takes str, int, float, bool, list, dict, Literal, Optional, or unions of them")
 
@@ -142,7 +142,7 @@ def argument_notes(document: str) -> dict[str, str]:
 
 
 def fit(schema: Mapping[str, Any], value: Any, where: str = "", depth: int = 0) -> Any:
-    """The value, if the schema allows it (whole numbers as floats where the schema says number). Misfit else.
+    """The value, if the schema allows it (integers as floats where the schema says number). Raises Misfit otherwise.
 
     >>> fit({"type": "number"}, 3)
     3.0
@@ -174,7 +174,7 @@ def fit(schema: Mapping[str, Any], value: Any, where: str = "", depth: int = 0) 
 
 
 def arguments(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments held to a tool's schema. Misfit names the argument, and what the tool takes.
+    """Check a call's arguments against a tool's schema. Misfit names the argument, and what the tool accepts.
 
     >>> arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
     Traceback (most recent call last):
@@ -188,7 +188,7 @@ def arguments(schema: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def takes(schema: Mapping[str, Any]) -> str:
-    """What a tool takes, in one line.
+    """What a tool accepts, in one line.
 
     >>> takes({"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]})
     'x (a whole number), y (a text, optional)'
@@ -199,7 +199,7 @@ def takes(schema: Mapping[str, Any]) -> str:
 
 
 def kind_words(schema: Mapping[str, Any]) -> str:
-    """The type that a schema asks for, in words.
+    """The type that a schema requires, in words.
 
     >>> kind_words({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
     'a list or null'
@@ -214,7 +214,7 @@ def kind_words(schema: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a complaint, cut where it is long.
+    """A value for an error message, shortened if it is long.
 
     >>> shown("3"), shown(3), shown([1, 2])
     ('the text "3"', '3', 'the list [1, 2]')

@@ -1,4 +1,4 @@
-"""The tokenizer contract: where text meets tokens."""
+"""The tokenizer contract: convert between text and tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlvr.task import Message
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Where text meets tokens. Only `rlvr.mdp.env` and the samplers' edges ever call it."""
+    """Converts between text and tokens. Only `rlvr.mdp.env` and samplers that exchange text call it."""
 
     @property
     def vocab_size(self) -> int:
@@ -19,12 +19,12 @@ class Tokenizer(Protocol):
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Every id that ends a turn (EOS and its friends)."""
+        """Every id that ends a turn (EOS and similar)."""
         ...
 
     @property
     def eos_id(self) -> int:
-        """The stop id written where one has to be written."""
+        """The stop id to append when one is needed."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -36,9 +36,9 @@ class Tokenizer(Protocol):
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """A conversation to ids, ready for the policy's turn. Contents are data: no text in them becomes a control token."""
+        """A conversation to ids, ready for the policy's turn. No text in a message becomes a control token."""
         ...
 
     def render_reply(self, said: str | Sequence[Message]) -> list[int]:
-        """What stands between the policy's closing stop id and its next turn. A text is one message of the user."""
+        """The ids between the policy's stop id and its next turn. A string is one user message."""
         ...

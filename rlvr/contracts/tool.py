@@ -1,4 +1,4 @@
-"""What a tool is: a plugin whose marked methods a policy may call, with a state of its own for each conversation.
+"""The tool contract: a plugin whose marked methods a policy may call, with separate state for each conversation.
 
 >>> class Counter(Tool):
 ...     '''Count.'''
@@ -30,29 +30,29 @@ from rlvr.turns import Call, CallStatus, Result, ToolSpec
 
 MARK = "_rlvr_tool"
 MAX_CHARACTERS = 8_000
-"""How much of a result the policy reads where nobody says otherwise."""
+"""The default limit on the length of a result."""
 Method = TypeVar("Method", bound=Callable[..., str])
 
 
 class Box(Protocol):
-    """A place in a sandbox that lasts for one conversation: files, working folder and processes stay between calls."""
+    """A sandbox session for one conversation: files, working folder and processes are kept between calls."""
 
     def run(self, source: str, *, language: Literal["bash", "python"], timeout: float) -> Outcome:
-        """Run it in the box. A program past its time is killed and the box lives on; a box that fails gives `Stop.IE`."""
+        """Run a program. After the timeout it is killed, but the box stays usable; a failure of the box is `Stop.IE`."""
         ...
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a file; OSError when that is not possible. Folders above it are made."""
+        """Write a file and create its parent folders; OSError if that is not possible."""
         ...
 
     def get(self, path: str, limit: int) -> bytes:
-        """The first `limit` bytes of a file; OSError when there is none."""
+        """The first `limit` bytes of a file; OSError if it does not exist."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What a conversation gives to its tools.
+    """What a tool can use in a conversation.
 
     >>> ToolContext(data={"database": "sales.db"}).box is None
     True
@@ -60,7 +60,7 @@ class ToolContext:
 
     box: Box | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What the task brings for its tools, such as the path of a database."""
+    """Data from the task, such as the path of a database."""
     seed: int = 0
 
 
@@ -72,7 +72,7 @@ class Final(str):
 
 @dataclass(frozen=True, slots=True)
 class ToolExample:
-    """One call that a tool shows of itself, and what its result holds: for the kit, and for readers.
+    """An example call of a tool and a part of its expected result, for checks and documentation.
 
     >>> ToolExample("calculator", {"expression": "2+2"}, "4").ok
     True
@@ -83,31 +83,31 @@ class ToolExample:
     holds: str
     """A part of the text of the result."""
     ok: bool = True
-    """False when the tool refuses, with ToolError."""
+    """False if the tool rejects the call with ToolError."""
 
 
 def tool(method: Method) -> Method:
-    """Mark a method as a tool: its name, docstring and signature are what the policy is told."""
+    """Mark a method as a tool: the policy gets its name, docstring and signature."""
     setattr(method, MARK, True)
     return method
 
 
 class Tool(Plugin):
-    """A kind of plugin: one or more methods marked with `@tool`, that take plain arguments and return a text.
+    """A kind of plugin: one or more methods marked with `@tool`, that take plain arguments and return a string.
 
-    The plugin holds what all conversations share. Each conversation gets a copy (`open`), whose `begin` makes what it needs
-    of its own, and whose `end` puts that away. One copy is used by one thread at a time.
-    A method raises ToolError with a text for the policy. Any other exception means that the tool is broken.
+    The plugin has the state that all conversations share. Each conversation gets a copy (`open`), whose `begin` creates its
+    own state and whose `end` removes it. One copy is used by one thread at a time.
+    A method raises ToolError with a message for the policy. Any other exception means that the tool failed.
     """
 
     needs_box: ClassVar[bool] = False
-    """Whether it works in a sandbox box of the conversation."""
+    """Whether it needs a sandbox session (`Box`) for the conversation."""
     examples: ClassVar[Sequence[ToolExample]] = ()
-    """Calls that the kit makes, in this order, in one conversation."""
+    """Calls that `rlvr check` makes, in this order, in one conversation."""
     context: ToolContext = ToolContext()
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """What the policy may call, in the order of the class. A tool that learns it late (a server) is asked once opened."""
+        """The methods that the policy may call, in the order of the class. Tools of a server are known only after `open`."""
         found = []
         for name, method in _marked(type(self)).items():
             about = summary_of(method.__doc__ or "")
@@ -119,15 +119,15 @@ class Tool(Plugin):
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Do one call; name and arguments fit the specs."""
+        """Execute one call; name and arguments were checked against the specs."""
         text: str = getattr(self, name)(**arguments)
         return text
 
     def begin(self) -> None:
-        """Make what one conversation needs of its own. `self.context` says what it gives."""
+        """Create the state of one conversation. `self.context` has its data."""
 
     def end(self) -> None:
-        """Put that away. Called any number of times, also after a `begin` that failed."""
+        """Remove that state. May be called more than once, also after a failed `begin`."""
 
     def open(self, context: ToolContext | None = None) -> Self:
         """The tool for one conversation. Whoever opens it calls `end`."""

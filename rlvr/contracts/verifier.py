@@ -1,4 +1,4 @@
-"""The verifier contract: judge one answer, and examples for the kit."""
+"""The verifier contract: judge one answer, and give examples for its checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlvr.task import Task, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What a verifier says about itself: answers that deserve the full score for a reference, and answers that deserve the least.
+    """Test cases for a verifier: for one reference, answers that must get the full score and answers that must get the lowest.
 
     >>> Example(reference="95", right=("95", "95.0"), wrong=("59", "95 or 96")).right[0]
     '95'
@@ -29,16 +29,17 @@ class Example:
 
 
 class Verifier(TextOnly, Plugin, ABC):
-    """Judges one answer. Pure, or pure given a sandbox; callable from any thread.
+    """Judges one answer. Deterministic (given a sandbox, if it uses one); callable from any thread.
 
-    `verify` gets the whole text the policy said and finds the answer in it by the declared channel. It never raises
-    for what a text contains (it does for what is no text); a task it cannot judge is a verdict with fault `task`.
+    `verify` gets the whole text of the policy and finds the answer in it by the declared channel. It never raises
+    because of what a text contains (only if the answer is not a string); for a task it cannot judge it returns a verdict
+    with fault `task`.
     """
 
     version: ClassVar[str] = "1"
-    """Raised whenever a verdict may change; part of every cache key and of every run's record."""
+    """Increased whenever a verdict may change; part of every cache key and recorded with every run."""
     examples: ClassVar[Sequence[Example]] = ()
-    """Cases that `check_verifier` holds the class to, with its default settings; at least one, with a right and a wrong answer."""
+    """Cases that `check_verifier` runs with the default settings; at least one, with a right and a wrong answer."""
 
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:

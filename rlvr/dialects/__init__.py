@@ -1,4 +1,4 @@
-"""How tool calls are written in each family of chat templates, and how they are read back.
+"""How tool calls are written in each family of chat templates, and how they are parsed.
 
 >>> from rlvr.dialects.table import get
 >>> get("hermes").read('<tool_call>{"name": "now", "arguments": {}}</tool_call>', [ToolSpec("now", "The time.")]).calls[0].status

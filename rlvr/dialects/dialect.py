@@ -1,4 +1,4 @@
-"""What a dialect is: the marks around a call, a writer, and a reader that never raises and takes linear time."""
+"""The contract of a dialect: the marks around a call, a writer, and a parser that never raises and takes linear time."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from rlvr.errors import suggest
 from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 
 NAME = re.compile(r"[A-Za-z_][\w.\-]{0,127}", re.ASCII)
-"""What a tool may be called."""
+"""The allowed names of a tool."""
 MAX_CALLS = 64
 """How many calls of one turn are read; the text after them is content."""
 
 
 class Unwritable(ValueError):
-    """A call that the dialect cannot express: its text holds one of the dialect's own marks."""
+    """A call that the dialect cannot express: its text contains one of the dialect's own marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A call as it stands in the text, before it is held to the tools.
+    """A call as written in the text, before it is checked against the tools.
 
     >>> Found("search", {"query": "rain"}).status
     <CallStatus.OK: 'ok'>
@@ -38,12 +38,12 @@ class Found:
     status: CallStatus = CallStatus.OK
     why: str = ""
     untyped: bool = False
-    """Whether the dialect writes values without their types, so that the schema decides how each one is read."""
+    """Whether the dialect writes values without their types, so that the schema decides how each one is parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one scan took from the text.
+    """The result of one scan of the text.
 
     >>> Step((Found("now", {}),), 10).end
     10
@@ -51,12 +51,12 @@ class Step:
 
     found: tuple[Found, ...]
     end: int
-    """Where the text goes on."""
+    """Where the text continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a turn, in order: content, reasoning, or the calls that one mark opened.
+    """A part of a turn: content, reasoning, or the calls that one mark opened.
 
     >>> Piece("content", "hello").found
     ()
@@ -66,34 +66,34 @@ class Piece:
     text: str
     found: tuple[Found, ...] = ()
     thought: bool = False
-    """Whether it stands inside the reasoning."""
+    """Whether it is inside the reasoning."""
 
 
 class Dialect(ABC):
-    """One way of writing calls. A subclass gives the marks, `write`, and `scan`."""
+    """One way of writing calls. A subclass provides the marks, `write`, and `scan`."""
 
     name: str
     about: str
     opens: tuple[str, ...]
-    """The marks at which a call may begin."""
+    """The marks that may start a call."""
     thoughts: tuple[tuple[str, str], ...] = (("<think>", "</think>"),)
     """The marks around reasoning."""
     closes: tuple[str, ...] = ()
-    """The marks with which a call may end; none where it ends with the turn."""
+    """The marks that may end a call; none if it ends with the turn."""
     drops: tuple[str, ...] = ()
-    """Marks that belong to no content, such as the end of a section."""
+    """Marks that are not part of any content, such as the end of a section."""
     stops: tuple[str, ...] = ()
-    """Marks that must end the policy's turn, or it would go on and invent the result."""
+    """Marks that must end the policy's turn; otherwise it would continue and invent the result."""
     signs: tuple[tuple[str, ...], ...] = ()
-    """How a chat template shows that it writes this dialect: all pieces of one of these groups."""
+    """How to recognise a chat template of this dialect: it contains all strings of one of these groups."""
 
     @abstractmethod
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """The calls as the policy would write them. Unwritable when one cannot be expressed."""
+        """The calls as the policy would write them. Unwritable if one cannot be expressed."""
 
     @abstractmethod
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """Read what begins with the mark at `at`; None when that is no call but plain text. Never raises."""
+        """Parse what starts with the mark at `at`; None if that is not a call but plain text. Never raises."""
 
     def read(
         self,
@@ -104,14 +104,14 @@ class Dialect(ABC):
         finish: Literal["stop", "length"] = "stop",
         thinking: bool = False,
     ) -> Turn:
-        """Take a turn apart. Never raises; each call has a status.
+        """Parse a turn. Never raises; each call has a status.
 
         Args:
-            text: all that the policy wrote.
-            tools: the tools it was given.
-            turn: which turn it is, for the ids of the calls.
+            text: everything that the policy wrote.
+            tools: the tools that it was given.
+            turn: the number of the turn, for the ids of the calls.
             finish: why it ended; the last call of a turn that was cut off is not run unless its closing mark is there.
-            thinking: whether the prompt had opened the reasoning already.
+            thinking: whether the prompt already opened the reasoning.
         """
         content: list[str] = []
         reasoning: list[str] = []
@@ -131,7 +131,7 @@ class Dialect(ABC):
         return Turn(text, said, "".join(reasoning).strip(), tuple(calls), finish)
 
     def pieces(self, text: str, tools: Sequence[ToolSpec], thinking: bool) -> Iterator[Piece]:
-        """The parts of a turn, in order; what is between two marks is looked at once."""
+        """The parts of a turn, in order; the text between two marks is visited once."""
         at, count = 0, 0
         if thinking or self._closes_first(text):
             end, at = self._thought_end(text, 0)
@@ -164,7 +164,7 @@ class Dialect(ABC):
         yield Piece("content", text[start:])
 
     def instructions(self, tools: Sequence[ToolSpec]) -> str:
-        """Words for a system prompt, where the chat template has no place for tools: what there is, and how it is called."""
+        """Text for a system prompt, if the chat template has no place for tools: which tools exist, and how to call them."""
         lines = ["You can call these tools:", ""]
         for spec in tools:
             lines += [json.dumps(spec.wire()["function"], ensure_ascii=False)]
@@ -175,11 +175,11 @@ class Dialect(ABC):
     # ---- for subclasses
 
     def whole_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """The calls of a turn that needs no mark: it is a call as a whole, perhaps after its first thought. None for all other turns."""
+        """The calls of a turn that needs no mark: it is a call as a whole, perhaps after some reasoning. None for all other turns."""
         return None
 
     def unclosed(self, text: str, name: str = "", found: Sequence[Found] = ()) -> Step:
-        """What is said when the text ends inside a call."""
+        """The result if the text ends inside a call."""
         return Step((*found, Found(name, None, CallStatus.UNCLOSED, "the text ends inside it")), len(text))
 
     # ---- inside
@@ -194,7 +194,7 @@ class Dialect(ABC):
         return re.compile("|".join(map(re.escape, marks)))
 
     def _closes_first(self, text: str) -> bool:
-        """Whether a thought ends before any mark begins one or a call: then the prompt had opened it."""
+        """Whether reasoning ends before any mark starts reasoning or a call: then the prompt had opened it."""
         closes = [at for close in self._closers.values() if (at := text.find(close)) >= 0]
         mark = self._marks.search(text)
         if self.whole_turn(text, 0, ()):
@@ -202,13 +202,13 @@ class Dialect(ABC):
         return bool(closes) and (mark is None or min(closes) < mark.start())
 
     def _thought_end(self, text: str, at: int, close: str = "") -> tuple[int, int]:
-        """Where the reasoning ends, and where the text goes on."""
+        """Where the reasoning ends, and where the text continues."""
         closes = [close] if close else list(self._closers.values())
         ends = [(end, end + len(one)) for one in closes if (end := text.find(one, at)) >= 0]
         return min(ends, default=(len(text), len(text)))
 
     def _thought(self, text: str, tools: Sequence[ToolSpec]) -> Iterator[Piece]:
-        """The reasoning itself, and the calls that stand in it: they are shown, never run."""
+        """The reasoning itself, and the calls inside it: they are shown, never run."""
         yield Piece("reasoning", text)
         at, count = 0, 0
         while (mark := self._marks.search(text, at)) and count < MAX_CALLS:
@@ -219,14 +219,14 @@ class Dialect(ABC):
                 yield Piece("calls", text[mark.start() : at], step.found, thought=True)
 
     def _held(self, found: Found, piece: Piece, tools: Mapping[str, ToolSpec], number: str) -> Call:
-        """The call with its final status: where it stands, then whether it can be read, then whether the tool takes it."""
+        """The call with its final status: first where it is, then whether it can be parsed, then whether the tool accepts it."""
         status, why, given = found.status, found.why, found.arguments
         if status is CallStatus.OK and not found.name:
             status, why = CallStatus.NO_NAME, f"the tools are {', '.join(tools) or 'none'}"
         elif status is CallStatus.OK and found.name not in tools:
             status, why = CallStatus.UNKNOWN_TOOL, f"{found.name!r:.80} is unknown; {suggest(found.name, tools)}"
         elif status is CallStatus.OK and not isinstance(given, Mapping):
-            status, why = CallStatus.BAD_ARGUMENTS, "the arguments are no object of names and values"
+            status, why = CallStatus.BAD_ARGUMENTS, "the arguments are not an object of names and values"
         elif status is CallStatus.OK:
             try:
                 schema = tools[found.name].parameters
@@ -249,9 +249,9 @@ def _cut(found: Found) -> Found:
 
 
 def typed(schema: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """Values that a dialect writes as bare text, read as the schema says: a text stays one, all else is JSON.
+    """Parse values that a dialect writes as bare text, by the schema: strings are kept, everything else is JSON.
 
-    Chat templates write Python's words for true, false and null here, so these are read too.
+    Chat templates write Python's names for true, false and null here, so these are accepted too.
 
     >>> typed({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}, {"a": "3", "b": "3"})
     {'a': '3', 'b': 3}
@@ -270,7 +270,7 @@ def _typed(schema: Mapping[str, Any], text: str) -> Any:
         value = words[bare] if bare in words else whole(bare)
     except Broken:
         return text
-    # where a text is allowed beside other types, only what is surely one of those is not a text
+    # if a string is allowed besides other types, only what is certainly one of those is not a string
     return text if "string" in kinds and not _allowed(kinds - {"string"}, value) else value
 
 
@@ -289,7 +289,7 @@ def _allowed(kinds: set[str], value: Any) -> bool:
 
 
 def _example(spec: ToolSpec) -> dict[str, Any]:
-    """Values of the right types, for showing how a call is written."""
+    """Example values of the right types, to show how a call is written."""
     values: dict[str, Any] = {"string": "...", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
     properties = spec.parameters.get("properties") or {}
     needed = spec.parameters.get("required") or list(properties)[:1]

@@ -13,10 +13,10 @@ FENCE = re.compile(r"(`{3,64})([^`\n]*)(\n|$)")
 
 
 class Fenced(Dialect):
-    """A block fenced with three or more backticks, with the tool's name behind the first fence.
+    """A block fenced with three or more backticks, with the tool's name after the first fence.
 
-    A tool that takes one text and nothing else gets the block as it stands; any other tool gets a JSON object.
-    A fence that names no tool is part of the content: code in an answer is no call.
+    A tool that takes one string and nothing else gets the block unchanged; any other tool gets a JSON object.
+    A fence that does not name a tool is part of the content: code in an answer is not a call.
     """
 
     name = "fenced"
@@ -25,7 +25,7 @@ class Fenced(Dialect):
     closes = ("```",)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block a call; the fence is longer than any in the text."""
+        """One block for each call; the fence is longer than any in the text."""
         return "\n".join(self._block(call, tools) for call in calls)
 
     def _block(self, call: Call, tools: Sequence[ToolSpec]) -> str:
@@ -36,7 +36,7 @@ class Fenced(Dialect):
         return f"{fence}{call.name}\n{body}\n{fence}"
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """From a fence at the start of a line to the same fence at the start of another."""
+        """Parse from a fence at the start of a line to the same fence at the start of another line."""
         begins = at == 0 or text[at - 1] == "\n" or any(text.endswith(close, 0, at) for _, close in self.thoughts)
         fence = FENCE.match(text, at) if begins else None
         name = fence.group(2).strip() if fence else ""
@@ -56,7 +56,7 @@ class Fenced(Dialect):
 
 
 def _only_text(name: str, tools: Sequence[ToolSpec]) -> str:
-    """The argument of a tool that takes one text and nothing else; '' for any other tool."""
+    """The argument of a tool that takes one string and nothing else; '' for any other tool."""
     properties = next((spec.parameters.get("properties") or {} for spec in tools if spec.name == name), {})
     key = next(iter(properties), "")
     return key if len(properties) == 1 and properties[key].get("type") == "string" else ""

@@ -1,4 +1,4 @@
-"""Gemma: `call:name{key:value}` between own marks; texts stand between quotes that are tokens."""
+"""Gemma: `call:name{key:value}` between its own marks; strings are between quotes that are tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = re.compile(r"\s*call:([^\s{]*)\s*\{")
 
 
 class Gemma(Dialect):
-    """Gemma 4. The closing mark is a stop token: a turn ends with it, and decoded text may lack it."""
+    """Gemma 4. The closing mark is a stop token: a turn ends with it, and it may be missing in decoded text."""
 
     name = "gemma"
     about = "Gemma 4: <|tool_call>call:name{key:value}<tool_call|>"
@@ -29,11 +29,11 @@ class Gemma(Dialect):
     quote = '<|"|>'
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block a call."""
+        """One block for each call."""
         return "".join(f"{self.opens[0]}call:{call.name}{self._value(dict(call.arguments or {}))}{self.close}" for call in calls)
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """The name, then an object up to its closing brace."""
+        """Parse the name, then an object up to its closing brace."""
         start = at + len(self.opens[0])
         head = HEAD.match(text, start)
         if not head:
@@ -51,7 +51,7 @@ class Gemma(Dialect):
             return Step((Found(name, given),), after + len(self.close))
         if after >= len(text):  # the closing mark ended the turn, and was not decoded
             return Step((Found(name, given),), after)
-        return self._without(text, after, name, CallStatus.MALFORMED, f"after the arguments must come {self.close}")
+        return self._without(text, after, name, CallStatus.MALFORMED, f"the arguments must be followed by {self.close}")
 
     def _without(self, text: str, at: int, name: str, status: CallStatus, why: str) -> Step:
         end = text.find(self.close, at)
@@ -73,7 +73,7 @@ class Gemma(Dialect):
     def _text(self, text: str) -> str:
         if self.quote in text or text.endswith(tuple(self.quote[:n] for n in range(1, len(self.quote)))):
             raise Unwritable(
-                f"{text!r:.60} cannot be written in {self.name}: it holds the quote {self.quote}, or ends with the start of it"
+                f"{text!r:.60} cannot be written in {self.name}: it contains the quote {self.quote}, or ends with the start of it"
             )
         return f"{self.quote}{text}{self.quote}"
 
@@ -94,7 +94,7 @@ class FunctionGemma(Gemma):
 
 
 class Pythonic(Dialect):
-    """LFM2: a list of Python calls with literal arguments between own marks. Read by hand, never evaluated."""
+    """LFM2: a list of Python calls with literal arguments between its own marks. Parsed by hand, never evaluated."""
 
     name = "pythonic"
     about = "LFM2: <|tool_call_start|>[name(key='value')]<|tool_call_end|>"
@@ -111,7 +111,7 @@ class Pythonic(Dialect):
     def _arguments(self, call: Call) -> str:
         given = call.arguments or {}
         if wrong := [key for key in given if not literal.KEY.fullmatch(key)]:
-            raise Unwritable(f"argument {wrong[0]!r} of {call.name} cannot be written in {self.name}: it is no name")
+            raise Unwritable(f"argument {wrong[0]!r} of {call.name} cannot be written in {self.name}: it is not a valid name")
         return ", ".join(f"{key}={self._value(value)}" for key, value in given.items())
 
     def _value(self, value: Any) -> str:
@@ -126,20 +126,20 @@ class Pythonic(Dialect):
         return f"'{value}'"
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """A list in brackets; what a broken call leaves is not looked at."""
+        """Parse a list in brackets; the rest of a broken call is ignored."""
         found: list[Found] = []
         name = ""
         at = skip(text, at + len(self.opens[0]))
         try:
             if not text.startswith("[", at):
-                raise Broken("the calls must stand in [ ]", cut=at >= len(text))
+                raise Broken("the calls must be in [ ]", cut=at >= len(text))
             at = skip(text, at + 1)
             while not text.startswith("]", at):
                 name, given, at = self._call(text, at)
                 found.append(Found(name, given))
                 at = skip(text, at)
                 if not text.startswith((",", "]"), at):
-                    raise Broken("after a call must come ',' or ']'", cut=at >= len(text))
+                    raise Broken("a call must be followed by ',' or ']'", cut=at >= len(text))
                 at = skip(text, at + text.startswith(",", at))
         except Broken as broken:
             close = text.find(self.close, at)
@@ -149,13 +149,13 @@ class Pythonic(Dialect):
         after = skip(text, at + 1)
         if not text.startswith(self.close, after):
             return self.unclosed(text, name, found[:-1])
-        empty = Found("", None, CallStatus.MALFORMED, "the list holds no call")
+        empty = Found("", None, CallStatus.MALFORMED, "the list has no call")
         return Step(tuple(found) or (empty,), after + len(self.close))
 
     def _call(self, text: str, at: int) -> tuple[str, dict[str, Any], int]:
         match = NAME.match(text, at)
         name, at = (match.group(), match.end()) if match else ("", at)
         if not text.startswith("(", at):
-            raise Broken("a call is name(key=value)", cut=at >= len(text))
+            raise Broken("a call must be name(key=value)", cut=at >= len(text))
         given, at = literal.entries(text, at + 1, ")", "=", literal.bare, lambda t, a: literal.read(t, a, literal.PYTHON))
         return name, given, at

@@ -1,4 +1,4 @@
-"""gpt-oss (harmony): a turn is a row of messages, each with a channel; a call is a message to `functions.NAME`."""
+"""gpt-oss (harmony): a turn is a sequence of messages, each with a channel; a call is a message to `functions.NAME`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_HEADER = 400
 
 
 class Harmony(Dialect):
-    """The prompt ends with `<|start|>assistant`, so a turn begins inside a header. `<|call|>` is a stop token."""
+    """The prompt ends with `<|start|>assistant`, so a turn starts inside a header. `<|call|>` is a stop token."""
 
     name = "harmony"
     about = "gpt-oss: messages with channels; a call is addressed to functions.name"
@@ -29,13 +29,13 @@ class Harmony(Dialect):
     signs = (("<|channel|>", "<|call|>"), ("<|channel|>commentary",))
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One message a call. A model writes one call a turn, for `<|call|>` ends its turn."""
+        """One message for each call. A model writes one call in a turn, because `<|call|>` ends its turn."""
         heads = ("<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>",) * len(calls)
         written = [head.format(call.name, dumps(dict(call.arguments or {}))) for head, call in zip(heads, calls, strict=True)]
         return "<|start|>assistant".join(written)
 
     def pieces(self, text: str, tools: Sequence[ToolSpec], thinking: bool) -> Iterator[Piece]:
-        """Message by message: analysis is reasoning, a message to a tool is a call, all else is content."""
+        """Parse message by message: analysis is reasoning, a message to a tool is a call, everything else is content."""
         at, first = 0, True
         while at < len(text):
             begin = at
@@ -59,7 +59,7 @@ class Harmony(Dialect):
             yield piece
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """Not used: a turn is read message by message."""
+        """Not used: a turn is parsed message by message."""
         return None
 
     def _message(self, text: str, begin: int, header: str, body: int, tools: Sequence[ToolSpec]) -> tuple[Piece, int]:
@@ -71,7 +71,7 @@ class Harmony(Dialect):
         end, at = self._boundary(text, body)
         kind = channel.group(1) if channel else "final"
         if text.startswith("<|call|>", end):
-            why = "a call is a message of its own, addressed with to=functions.NAME"
+            why = "a call must be a separate message, addressed with to=functions.NAME"
             return Piece("calls", text[begin:at], (Found("", None, CallStatus.MALFORMED, why),), thought=kind == "analysis"), at
         return Piece("reasoning" if kind == "analysis" else "content", text[body:end] + ("\n" if at < len(text) else "")), at
 
@@ -79,7 +79,7 @@ class Harmony(Dialect):
         spec = next((spec for spec in tools if spec.name == name), None)
         keys = list((spec.parameters.get("properties") or {}) if spec else {})
         if "json" not in header and len(keys) == 1 and text[skip(text, body) : skip(text, body) + 1] != "{":
-            end, at = self._boundary(text, body)  # code, as the built-in python tool takes it
+            end, at = self._boundary(text, body)  # code, as the built-in python tool accepts it
             return Found(name, {keys[0]: text[body:end]}), at
         try:
             given, end = value(text, body)
@@ -93,13 +93,13 @@ class Harmony(Dialect):
             return Found(name, given), after
         if mark := BOUNDARY.match(text, after):
             if mark.group() == "<|start|>":
-                return Found(name, None, CallStatus.MALFORMED, "a call ends with <|call|>"), mark.start()
+                return Found(name, None, CallStatus.MALFORMED, "a call must end with <|call|>"), mark.start()
             return Found(name, given), mark.end()
         _, at = self._boundary(text, after)
-        return Found(name, None, CallStatus.MALFORMED, "after the arguments must come <|call|>"), at
+        return Found(name, None, CallStatus.MALFORMED, "the arguments must be followed by <|call|>"), at
 
     def _headless(self, text: str, begin: int, at: int) -> Iterator[Piece]:
-        """A header that never comes to its message: a call if it is addressed to a tool, else content."""
+        """A header without a message: a call if it is addressed to a tool, else content."""
         end = self._boundary(text, at)[0]
         to = TO.search(text, at, min(end, at + LONGEST_HEADER))
         if to:
@@ -111,13 +111,13 @@ class Harmony(Dialect):
 
     @staticmethod
     def _is_header(text: str) -> bool:
-        """Whether a turn begins with the rest of the header that the prompt has opened."""
+        """Whether a turn starts with the rest of the header that the prompt opened."""
         head = text[:LONGEST_HEADER].lstrip()
         return head.startswith(("<|channel|>", "to=", "<|message|>", "<|constrain|>"))
 
     @staticmethod
     def _boundary(text: str, at: int) -> tuple[int, int]:
-        """Where a message ends, and where the text goes on. `<|start|>` begins the next message."""
+        """Where a message ends, and where the text continues. `<|start|>` starts the next message."""
         mark = BOUNDARY.search(text, at)
         if not mark:
             return len(text), len(text)

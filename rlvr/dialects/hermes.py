@@ -20,7 +20,7 @@ def named(found: Any, keys: Sequence[str] = ("arguments", "parameters")) -> Foun
         return Found("", None, CallStatus.MALFORMED, 'it must be an object with "name" and "arguments"')
     name = found.get("name")
     if not isinstance(name, str) or not name:
-        return Found("", None, CallStatus.NO_NAME, 'the object has no "name" that is a text')
+        return Found("", None, CallStatus.NO_NAME, 'the object has no "name" that is a string')
     given = [key for key in keys if key in found]
     if len(given) > 1:
         return Found(name, None, CallStatus.MALFORMED, f"it has {' and '.join(given)}; only one of them is allowed")
@@ -38,12 +38,12 @@ class Hermes(Dialect):
     signs = (("<tool_call>", '"name"', '"arguments"'),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block a call."""
+        """One block for each call."""
         blocks = (dumps({"name": call.name, "arguments": dict(call.arguments or {})}) for call in calls)
         return "\n".join(f"{self.opens[0]}\n{block}\n{self.close}" for block in blocks)
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """The JSON decides where the call ends, so that its texts may hold any mark."""
+        """Parse a call. The JSON decides where it ends, so its strings may contain any mark."""
         start = at + len(self.opens[0])
         try:
             found, end = value(text, start)
@@ -55,7 +55,7 @@ class Hermes(Dialect):
         if after >= len(text) or self.close.startswith(text[after:]):
             return self.unclosed(text, named(found).name)
         close = text.find(self.close, after)
-        why = f"after the JSON comes {text[after : after + 20]!r}, and not {self.close}"
+        why = f"the JSON is followed by {text[after : after + 20]!r} instead of {self.close}"
         return Step((Found(named(found).name, None, CallStatus.MALFORMED, why),), len(text) if close < 0 else close + len(self.close))
 
     def _broken(self, text: str, start: int, broken: Broken) -> Step:

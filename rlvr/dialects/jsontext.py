@@ -1,6 +1,6 @@
-"""JSON as a policy writes it: strict, at any place in a text, and never a crash.
+"""Parse JSON that a policy wrote: strictly, at any position in a text, without ever crashing.
 
-Strict means: no NaN or Infinity, no key twice in an object, no number too long to be one.
+Strict means: no NaN or Infinity, no duplicate keys in an object, no number that is too long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Broken(ValueError):
     def __init__(self, message: str, *, cut: bool = False) -> None:
         super().__init__(message)
         self.cut = cut
-        """Whether it only ends too early."""
+        """Whether the text merely ends too early."""
 
 
 def _constant(word: str) -> Any:
@@ -38,7 +38,7 @@ _DECODER = json.JSONDecoder(parse_constant=_constant, object_pairs_hook=_pairs)
 
 
 def skip(text: str, at: int) -> int:
-    """The next place that is no white space.
+    """The next position that is not white space.
 
     >>> skip("a  b", 1)
     3
@@ -48,14 +48,14 @@ def skip(text: str, at: int) -> int:
 
 
 def value(text: str, at: int = 0) -> tuple[Any, int]:
-    """The JSON value that begins at `at`, and where it ends. Broken else.
+    """The JSON value that starts at `at`, and where it ends. Raises Broken otherwise.
 
     >>> value('x {"a": 1} y', 1)
     ({'a': 1}, 10)
     """
     start = skip(text, at)
     if start >= len(text):
-        raise Broken("the text ends where a JSON value should begin", cut=True)
+        raise Broken("the text ends where a JSON value is expected", cut=True)
     try:
         found, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
@@ -65,18 +65,18 @@ def value(text: str, at: int = 0) -> tuple[Any, int]:
         raise Broken("the JSON is nested too deeply") from None
     except Broken:
         raise
-    except ValueError as error:  # a whole number of more digits than Python takes
-        raise Broken(f"the JSON holds a value that cannot be read: {error}") from None
+    except ValueError as error:  # an integer with more digits than Python accepts
+        raise Broken(f"the JSON has a value that cannot be read: {error}") from None
     return found, end
 
 
 def _half(rest: str) -> bool:
-    """Whether what is left is the beginning of a word or number that JSON knows."""
+    """Whether the rest is the start of a word or number of JSON."""
     return any(word.startswith(rest) for word in ("true", "false", "null")) or rest in ("-", "\\")
 
 
 def whole(text: str) -> Any:
-    """The text as one JSON value and nothing else. Broken else.
+    """The text as one JSON value and nothing else. Raises Broken otherwise.
 
     >>> whole(" [1, 2] ")
     [1, 2]

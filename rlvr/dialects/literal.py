@@ -1,4 +1,4 @@
-"""Values as Gemma and LFM2 write them: like JSON, with other quotes, bare keys, or Python's words. Read by hand, never evaluated."""
+"""Parse values as Gemma and LFM2 write them: like JSON, with other quotes, bare keys, or Python's names. Never evaluated."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ PYTHON_ESCAPES: Mapping[str, str] = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one dialect writes texts and keys.
+    """How one dialect writes strings and keys.
 
     >>> Style(quote='<|"|>', bare_keys=True).quote
     '<|"|>'
     """
 
     quote: str = ""
-    """The mark on both sides of a text, inside which nothing is escaped; empty for Python's quotes and escapes."""
+    """The mark on both sides of a string, inside which nothing is escaped; empty for Python's quotes and escapes."""
     bare_keys: bool = False
-    """Whether keys of objects may stand without quotes."""
+    """Whether keys of objects may be without quotes."""
 
 
 PYTHON = Style()
 
 
 def read(text: str, at: int, style: Style, depth: int = 0) -> tuple[Any, int]:
-    """The value that begins at `at`, and where it ends. Broken else.
+    """The value that starts at `at`, and where it ends. Raises Broken otherwise.
 
     >>> read("['a', {'b': True}] x", 0, PYTHON)
     (['a', {'b': True}], 18)
@@ -43,7 +43,7 @@ def read(text: str, at: int, style: Style, depth: int = 0) -> tuple[Any, int]:
     if depth > DEEPEST:
         raise Broken(f"nested more than {DEEPEST} levels deep")
     if at >= len(text):
-        raise Broken("the text ends where a value should begin", cut=True)
+        raise Broken("the text ends where a value is expected", cut=True)
     if is_text(text, at, style):
         return read_text(text, at, style)
     if text[at] == "[":
@@ -56,11 +56,11 @@ def read(text: str, at: int, style: Style, depth: int = 0) -> tuple[Any, int]:
         return WORDS[match.group()], match.end()
     if match and match.end() >= len(text):
         raise Broken("the text ends inside a value", cut=True)
-    raise Broken(f"{text[at : at + 20]!r} is no value")
+    raise Broken(f"{text[at : at + 20]!r} is not a value")
 
 
 def is_text(text: str, at: int, style: Style) -> bool:
-    """Whether a text begins here.
+    """Whether a string starts here.
 
     >>> is_text("'a'", 0, PYTHON)
     True
@@ -69,7 +69,7 @@ def is_text(text: str, at: int, style: Style) -> bool:
 
 
 def read_text(text: str, at: int, style: Style) -> tuple[str, int]:
-    r"""A text between its quotes, and where it ends.
+    r"""A string between its quotes, and where it ends.
 
     >>> read_text(r"'it\'s'", 0, PYTHON)
     ("it's", 7)
@@ -78,20 +78,20 @@ def read_text(text: str, at: int, style: Style) -> tuple[str, int]:
         start = at + len(style.quote)
         end = text.find(style.quote, start)
         if end < 0:
-            raise Broken("a text has no end", cut=True)
+            raise Broken("a string has no end", cut=True)
         return text[start:end], end + len(style.quote)
     quote, parts, at = text[at], [], at + 1
     plain = re.compile(rf"[^\\{quote}]*")
     while True:
         run = plain.match(text, at)
-        assert run is not None  # it matches the empty text too
+        assert run is not None  # it matches the empty string too
         parts.append(run.group())
         at = run.end()
         if text.startswith(quote, at):
             return "".join(parts), at + 1
         escaped = text[at + 1 : at + 2]
         if not escaped:
-            raise Broken("a text has no end", cut=True)
+            raise Broken("a string has no end", cut=True)
         if escaped in "ux" and re.fullmatch(r"[0-9a-fA-F]+", digits := text[at + 2 : at + (6 if escaped == "u" else 4)]):
             parts.append(chr(int(digits, 16)))
             at += 2 + len(digits)
@@ -117,7 +117,7 @@ def entries(
         name, at = key(text, skip(text, at))
         at = skip(text, at)
         if not text.startswith(between, at):
-            raise Broken(f"after the key {name!r:.60} must come {between!r}", cut=at >= len(text))
+            raise Broken(f"the key {name!r:.60} must be followed by {between!r}", cut=at >= len(text))
         if name in found:
             raise Broken(f"the key {name!r:.60} appears twice")
         found[name], at = one(text, at + 1)
@@ -125,7 +125,7 @@ def entries(
         if text.startswith(close, at):
             return found, at + 1
         if not text.startswith(",", at):
-            raise Broken(f"after a value must come ',' or {close!r}", cut=at >= len(text))
+            raise Broken(f"a value must be followed by ',' or {close!r}", cut=at >= len(text))
         at += 1
 
 
@@ -137,7 +137,7 @@ def bare(text: str, at: int) -> tuple[str, int]:
     """
     match = KEY.match(text, at)
     if not match:
-        raise Broken(f"{text[at : at + 20]!r} is no name of an argument", cut=at >= len(text))
+        raise Broken(f"{text[at : at + 20]!r} is not the name of an argument", cut=at >= len(text))
     return match.group(), match.end()
 
 
@@ -146,7 +146,7 @@ def _key(text: str, at: int, style: Style) -> tuple[str, int]:
         return read_text(text, at, style)
     if style.bare_keys:
         return bare(text, at)
-    raise Broken(f"{text[at : at + 20]!r} is no key between quotes", cut=at >= len(text))
+    raise Broken(f"{text[at : at + 20]!r} is not a key between quotes", cut=at >= len(text))
 
 
 def _list(text: str, at: int, style: Style, depth: int) -> tuple[list[Any], int]:
@@ -161,5 +161,5 @@ def _list(text: str, at: int, style: Style, depth: int) -> tuple[list[Any], int]
         if text.startswith("]", at):
             return found, at + 1
         if not text.startswith(",", at):
-            raise Broken("after an item must come ',' or ']'", cut=at >= len(text))
+            raise Broken("an item must be followed by ',' or ']'", cut=at >= len(text))
         at += 1

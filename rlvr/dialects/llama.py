@@ -11,16 +11,16 @@ from rlvr.dialects.jsontext import Broken, dumps, skip, value
 from rlvr.turns import Call, CallStatus, ToolSpec
 
 OBJECT = re.compile(r"""\s*\{\s*(?:"(?:type|function|name|parameters)"\s*:)""")
-"""How a turn begins that is a call; any other object is an answer."""
+"""The start of a turn that is a call; any other object is an answer."""
 BUILT_IN = re.compile(r"\s*([\w\-]+)\.call\(", re.ASCII)
 KEY = re.compile(r"(?:\s*,)?\s*(\w+)\s*=\s*")
 TAG = "<|python_tag|>"
 CODE_TOOLS = ("python", "code_interpreter", "ipython")
-"""The tools that bare code after the tag may mean: the first of them that the policy has."""
+"""The tools that bare code after the tag may mean: the first one that the policy has."""
 
 
 class Llama(Dialect):
-    """`{"name": ..., "parameters": {...}}`; several calls are parted by `;`, with which a template of one call a turn agrees."""
+    """`{"name": ..., "parameters": {...}}`; several calls are separated by `;`, which also fits templates with one call in a turn."""
 
     name = "llama"
     about = "Llama 3.1, 3.2, 3.3: the turn is a JSON object; <|python_tag|> before code"
@@ -29,7 +29,7 @@ class Llama(Dialect):
     signs = (("<|start_header_id|>", '"parameters": '),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One object a call."""
+        """One object for each call."""
         return "; ".join(dumps({"name": call.name, "parameters": dict(call.arguments or {})}) for call in calls)
 
     def whole_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
@@ -37,7 +37,7 @@ class Llama(Dialect):
         return self._objects(text, at) if OBJECT.match(text, at) else None
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """What stands after the tag: an object, a built-in tool, or code to the end of the turn."""
+        """Parse what is after the tag: an object, a built-in tool, or code to the end of the turn."""
         start = at + len(TAG)
         if OBJECT.match(text, start):
             return self._objects(text, start)

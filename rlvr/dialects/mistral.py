@@ -1,4 +1,4 @@
-"""Mistral: `[TOOL_CALLS]` and then, by age of the model, a JSON list of calls or a name with its arguments."""
+"""Mistral: `[TOOL_CALLS]` followed by a JSON list of calls (older models), or by a name with its arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = re.compile(r"\s*([\w.\-]+)\s*(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*", r
 
 
 class Mistral(Dialect):
-    """`[TOOL_CALLS]N[ARGS]{...}`, and the list `[TOOL_CALLS][{"name": ..., "arguments": ...}]` of older models: both are read."""
+    """`[TOOL_CALLS]N[ARGS]{...}`, and the list `[TOOL_CALLS][{"name": ..., "arguments": ...}]` of older models: both are parsed."""
 
     name = "mistral"
     about = "Mistral since 2025: [TOOL_CALLS]name[ARGS]{...}"
@@ -23,11 +23,11 @@ class Mistral(Dialect):
     signs: tuple[tuple[str, ...], ...] = (("[TOOL_CALLS]", "[ARGS]"),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One mark a call."""
+        """One mark for each call."""
         return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{dumps(dict(call.arguments or {}))}" for call in calls)
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """A list, or a name and an object."""
+        """Parse a list, or a name and an object."""
         start = skip(text, at + len(self.opens[0]))
         if text.startswith("[", start) or text.startswith("{", start):
             return self._list(text, start)
@@ -35,7 +35,7 @@ class Mistral(Dialect):
         if not head or not NAME.fullmatch(head.group(1)):
             if start >= len(text):
                 return self.unclosed(text)
-            return self._to_next(text, start, Found("", None, CallStatus.NO_NAME, "after [TOOL_CALLS] comes the name of a tool"))
+            return self._to_next(text, start, Found("", None, CallStatus.NO_NAME, "[TOOL_CALLS] must be followed by the name of a tool"))
         try:
             given, end = value(text, head.end())
         except Broken as broken:
@@ -48,7 +48,7 @@ class Mistral(Dialect):
         except Broken as broken:
             return self._broken(text, at, "", broken)
         calls = given if isinstance(given, list) else [given]
-        empty = Found("", None, CallStatus.MALFORMED, "the list holds no call")
+        empty = Found("", None, CallStatus.MALFORMED, "the list has no call")
         return Step(tuple(named(call) for call in calls) or (empty,), end)
 
     def _broken(self, text: str, at: int, name: str, broken: Broken) -> Step:
@@ -57,13 +57,13 @@ class Mistral(Dialect):
         return self._to_next(text, at, Found(name, None, CallStatus.BAD_JSON, str(broken)))
 
     def _to_next(self, text: str, at: int, found: Found) -> Step:
-        """A broken call has no end of its own: it lasts to the next one, or to the end of the turn."""
+        """A broken call has no end of its own: it lasts until the next call, or the end of the turn."""
         following = text.find(self.opens[0], at)
         return Step((found,), len(text) if following < 0 else following)
 
 
 class MistralList(Mistral):
-    """The writer of the older form; the reader is the same."""
+    """The writer of the older form; the parser is the same."""
 
     name = "mistral_list"
     about = "Mistral up to 2024: [TOOL_CALLS] and a JSON list"

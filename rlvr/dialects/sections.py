@@ -1,4 +1,4 @@
-"""DeepSeek and Kimi: each call has a mark before it, its name, a separator, a JSON object, and a mark behind it."""
+"""DeepSeek and Kimi: each call is a start mark, its name, a separator, a JSON object, and an end mark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.dialects.jsontext import Broken, dumps, skip, value
 from rlvr.turns import Call, CallStatus, ToolSpec
 
 LONGEST_HEAD = 400
-"""How many characters may stand between the mark of a call and its arguments."""
+"""How many characters may be between the mark of a call and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class Marks:
 
     about: str
     section: tuple[str, str]
-    """Around all calls of a turn."""
+    """The marks around all calls of a turn."""
     call: str
     separator: str
     close: str
     head: str = "{name}"
-    """What stands between `call` and `separator`, as it is written."""
+    """The text between `call` and `separator`, as written."""
     reads: str = r"\s*([\w.\-]+)\s*"
-    """The same as it is read; the group is the name."""
+    """The same as a pattern for parsing; the group is the name."""
     joint: str = ""
     """Between two calls."""
     sign: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ MARKS = {
         sign=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
     ),
     "kimi": Marks(
-        "Kimi K2: own marks, the call's number behind its name",
+        "Kimi K2: own marks, the call's number after its name",
         section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         call="<|tool_call_begin|>",
         separator="<|tool_call_argument_begin|>",
@@ -93,12 +93,12 @@ class Sections(Dialect):
         return m.section[0] + m.joint.join(written) + m.section[1] if written else ""
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """The name up to the separator, the JSON, the closing mark."""
+        """Parse the name up to the separator, the JSON, the closing mark."""
         m = self.marks
         start = at + len(m.call)
         middle = text.find(m.separator, start, start + LONGEST_HEAD)
         if middle < 0:
-            return self._without(text, start, "", f"after the name must come {m.separator.strip()}")
+            return self._without(text, start, "", f"the name must be followed by {m.separator.strip()}")
         head = self._head.fullmatch(text, start, middle)
         name = head.group(1) if head else ""
         try:
@@ -111,10 +111,10 @@ class Sections(Dialect):
             return Step((Found(name, given) if name else unnamed,), after + len(close))
         if after >= len(text) or close.startswith(text[after : after + len(close)]):
             return self.unclosed(text, name)
-        return self._without(text, after, name, f"after the arguments must come {close}")
+        return self._without(text, after, name, f"the arguments must be followed by {close}")
 
     def _without(self, text: str, at: int, name: str, why: str, status: CallStatus = CallStatus.MALFORMED) -> Step:
-        """A call that cannot be read, up to the end of it."""
+        """A call that cannot be parsed, up to the end of it."""
         close = self.closes[0]
         end = text.find(close, at)
         if end < 0:

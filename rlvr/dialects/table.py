@@ -1,4 +1,4 @@
-"""All dialects by name, and the one that a chat template speaks."""
+"""All dialects by name, and detection of the dialect of a chat template."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIALECTS: Mapping[str, Dialect] = {
         Fenced(),
     )
 }
-"""In the order in which a template is compared with their signs: the special before the general."""
+"""In the order in which a template is compared with their signs: specific before general."""
 
 
 def get(name: str) -> Dialect:

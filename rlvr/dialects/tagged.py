@@ -1,4 +1,4 @@
-"""Dialects that write each argument between tags, so that texts need no escapes: Qwen3-Coder, GLM, DeepSeek V3.2."""
+"""Dialects that write each argument between tags, so that strings need no escapes: Qwen3-Coder, GLM, DeepSeek V3.2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlvr.turns import Call, CallStatus, ToolSpec
 
 
 class Lost(Exception):
-    """The tags stop being what they should be: where, and what was expected there."""
+    """A tag is missing: where, and what was expected there."""
 
     def __init__(self, at: int, expected: str) -> None:
         super().__init__(expected)
@@ -20,13 +20,13 @@ class Lost(Exception):
 
 
 class Tagged(Dialect):
-    """What these dialects share: a walk from tag to tag, and what is said where one is missing."""
+    """The common part of these dialects: parsing from tag to tag, and the message if one is missing."""
 
     end = "</tool_call>"
     """The last mark of a call."""
 
     def scan(self, text: str, at: int, tools: Sequence[ToolSpec]) -> Step | None:
-        """Walk the tags of one call."""
+        """Parse the tags of one call."""
         names: list[str] = []
         try:
             return self.walk(text, at, names)
@@ -35,26 +35,26 @@ class Tagged(Dialect):
             end = text.find(self.end, lost.at)
             if end < 0 or lost.at >= len(text):
                 return self.unclosed(text, name)
-            why = f"{text[lost.at : lost.at + 20]!r} stands where {lost.expected} should"
+            why = f"{text[lost.at : lost.at + 20]!r} is where {lost.expected} is expected"
             return Step((Found(name, None, CallStatus.MALFORMED, why),), end + len(self.end))
 
     def walk(self, text: str, at: int, names: list[str]) -> Step:
-        """Read one call; Lost where a tag is missing. The name goes into `names` as soon as it is known."""
+        """Parse one call; Lost if a tag is missing. The name goes into `names` as soon as it is known."""
         raise NotImplementedError
 
     def plain(self, call: Call, marks: Sequence[str]) -> Mapping[str, str]:
-        """The arguments as texts; Unwritable when a text holds one of the marks that end it."""
+        """The arguments as strings; Unwritable if a string contains one of the marks that end it."""
         found = {key: value if isinstance(value, str) else dumps(value) for key, value in (call.arguments or {}).items()}
         for key, text in found.items():
             if not NAME.fullmatch(key) or any(mark in text for mark in marks):
                 raise Unwritable(
-                    f"argument {key!r} of {call.name} cannot be written in {self.name}: it holds {' or '.join(marks)}, or is no name"
+                    f"argument {key!r} of {call.name} cannot be written in {self.name}: it has {' or '.join(marks)}, or is no valid name"
                 )
         return found
 
 
 def expect(text: str, at: int, *marks: str) -> tuple[str, int]:
-    """The one of the marks that stands at `at`, white space apart, and where it ends. Lost else.
+    """The mark at `at`, after white space, and where it ends. Raises Lost otherwise.
 
     >>> expect("  <a>b", 0, "<b>", "<a>")
     ('<a>', 5)
@@ -67,7 +67,7 @@ def expect(text: str, at: int, *marks: str) -> tuple[str, int]:
 
 
 def until(text: str, at: int, mark: str, last: str) -> tuple[str, int]:
-    """The text up to a mark, and where that ends. Lost when the call ends before it, with `last`, or it never comes.
+    """The text up to a mark, and where that ends. Lost if the call ends before it, with `last`, or the mark is missing.
 
     >>> until("ab<c>d", 0, "<c>", "<end>")
     ('ab', 5)
@@ -91,7 +91,7 @@ class QwenXml(Tagged):
     signs = (("<tool_call>", "<function="),)
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block a call."""
+        """One block for each call."""
         return "\n".join(self._block(call) for call in calls)
 
     def _block(self, call: Call) -> str:
@@ -100,7 +100,7 @@ class QwenXml(Tagged):
         return f"<tool_call>\n<function={call.name}>\n{lines}</function>\n</tool_call>"
 
     def walk(self, text: str, at: int, names: list[str]) -> Step:
-        """From `<tool_call>` to `</tool_call>`; one that begins with `<function=` is told to begin with the other."""
+        """Parse from `<tool_call>` to `</tool_call>`; one that starts with `<function=` gets a message to start with `<tool_call>`."""
         whole_call = text.startswith("<tool_call>", at)
         _, at = expect(text, at + len("<tool_call>") * whole_call, "<function=")
         name, at = until(text, at, ">", self.end)
@@ -135,7 +135,7 @@ class Glm(Tagged):
     _name = re.compile(r"\s*([^\s<]*)\s*")
 
     def write(self, calls: Sequence[Call], tools: Sequence[ToolSpec] = ()) -> str:
-        """One block a call."""
+        """One block for each call."""
         return "\n".join(self._block(call) for call in calls)
 
     def _block(self, call: Call) -> str:
@@ -144,7 +144,7 @@ class Glm(Tagged):
         return f"<tool_call>{call.name}\n{lines}</tool_call>"
 
     def walk(self, text: str, at: int, names: list[str]) -> Step:
-        """The name, then pairs of key and value."""
+        """Parse the name, then pairs of key and value."""
         match = self._name.match(text, at + len("<tool_call>"))
         names.append(match.group(1) if match else "")
         at = match.end() if match else at
@@ -166,7 +166,7 @@ class Dsml(Tagged):
     """DeepSeek V3.2: `<｜DSML｜invoke name="N"><｜DSML｜parameter name="K" string="true|false">V</｜DSML｜parameter>`."""
 
     name = "deepseek_v32"
-    about = "DeepSeek V3.2: DSML tags; each argument says whether it is a text or JSON"
+    about = "DeepSeek V3.2: DSML tags; each argument says whether it is a string or JSON"
     opens = ('<｜DSML｜invoke name="',)
     closes = ("</｜DSML｜invoke>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
     drops = ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")
@@ -189,7 +189,7 @@ class Dsml(Tagged):
         return f'{self.opens[0]}{call.name}">\n{lines}{self.end}\n'
 
     def walk(self, text: str, at: int, names: list[str]) -> Step:
-        """Each argument is a text as it stands, or JSON."""
+        """Parse the arguments: each is a literal string, or JSON."""
         name, at = until(text, at + len(self.opens[0]), '">', self.end)
         names.append(name)
         given: dict[str, Any] = {}
@@ -208,4 +208,4 @@ class Dsml(Tagged):
             try:
                 given[key] = value if "true" in kind else whole(value)
             except Broken as broken_value:
-                given[key], wrong = None, f"argument {key!r} is said to be JSON: {broken_value}"
+                given[key], wrong = None, f"argument {key!r} is declared as JSON: {broken_value}"

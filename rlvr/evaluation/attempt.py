@@ -39,12 +39,12 @@ class Price:
     written: float = 0.0
 
     def of(self, read: int, written: int) -> float:
-        """The price of so many tokens."""
+        """The cost of this many input and output tokens."""
         return (read * self.read + written * self.written) / 1e6
 
 
 class Attempt:
-    """What one process adds to an evaluation.
+    """The part of an evaluation that one process runs.
 
     >>> Attempt(plan, file, concurrency=64).run(spec, environments, wanted)                # doctest: +SKIP
     """
@@ -101,7 +101,7 @@ class Attempt:
 
     def _ask(self, item: Item, environment: Environment, sampler: Sampler, wanted: Sequence[Draw], work: Work) -> None:
         tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
-        window = sys.maxsize if sampler.gives_text else item.max_length  # who counts in tokens of its own has a window of its own
+        window = sys.maxsize if sampler.gives_text else item.max_length  # an endpoint has its own tokens and its own window
         mdp = TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window)
         _some_room(mdp, wanted)
         sampler.bind(environment, tokenizer)
@@ -109,14 +109,14 @@ class Attempt:
         with Rollout(mdp, sampler) as rollout:
             for asked in self._rounds(sampler, wanted):
                 for i, episode in rollout.stream(asked, sampling):
-                    if key_of(asked[i]) not in self.had:  # what is there already was sampled for company's sake only
+                    if key_of(asked[i]) not in self.had:  # stored samples were only sampled again to fill the batch
                         self._keep(episode, asked[i])
                         work.advance(self._numbers())
                         self._tick()
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """The seconds since the attempt began."""
         return time.perf_counter() - self.began
 
     def _rounds(self, sampler: Sampler, wanted: Sequence[Draw]) -> Iterator[Sequence[Draw]]:
@@ -171,7 +171,7 @@ def _some_room(mdp: TokenMDP, wanted: Sequence[Draw]) -> None:
 
 
 def key_of(draw: Draw) -> Key:
-    """The sample that a draw asks for."""
+    """The key of the sample that a draw requests."""
     return str(draw.meta["env"]), int(str(draw.meta["index"])), int(str(draw.meta["sample"]))
 
 

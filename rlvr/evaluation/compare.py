@@ -150,7 +150,7 @@ def unlike(plans: tuple[Plan, Plan], shared: Sequence[str]) -> list[str]:
 def made_with(item: Item) -> dict[str, Any]:
     """The settings of an environment, defaults included. The path of its data is not compared: the data shows in the prompts."""
     usual: dict[str, Any] = {}
-    with suppress(RlvrError):  # it is not at hand any more
+    with suppress(RlvrError):  # the environment may no longer be available
         fields = parameters(load("env", item.env["name"]))
         usual = {name: field.default for name, field in fields.items() if field.default is not field.empty}
     settings: dict[str, Any] = plain(usual | item.env)
@@ -243,7 +243,7 @@ def _by_question(means: Mapping[int, tuple[float, float]], asks: Mapping[int, Sa
     """How much better the first run is on each question. A question in several tasks counts once for each, so the mean is over tasks."""
     gaps: dict[str, list[float]] = {}
     for index, (a, b) in means.items():
-        gaps.setdefault(asks[index].question, []).append(round(a - b, 12))  # what is left of rounding is no win
+        gaps.setdefault(asks[index].question, []).append(round(a - b, 12))  # a rounding error is not a win
     return {question: math.fsum(found) * len(gaps) / len(means) for question, found in gaps.items()}
 
 

@@ -90,21 +90,21 @@ def evaluate(
     console: Console | None = None,
     **asked: int | str | None,
 ) -> Report:
-    """Sample a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as it is), and judge it.
+    """Sample a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as an object), and judge it.
 
     Args:
-        suite: what is asked.
-        policy: who is asked, as in `hf:DIR`.
+        suite: the name of a suite or an environment, a YAML file, a mapping, or an environment.
+        policy: the policy, such as `hf:DIR`.
         n: answers for each task; if neither this nor the suite sets it: 1.
-        temperature: 0 is greedy; where neither this nor the suite says anything: 0 for one answer a task, 1 for several.
-        seed: decides all randomness.
+        temperature: 0 is greedy; if neither this nor the suite sets it: 0 for one answer per task, 1 for several.
+        seed: the seed of all randomness.
         settings: of the environments; `path`, or `gsm8k.path` in a suite of several.
-        concurrency: how many answers are asked for at once; None leaves it to the sampler.
+        concurrency: how many requests run in parallel; None is the sampler's default.
         select: how best@k chooses, one of `rlvr.evaluation.summary.SELECTORS`.
-        retry: ask again for the samples that have no score.
-        price: what the tokens cost, to be shown while it goes on.
-        out: the folder for everything that is found; one that the same call began is continued.
-        console: where the progress is shown.
+        retry: sample again what has no score.
+        price: what the tokens cost, to show the cost while it runs.
+        out: the folder to write; an unfinished evaluation of the same call is resumed.
+        console: where to show the progress.
         asked: tasks, split, max_new_tokens, max_length, for every environment of the suite.
     """
     for name, value in {"n": n, "concurrency": concurrency, **asked}.items():
@@ -154,7 +154,7 @@ def report_on(
 
 
 def summaries(plan: Plan, file: SampleFile, environments: Mapping[str, Environment], select: str = "") -> dict[str, EnvSummary]:
-    """The figures of every environment, from the samples that are there."""
+    """The figures of every environment, from the available samples."""
     found = {}
     for item in plan.envs:
         environment, n = environments[item.name], plan.n_of(item)
@@ -183,7 +183,7 @@ def policy_spec(policy: str, concurrency: int | None = None) -> Spec:
     """The sampler that `--policy` names, and its settings. The sampler is not built yet."""
     name, colon, rest = policy.partition(":")
     names = [entry.name for entry in entries("sampler")]
-    if not colon or not rest or name not in names:  # the samplers are not asked: importing them all takes longer than a typo is worth
+    if not colon or not rest or name not in names:  # checked without importing the samplers, which is slow
         raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {suggest(name, names)}")
     factory: Any = load("sampler", name)
     if not getattr(factory, "policy_form", ""):
@@ -205,7 +205,7 @@ def weights_of(folder: str) -> str:
     if not folder:
         return ""
     pieces = []
-    with suppress(OSError):  # what cannot be read is told where the model is loaded
+    with suppress(OSError):  # a file that cannot be read is reported when the model is loaded
         for path in sorted(path for path in Path(folder).iterdir() if path.suffix in (".safetensors", ".bin")):
             size = path.stat().st_size
             with path.open("rb") as file:
@@ -229,7 +229,7 @@ def verifier_label(verifier: Verifier | None) -> str:
 
 
 def draws(environment: Environment, split: str, tasks: int, n: int, seed: int) -> list[Draw]:
-    """Which episodes an evaluation asks for."""
+    """The episodes that an evaluation needs."""
     return [
         Draw(environment.task(split, index), f"{split}:{index}", seed_of(seed, "eval", split, index, k), {"split": split, "index": index})
         for index in range(count_of(environment, split, tasks))
@@ -269,7 +269,7 @@ def _suite(
     if isinstance(suite, str):
         return suite_from(suite, settings, **asked), None
     if isinstance(suite, Environment) and settings:
-        raise ConfigError(f"settings {dict(settings)} would do nothing: this {type(suite).__name__} is made already; make it with them")
+        raise ConfigError(f"settings {dict(settings)} have no effect: this {type(suite).__name__} is already built; build it with them")
     env = {"name": type(suite).__name__} if isinstance(suite, Environment) else {**suite, **(settings or {})}
     item = checked(Item, {"env": env, **{key: value for key, value in asked.items() if value is not None}}, "this evaluation")
     return Suite(item.name, (item,)), suite if isinstance(suite, Environment) else None

@@ -1,6 +1,6 @@
 """Export the samples of an evaluation to other formats.
 
-csv, parquet    one line a sample
+csv, parquet    one line for each sample
 trl-dataset     JSON lines with prompt, completion and label, as TRL's trainers read them; the prompt goes up to the last turn
 markdown        the report, for a README or a pull request
 inspect         logs that inspect_ai reads and shows, one for each environment
@@ -65,9 +65,9 @@ def export(run: str | Path, to: str, out: str | Path | None = None) -> Exported:
     write, name = FORMATS[to]
     run = Path(run)
     if write not in (_csv, _parquet):
-        plan_of(run)  # a training run does not record its prompts, so nothing but a table can be made of it
+        plan_of(run)  # a training run does not record its prompts, so only a table can be written
     out = Path(out or run / name)
-    if out.exists() and out != run / name:  # what an earlier export wrote there is all that is written again
+    if out.exists() and out != run / name:  # only the file of an earlier export is overwritten
         raise ConfigError(f"{out} exists and is not overwritten; choose another --out")
     try:
         left_out = write(run, out)
@@ -135,7 +135,7 @@ def _parquet(run: Path, out: Path) -> None:
 def _trl(run: Path, out: Path) -> Counter[str]:
     """Prompt and completion as messages, and whether the answer was right: for supervised and for KTO training. No score, no row.
 
-    Of a conversation the last turn is the completion, and what was said before belongs to the prompt.
+    In a conversation the last turn is the completion, and all messages before it are the prompt.
     """
     left_out: Counter[str] = Counter()
     tokenizer = _tokenizer(run)
@@ -158,7 +158,7 @@ def _tokenizer(run: Path) -> Tokenizer | None:
 
 
 def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str, str]] | None:
-    """What followed the prompt; None where that was a conversation that cannot be read."""
+    """The messages after the prompt; None for a conversation that cannot be read back."""
     if row["turns"] <= 1:
         return [{"role": "assistant", "content": row["text"]}]
     return messages_of(row, tokenizer) if tokenizer else None

@@ -32,7 +32,7 @@ class Paired:
     high: float
     p: float
     test: str
-    """How `p` was found: by `sign flips`, or by `mcnemar`'s exact test where every task has one yes or no on each side."""
+    """The test of `p`: `sign flips`, or `mcnemar`'s exact test if every task has one yes or no on each side."""
     detectable: float
     """The minimum detectable effect: the smallest true difference that this many tasks show in 4 of 5 comparisons."""
     wins: int
@@ -45,7 +45,7 @@ class Paired:
 
 
 def paired(differences: Sequence[float], *, greedy: bool = False, seed: int = 0) -> Paired:
-    """Judge one difference a task, first policy minus second; `greedy` says that each is 1, 0 or -1 by rule, not by luck."""
+    """Analyse one difference per task, first policy minus second; `greedy`: each is 1, 0 or -1 by design, not by chance."""
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     low, high = _interval(differences, seed)
     exact = greedy and all(d in (-1.0, 0.0, 1.0) for d in differences)
@@ -72,14 +72,14 @@ def _interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
 
 
 def _alike(differences: Sequence[float]) -> bool:
-    """Whether all are the same, up to rounding."""
+    """Whether all values are equal, up to rounding."""
     return max(differences) - min(differences) < 1e-9
 
 
 def sign_flips(differences: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> float:
-    """The two-sided p-value: how often is the mean as far from 0 when a coin decides, for each task, who is first?
+    """The two-sided p-value of a sign-flip test: how often is the mean as far from 0 if the sign of each task is random?
 
-    All the ways are counted for few tasks, so many as `draws` otherwise.
+    For few tasks all sign patterns are counted, otherwise `draws` random ones.
 
     >>> sign_flips([1.0] * 5)
     0.0625
@@ -98,7 +98,7 @@ def sign_flips(differences: Sequence[float], *, seed: int = 0, draws: int = 10_0
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """The two-sided exact p-value: how often would fair coins split the tasks that differ as unevenly as this?
+    """The two-sided exact p-value of McNemar's test: how often would fair coins split the differing tasks as unevenly?
 
     >>> mcnemar(9, 1)
     0.021484375

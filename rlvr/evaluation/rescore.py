@@ -48,8 +48,8 @@ def rescore(
     select: str = "",
     console: Console | None = None,
 ) -> Report:
-    """Judge every sample of `run` again and write a new run; by default beside it, as `RUN-rescored`."""
-    run = Path(run).resolve()  # so that it has a name
+    """Judge every sample of `run` again and write a new run; by default next to it, as `RUN-rescored`."""
+    run = Path(run).resolve()  # an absolute path always has a name
     old, out = plan_of(run), Path(out or run.with_name(f"{run.name}-rescored"))
     if not (run / ROWS).is_file() or next(rows_in(run), None) is None:
         raise NotFound(f"{run} has no samples yet; run `rlvr eval` first")
@@ -61,9 +61,9 @@ def rescore(
         labels = {name: verifier_label(environment.verifier) for name, environment in environments.items()}
         plan = old.model_copy(update={"envs": items, "verifiers": labels, "rescored": run.name})
         file = stack.enter_context(SampleFile.open(out, plan))
-        # which row of a sample is to be judged: its last one, or none where that has its verdict already
+        # the row of each sample to judge: its last one, or none if that already has a verdict
         last = {_key(row): None if _done(row, plan, environments, file) else number for number, row in enumerate(rows_in(run))}
-        todo = (row for number, row in enumerate(rows_in(run)) if last.get(_key(row)) == number)  # the run may have grown meanwhile
+        todo = (row for number, row in enumerate(rows_in(run)) if last.get(_key(row)) == number)  # the run may have grown in the meantime
         had, unknown, tokenizer = list(last.values()).count(None), 0, _reader(plan)
         stack.callback((judges := Judges(8)).close)
         if had < len(last):
@@ -110,7 +110,7 @@ def _again(
 
 
 def _verdict(environment: Environment, task: Task, row: Mapping[str, Any], tokenizer: Reader) -> tuple[Verdict, list[float]]:
-    """The verdict on a recorded answer, and what each token is paid where not all of it is paid at the end."""
+    """The verdict on a recorded answer, and the reward of each token if not all of it is at the last one."""
     verdict = judged(environment.verifier, task, partial(str, row["text"]))
     if not verdict.scored or not (verdict.earned or type(environment).earned is not Environment.earned):
         return verdict, []
@@ -146,7 +146,7 @@ def _judged_anew(row: Mapping[str, Any], task: Task, verdict: Verdict, rewards: 
         "verdict": verdict.record(),
         "error": "" if scored else verdict.reason,
     }
-    if rewards and any(rewards[: last_acted(row["acted"])]):  # without them the whole of it is paid at the end
+    if rewards and any(rewards[: last_acted(row["acted"])]):  # otherwise all of the reward is at the last token
         new["rewards"] = [round(reward, 6) for reward in rewards]
     return {key: value for key, value in row.items() if key != "rewards"} | new
 
@@ -155,7 +155,7 @@ def _task(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environ
     split = next(item.split for item in plan.envs if item.name == row["env"])
     size = environments[row["env"]].size(split)
     if size is not None and row["index"] >= size:
-        raise ConfigError(f"task {row['task_id']!r} is there no more: {row['env']} has {size} now; restore the data of then")
+        raise ConfigError(f"task {row['task_id']!r} no longer exists: {row['env']} has only {size} tasks now; restore the earlier data")
     task = environments[row["env"]].task(split, row["index"])
     if [dict(message) for message in task.prompt] != row["prompt"]:
         raise ConfigError(f"task {row['task_id']!r} has changed since it was sampled; judge with the settings it was sampled with")

@@ -1,12 +1,12 @@
 """The folder of an evaluation: one append-only file of samples, and the plan they belong to.
 
     eval.yaml          the plan: suite, policy, sampling, the verifiers and their versions
-    episodes.jsonl     one object a sample, in the order in which they were judged; the last one of a key counts
+    episodes.jsonl     one object for each sample, in the order of judging; the last one of a key counts
     timings.jsonl      timings; they differ from run to run
     versions.json      Python, packages, machine
     report.json        the figures, derived from the samples alone: the same samples give the same bytes
 
-A sample is written whole, once it is judged. What a killed process leaves is a shorter file, or one with a torn last line.
+A sample is written as a complete line as soon as it is judged. A killed process leaves a shorter file, or an incomplete last line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlvr.task import Task
 
 PLAN, ROWS, TIMES, REPORT, VERSIONS = "eval.yaml", "episodes.jsonl", "timings.jsonl", "report.json", "versions.json"
 Key = tuple[str, int, int]
-"""Which environment of the suite, which task of it, which of its samples."""
+"""The name of the environment in the suite, the index of the task, the number of the sample."""
 
 
 class Plan(Section):
@@ -47,10 +47,10 @@ class Plan(Section):
     policy_folder: str = ""
     """The resolved path of the policy's folder: `checkpoints/last` is a link whose target changes."""
     policy_weights: str = ""
-    """A digest of the weights in it: the folder may hold another model later."""
+    """A digest of its weights: the folder may contain another model later."""
     n: int = Field(default=1, ge=1)
     temperature: float = Field(default=0.0, ge=0)
-    """Like `n`, of an environment that has none of its own. One of several that have: the first one's."""
+    """Like `n`, for environments that do not set their own. If all set their own: that of the first one."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     seed: int = 0
@@ -58,7 +58,7 @@ class Plan(Section):
     verifiers: dict[str, str] = Field(default_factory=dict)
     """Name in the suite to verifier and version."""
     rescored: str = ""
-    """The run whose samples were judged again, where nothing was sampled."""
+    """The run whose samples were judged again, if nothing was sampled."""
 
     def n_of(self, item: Item) -> int:
         """Answers for each task of one environment."""
@@ -70,7 +70,7 @@ class Plan(Section):
 
     @property
     def ways(self) -> str:
-        """How many answers were asked for and how they were sampled; by environment where that differs.
+        """How many answers were requested and how they were sampled; by environment if that differs.
 
         >>> plan.ways                                                        # doctest: +SKIP
         'n = 4, temperature 1 (arithmetic); n = 1, greedy (countdown, digit_sum)'
@@ -82,7 +82,7 @@ class Plan(Section):
         return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
 
     def spelled_out(self, like: Plan) -> Plan:
-        """Written so that it can be held against `like`: one of an earlier version says less, and a folder that is gone is no other one."""
+        """A form to compare with `like`: plans of earlier versions have fewer fields, and a deleted folder is not a difference."""
         envs = [item.model_copy(update={"n": self.n_of(item), "temperature": self.temperature_of(item)}) for item in self.envs]
         known = {name: getattr(self, name) if getattr(like, name) else "" for name in ("policy_folder", "policy_weights")}
         return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, **known})
@@ -104,11 +104,11 @@ class Sample:
     task_id: str
     score: float | None
     finish: str
-    """How the conversation ended: `terminated`, `truncated`, or `failed` where the policy gave no answer."""
+    """How the conversation ended: `terminated`, `truncated`, or `failed` if the policy gave no answer."""
     reason: str
     text: str
     tokens: int
-    """How many the policy chose; as an endpoint counted them, where it gave text and told."""
+    """How many tokens the policy wrote; for an endpoint, as it counted them, if it did."""
     prompt_tokens: int
     confidence: float
     """The mean log-probability of the policy's tokens."""
@@ -120,7 +120,7 @@ class Sample:
 
     @property
     def right(self) -> bool:
-        """Whether it is wholly right."""
+        """Whether the score is 1."""
         return self.score == 1.0
 
 
@@ -153,7 +153,7 @@ def sample_of(row: Mapping[str, Any]) -> Sample:
 
 
 def counted(row: Mapping[str, Any]) -> tuple[int, int]:
-    """The tokens that were read and written in a row; where the policy gave text, as its endpoint counted them.
+    """The tokens read and written in a row; for an endpoint, as it counted them.
 
     >>> counted({"acted": [0, 0, 1]}), counted({"acted": [0, 0, 1], "usage": [9, 4]})
     ((2, 1), (9, 4))
@@ -169,12 +169,12 @@ def digest(*parts: Any) -> str:
 
 
 def question_of(task: Task) -> str:
-    """The digest of what a task asks, as a sample of it has it that was written and read again."""
+    """The digest of a task's question, the same as that of a stored sample of the task."""
     return digest(*json.loads(json.dumps([task.prompt, task.reference], default=str)))
 
 
 class SampleFile:
-    """The samples of one evaluation: read back when it is opened, appended to while it goes on. Without a folder, in memory only.
+    """The samples of one evaluation: read when it is opened, appended to while it runs. Without a folder, in memory only.
 
     >>> with SampleFile.open(Path("runs/mine"), plan) as file:                # doctest: +SKIP
     ...     file.append(row)
@@ -184,14 +184,14 @@ class SampleFile:
         self.folder = folder
         self.samples: dict[Key, Sample] = {}
         self.torn = 0
-        """Bytes of an unfinished last line that were cut off."""
+        """Bytes of an unfinished last line that were removed."""
         self._file: TextIO | None = None
         self._new: tuple[Path, ...] = ()
-        """What it has made, until there is a sample: files, then the folder."""
+        """The files and the folder that it has created, until there is a sample."""
 
     @classmethod
     def open(cls, folder: Path | None, plan: Plan) -> SampleFile:
-        """A new folder, or one that the same plan began."""
+        """Open a new folder, or one that an evaluation with the same plan has written."""
         file = cls(folder)
         if folder is None:
             return file
@@ -202,7 +202,7 @@ class SampleFile:
                 _same(folder, plan)
             file._file = _alone(appended(folder / ROWS), folder)
             if (folder / PLAN).is_file():
-                _same(folder, plan)  # once more: another one may have begun at the same time, and have ended
+                _same(folder, plan)  # again: another process may have started at the same time and finished
             else:
                 file._new = (folder / PLAN, folder / VERSIONS, folder / ROWS, *made)
                 write_whole(folder / PLAN, plan.dump())
@@ -234,11 +234,11 @@ class SampleFile:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for made in self._new:  # the policy never came up: the next attempt, with another one, shall find the place free
+        for made in self._new:  # the policy failed to load: leave the folder free for the next attempt
             with suppress(OSError):
                 made.rmdir() if made.is_dir() else made.unlink()
         if self._file is not None:
-            with suppress(OSError):  # of a line that did not fit on the disk: it was told already
+            with suppress(OSError):  # the error of a full disk was reported already
                 self._file.close()
 
 
@@ -259,13 +259,13 @@ def samples_of(folder: Path) -> dict[Key, Sample]:
 
 
 def rows_in(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows as they were written, whole, in their order; a torn last line is left out."""
+    """The rows in the order in which they were written; an incomplete last line is left out."""
     return iter(rows_of(folder / ROWS))
 
 
 @contextmanager
 def writing(folder: Path | None) -> Iterator[None]:
-    """Report a full disk as an error in words.
+    """Report a full disk as a `ConfigError`.
 
     >>> with writing(Path("runs/mine")):                                      # doctest: +SKIP
     ...     file.write(line)
@@ -274,8 +274,8 @@ def writing(folder: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{folder} cannot be written: {error.strerror or error}; the samples that are there are kept; "
-            f"make room, and the same command goes on where it stopped"
+            f"{folder} cannot be written: {error.strerror or error}; the stored samples are kept; "
+            f"free some space, then run the same command again to resume"
         ) from error
 
 
@@ -303,7 +303,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def _begun(folder: Path) -> bool:
-    """Whether a folder holds more than the leftovers of an evaluation that was killed before it had a plan."""
+    """Whether a folder has more than the files of an evaluation that was killed before it had a plan."""
     return any(path.name != ROWS or path.stat().st_size for path in folder.iterdir() if not path.name.startswith("."))
 
 
@@ -312,11 +312,11 @@ def _same(folder: Path, plan: Plan) -> None:
         raise ConfigError(f"{folder} exists and is not an evaluation; it is not overwritten; choose another --out")
     old = plan_of(folder)
     if changed := differing(old.spelled_out(plan), plan.spelled_out(old)):
-        raise ConfigError(f"{folder} was begun with another plan ({'; '.join(changed)}); go on with the same, or choose another --out")
+        raise ConfigError(f"{folder} was begun with another plan ({'; '.join(changed)}); use the same plan, or choose another --out")
 
 
 def _mend(path: Path) -> int:
-    """Cut off an unfinished last line; return its length."""
+    """Remove an unfinished last line; return its length."""
     if not path.is_file():
         return 0
     with path.open("r+b") as file:
@@ -335,12 +335,12 @@ def _mend(path: Path) -> int:
 
 
 def _alone(file: TextIO, folder: Path) -> TextIO:
-    """The file, locked; refused where another process is writing."""
+    """Lock the file; an error if another process is writing to it."""
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # not every system has locks; there the user has to take care
+    except ImportError:  # not every system has file locks
         pass
     except OSError as error:
         file.close()

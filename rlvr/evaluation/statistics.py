@@ -1,14 +1,14 @@
-"""Figures with confidence intervals from the scores of samples. Pure arithmetic.
+"""Compute figures with confidence intervals from the scores of samples.
 
-A task is a cluster: its samples share a question, so they are not independent, and every figure here is a mean over tasks
-of one value a task. Those values are exact expectations over the samples that really arrived (`m` of them, whatever was asked
-for); a figure at `k` leaves out the tasks with fewer than `k` samples, and says how many it stands on.
+A task is a cluster: its samples share a question, so they are not independent, and every figure here is a mean over tasks, with one
+value per task. The values are exact expectations over the available samples of a task; a figure at `k` leaves out tasks with fewer than
+`k` samples, and reports how many tasks it uses.
 
     avg@n     the mean score
     pass@k    the chance that one of k samples is right
     pass^k    the chance that all k are
     maj@k     the expected score of the answer that most of k samples give
-    best@k    the expected score of the sample that a selector prefers among k
+    best@k    the expected score of the sample that a selector chooses from k
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 Z95 = NormalDist().inv_cdf(0.975)
 IMAGINED = 1.0
-"""How many imagined tasks at even odds, as spread as yes and no, are put beside the real ones: few real ones may show too little spread.
-The less a mean tells of the spread, near 0 and 1 where the rare task hides, the more it counts. In simulations of pass@8 with 100 tasks
-of 16 samples (benchmarks/evaluation/statistics_coverage.py) the interval covers the true value in at least 92 of 100 cases, whatever the
-tasks are like; with the same weight for the imagined tasks everywhere it can fall to 84."""
+"""The weight of a prior, in imagined tasks at even odds with the spread of yes and no: few real tasks may show too little spread. It
+counts more near 0 and 1, where the mean says little about the spread because rare tasks may be missing. In simulations of pass@8 with 100
+tasks of 16 samples (benchmarks/evaluation/statistics_coverage.py) the interval covers the true value in at least 92 of 100 cases for all
+kinds of tasks; with a constant weight the coverage can fall to 84."""
 
 
 def pass_at(right: int, samples: int, k: int) -> float | None:
@@ -50,10 +50,10 @@ def pass_all(right: int, samples: int, k: int) -> float | None:
 
 
 def majority_at(votes: Sequence[Hashable | None], scores: Sequence[float], k: int) -> float | None:
-    """The expected score of the answer that most of `k` samples give.
+    """The expected score of the majority answer of `k` samples.
 
-    `votes` names the class of equal answers that each sample belongs to. A tie is broken by lot among the classes that tie.
-    None is a sample without an answer: it is drawn like any other and votes for nobody; where nobody votes, the score is 0.
+    `votes` names the class of equal answers that each sample belongs to. A tie is broken at random.
+    None is a sample without an answer: it is drawn like any other but has no vote; if no sample votes, the score is 0.
 
     >>> majority_at(["4", "4", "5", None], [1.0, 1.0, 0.0, 0.0], 3)
     0.875
@@ -74,7 +74,7 @@ def majority_at(votes: Sequence[Hashable | None], scores: Sequence[float], k: in
 def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> float:
     """The chance that a class of `own` answers wins the vote of `k`, against classes of these sizes and `silent` abstentions.
 
-    For each number `x` of its own votes: in how many ways the others stay at or below `x`, by how many of them tie.
+    For each number `x` of its own votes: the number of ways in which the others get at most `x`, by how many of them tie.
     """
     chance = 0.0
     for x in range(1, min(own, k) + 1):
@@ -105,7 +105,7 @@ def best_at(ranked: Sequence[float], k: int) -> float | None:
 
 
 def budgets(n: int) -> list[int]:
-    """The k at which figures are given: powers of two up to `n`, and `n` itself.
+    """The values of k for the figures: powers of two up to `n`, and `n` itself.
 
     >>> budgets(12)
     [1, 2, 4, 8, 12]
@@ -126,13 +126,13 @@ class Estimate:
     low: float
     high: float
     tasks: int
-    """How many tasks it is the mean of."""
+    """The number of tasks in the mean."""
 
 
 def estimate(values: Sequence[float | None], questions: Sequence[Hashable] | None = None) -> Estimate | None:
-    """The mean of one value a task; None stands for a task that has none, and is left out. None where no task has one.
+    """The mean of one value per task. Tasks whose value is None are left out; None if no task has a value.
 
-    Tasks that ask the same of `questions` are one cluster: asked twice, a question says little more than asked once.
+    Tasks with the same entry in `questions` form one cluster: a repeated question adds little information.
     """
     labels: Sequence[Hashable] = range(len(values)) if questions is None else questions
     clusters: dict[Hashable, list[float]] = {}
@@ -148,14 +148,14 @@ def estimate(values: Sequence[float | None], questions: Sequence[Hashable] | Non
 
 
 def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
-    """The mean, rounded once; `sizes` says how often each value counts."""
+    """The mean, rounded once; `sizes` has the weight of each value."""
     if sizes is None:
         return math.fsum(values) / len(values)
     return math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
 
 
 def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
-    """Of the mean of one value a cluster: what happens inside a cluster needs no model.
+    """The standard error of the mean of one value per cluster; it needs no model of the samples inside a cluster.
 
     >>> standard_error([0.0, 1.0, 1.0, 0.0]) == (1 / 12) ** 0.5
     True
@@ -169,10 +169,10 @@ def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) 
 
 
 def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple[float, float]:
-    """The 95 % score interval of a mean of values from 0 to 1, one a cluster.
+    """The 95 % score interval of a mean of values from 0 to 1, one per cluster.
 
-    It is Wilson's for as many yes-or-no tasks as these values are worth: values that spread less than yes and no (several
-    samples a task) count for more. It stays inside 0 and 1, and is not empty where all values are equal.
+    It is Wilson's interval for the effective number of yes-or-no tasks: values that spread less than yes and no (several samples per
+    task) count for more. It stays between 0 and 1, and is not empty if all values are equal.
 
     >>> [round(end, 3) for end in wilson([1.0] * 20)]
     [0.839, 1.0]
@@ -182,7 +182,7 @@ def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple
     widest = centre * (1 - centre) / (clusters - 1) if clusters > 1 else 0.0
     spread = min(standard_error(values, sizes) ** 2 / widest, 1.0) if widest > 0 else 1.0
     telling = 4 * clusters * centre * (1 - centre)
-    """How many tasks at even odds would tell as much of the spread."""
+    """How many tasks at even odds would give as much information about the spread."""
     worth = clusters * (telling + IMAGINED) / (telling * spread + IMAGINED)
     z2 = Z95**2 / worth
     middle = (centre + z2 / 2) / (1 + z2)
@@ -191,14 +191,14 @@ def wilson(values: Sequence[float], sizes: Sequence[int] | None = None) -> tuple
 
 
 def _worth(sizes: Sequence[int]) -> float:
-    """How many clusters of one size these are worth."""
+    """The effective number of clusters of equal size."""
     return sum(sizes) ** 2 / sum(size**2 for size in sizes)
 
 
 def resampled(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> NDArray[np.float64]:
     """The means of `draws` resamples of the tasks, sorted: the cluster bootstrap. The same seed gives the same means.
 
-    They are stretched about the mean to the width that so few tasks deserve, so their quantiles are an interval.
+    They are widened around the mean to correct for the small number of tasks, so their quantiles form an interval.
     """
     sample = np.asarray(values, dtype=np.float64)
     tasks = len(sample)
@@ -209,7 +209,7 @@ def resampled(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) ->
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) -> tuple[float, float]:
-    """The 95 % interval of a mean by resampling tasks: for values that have no bounds, such as differences.
+    """The 95 % interval of a mean by resampling tasks, for unbounded values such as differences.
 
     >>> bootstrap([0.5, -0.5] * 50, seed=1) == bootstrap([0.5, -0.5] * 50, seed=1)
     True
@@ -219,7 +219,7 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, draws: int = 10_000) ->
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by its expansion about the normal one (exact to a thousandth from 5 degrees on).
+    """The 97.5 % quantile of Student's t, by expansion around the normal one (accurate to 0.001 from 5 degrees of freedom on).
 
     >>> round(t_quantile(19), 3)
     2.093

@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent / "suites"
 
 
 class Item(Section):
-    """One environment of a suite, and how it is asked. What is None is taken from the environment.
+    """One environment of a suite, and its sampling settings. None means the environment's default.
 
     >>> Item(name="hard", env={"name": "countdown", "numbers": 6}, tasks=50).split
     'test'
@@ -40,7 +40,7 @@ class Item(Section):
     n: int | None = Field(default=None, ge=1)
     """Answers for each task; default 1."""
     temperature: float | None = Field(default=None, ge=0)
-    """0 is greedy; by default 0 for one answer a task and 1 for several."""
+    """0 is greedy; by default 0 for one answer per task and 1 for several."""
     max_new_tokens: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=2)
 
@@ -55,7 +55,7 @@ class Item(Section):
             object.__setattr__(self, "name", str(self.env["name"]).rpartition(":")[2])
 
     def settled(self) -> Item:
-        """The item with its number of answers and its temperature said."""
+        """The item with its number of answers and its temperature filled in."""
         n = self.n or 1
         usual = 0.0 if n == 1 else 1.0
         return self.model_copy(update={"n": n, "temperature": usual if self.temperature is None else self.temperature})
@@ -63,7 +63,7 @@ class Item(Section):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A name and what is in it.
+    """A named list of environments.
 
     >>> suite_from("quick").name
     'quick'
@@ -74,25 +74,25 @@ class Suite:
 
 
 def suites() -> dict[str, Path]:
-    """The suites that have a name."""
+    """The built-in suites, by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 
 
 def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: Any) -> Suite:
-    """The suite of that name, in that file, or of that one environment.
+    """Load a suite by name or from a file, or make one of a single environment.
 
-    `settings` go to the environment (`path`), in a suite of several to the one named first (`gsm8k.path`). What is `asked` for
-    (tasks, split, n, temperature, max_new_tokens, max_length) holds for every item; None leaves what the suite says.
+    `settings` are for the environment (`path`), in a suite of several for the one named first (`gsm8k.path`). The values in `asked`
+    (tasks, split, n, temperature, max_new_tokens, max_length) apply to every item; None keeps the value of the suite.
     """
     rows = _rows(target)
     if not rows:
-        raise ConfigError(f"{target} holds no environment at all; a suite is a list such as [{{env: gsm8k, tasks: 200}}]")
+        raise ConfigError(f"{target} has no environments; a suite is a list such as [{{env: gsm8k, tasks: 200}}]")
     wanted = {key: value for key, value in asked.items() if value is not None}
     items = [checked(Item, {**row, **wanted}, f"{target}, entry {place}") for place, row in enumerate(rows, 1)]
     names = [item.name for item in items]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{target} has two entries called {twice!r}; give each a name of its own, such as {twice}-hard")
+        raise ConfigError(f"{target} has two entries called {twice!r}; give each a different name, such as {twice}-hard")
     return Suite(Path(target).stem if Path(target).suffix in (".yaml", ".yml") else target, tuple(with_settings(items, settings or {})))
 
 
@@ -102,15 +102,15 @@ def _rows(target: str) -> list[Any]:
         known = [entry.name for entry in entries("env")]
         if target not in known and ":" not in target:
             raise NotFound(
-                f"no suite or env is called {target!r}; {suggest(target, [*suites(), *known], limit=24)}. "
-                f"`rlvr list suites` and `rlvr list envs` show all; a suite of yours is a YAML file"
+                f"there is no suite or env {target!r}; {suggest(target, [*suites(), *known], limit=24)}. "
+                f"`rlvr list suites` and `rlvr list envs` show all; your own suite is a YAML file"
             )
         return [{"env": target}]
     if not path.is_file():
         raise NotFound(f"there is no suite {target!r}; {suggest(target, suites())}; or name a YAML file that exists")
     rows = read_yaml(path)
     if not isinstance(rows, list) or not all(isinstance(row, Mapping | str) for row in rows):
-        raise ConfigError(f"{path} holds {type(rows).__name__}, not a list of environments such as [{{env: gsm8k, tasks: 200}}]")
+        raise ConfigError(f"{path} is a {type(rows).__name__}, not a list of environments such as [{{env: gsm8k, tasks: 200}}]")
     return [{"env": row} if isinstance(row, str) else number(row) for row in rows]
 
 

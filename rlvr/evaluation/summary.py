@@ -1,7 +1,7 @@
-"""From samples to figures: what a policy scored on each environment of a suite, and everything that was not scored beside it.
+"""Summarise the samples of each environment of a suite: scores, missing scores, truncated and failed samples.
 
-The headline is the mean over tasks. It is refused where more than 2 in 100 samples have no score: a figure over what happened to be
-judged is not the figure that was asked for.
+The headline is the mean over tasks. It is refused if more than 2 % of the samples have no score, since the mean over the others may be
+biased.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from rlvr.evaluation.statistics import Estimate, best_at, budgets, estimate, maj
 
 UNSCORED_LIMIT = TRUNCATED_LIMIT = 0.02
 CUT_AFTER = 0.01
-"""The share of answers that a suggested cap would still cut off, if lengths go on as they began."""
+"""The share of answers that a suggested cap would still truncate, by extrapolation of the lengths."""
 FURTHEST = 8.0
-"""How many times the present cap the suggestion is at most: where it would have to be more, so many are cut that nobody can tell."""
+"""The largest suggested cap, as a multiple of the present one; beyond it the lengths cannot be extrapolated."""
 SELECTORS: Mapping[str, Callable[[Sample], float]] = {
     "shortest": lambda sample: sample.tokens,
     "longest": lambda sample: -sample.tokens,
     "confident": lambda sample: -sample.confidence,
 }
-"""How best@k chooses: the sample for which this is least; the earlier one where it is equal."""
+"""How best@k chooses: the sample with the lowest value of this function, the earlier one if equal."""
 Votes = Mapping[int, Sequence[int | None]]
 """Task index to the class of each of its samples' answers, in the order of the samples (see `rlvr.evaluation.votes`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSummary:
-    """What was found on one environment.
+    """The summary of one environment.
 
     >>> summarised("gsm8k", {}, n=1, tasks=0).samples
     0
@@ -43,31 +43,31 @@ class EnvSummary:
     n: int
     tasks: int
     samples: int
-    """How many arrived, scored or not."""
+    """How many samples there are, scored or not."""
     missing: int
-    """How many were asked for and have not arrived."""
+    """How many planned samples are missing."""
     scored: int
     unscored: int
     """Without a score: a broken task, a dead sandbox, or no answer at all. Never counted as wrong."""
     failed: int
     """Of the unscored, those to which the policy gave no answer."""
     truncated: int
-    """Samples that were cut off; judged as they stood."""
+    """Truncated samples; judged as they are."""
     empty: int
-    """Scored samples in which the policy said nothing; judged like any other answer."""
+    """Scored samples with an empty answer; judged like any other answer."""
     avg: Estimate | None
     at: dict[str, dict[int, Estimate | None]]
-    """`pass_at`, `pass_all`, `maj_at`, `best_at`: figures by k. A figure is None where no task has k samples, or nothing to choose by."""
+    """`pass_at`, `pass_all`, `maj_at`, `best_at`: figures by k. None if no task has k samples, or there is nothing to select by."""
     completed: float | None
-    """The mean score of the scored samples that were not cut off."""
+    """The mean score of the scored samples that were not truncated."""
     cap: int | None
-    """A length cap to try, where it now cuts off more than 2 in 100."""
+    """A length cap to try, if the present one truncates more than 2 in 100."""
     repeated: int
-    """Tasks that ask what another one asks: they are one cluster with it."""
+    """Tasks that repeat the question of another task: they form one cluster with it."""
     cut: dict[str, int] = field(default_factory=dict)
-    """How many were cut off because of what ran out: `tokens`, `turns` or `window`."""
+    """How many were truncated, by the limit: `tokens`, `turns` or `window`."""
     reasons: dict[str, int] = field(default_factory=dict)
-    """Why samples have no score, with how many each."""
+    """The reasons for missing scores, with their counts."""
     tokens: int = 0
     prompt_tokens: int = 0
 
@@ -78,12 +78,12 @@ class EnvSummary:
 
     @property
     def cap_suffices(self) -> bool:
-        """Whether that cap would cut off 1 in 100, as far as the lengths tell."""
+        """Whether that cap is estimated to truncate 1 in 100."""
         told: float = CUT_AFTER ** (1 / FURTHEST)
         return self.cut.get("tokens", 0) <= told * self.samples
 
     def record(self, *, allow_unscored: bool = False) -> dict[str, Any]:
-        """The summary as JSON for programs, with `best_at` where it was asked for; figures are null where the headline is refused."""
+        """The summary as JSON for programs, with `best_at` if requested; figures are null if the headline is refused."""
         shown = not self.refused or allow_unscored
         avg = self.avg if shown else None
 
@@ -96,7 +96,7 @@ class EnvSummary:
         return {"avg": avg and avg.value, "ci95": interval, **at, **counts}
 
     def figures(self) -> dict[str, Any]:
-        """Everything, as JSON: what `report.json` holds."""
+        """Everything as JSON: the content of `report.json`."""
         return asdict(self) | {"refused": self.refused}
 
 
@@ -168,15 +168,15 @@ def _cast(group: Sequence[Sample], classes: Sequence[int | None]) -> tuple[list[
 
 
 def selector_known(name: str) -> str:
-    """The name of a selector, or a message that says which there are."""
+    """The name of a selector; an error that lists all if it is unknown."""
     if name and name not in SELECTORS:
-        raise ConfigError(f"the selector {name!r} is not known; {suggest(name, SELECTORS)}")
+        raise ConfigError(f"unknown selector {name!r}; {suggest(name, SELECTORS)}")
     return name
 
 
 def _cap(samples: Sequence[Sample], truncated: int) -> int:
-    """The cap that would cut off 1 in 100, if the lengths go on falling as they did up to the present one; but no more than FURTHEST."""
-    longest = max(1, *(sample.tokens for sample in samples))  # an endpoint may count none
+    """The cap that would truncate 1 in 100, by extrapolating the fall of the lengths up to the present cap; at most FURTHEST."""
+    longest = max(1, *(sample.tokens for sample in samples))  # an endpoint may report no counts
     share = min(truncated / len(samples), 0.95)
     wanted = longest * min(math.log(CUT_AFTER) / math.log(share), FURTHEST)
     step: int = 2 ** max(int(math.log2(wanted)) - 3, 0)

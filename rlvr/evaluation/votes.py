@@ -1,8 +1,8 @@
-"""Which of a task's answers are the same answer: the classes that a majority vote counts.
+"""Group the equal answers of a task into classes, for a majority vote.
 
-Two answers are the same when the verifier that judges them says so: the answer declared in one, put in the reference's place,
-is matched by the other. So `1/2` and `0.5` vote together. Where the reference is no single text (unit tests, puzzles with many
-solutions) nothing can stand in its place, and answers are the same when their words are.
+Two answers are equal if the verifier says so: the declared answer of one is used as the reference, and the other is judged against it.
+So `1/2` and `0.5` vote together. If the reference is not a single text (unit tests, puzzles with many solutions), answers are equal if
+their words are equal.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rlvr.task import Task
 
 
 def classes(verifier: Verifier, task: Task, samples: Sequence[Sample]) -> list[int | None]:
-    """One class number a sample, in order; None for a sample that declares no answer, and so votes for nobody."""
+    """One class number per sample, in order; None for a sample that declares no answer, and so has no vote."""
     declared = [_declared(verifier, task, sample.text) for sample in samples]
     found: list[int | None] = []
     heads: list[int] = []
-    """The first sample of each class: it speaks for all."""
+    """The first sample of each class, which represents the class."""
     for i, text in enumerate(declared):
         if text is None:
             found.append(None)
@@ -52,5 +52,5 @@ def _same(verifier: Verifier, task: Task, samples: Sequence[Sample], declared: S
         return True  # both equal the reference
     try:
         return verifier.verify(replace(task, reference=declared[a]), samples[b].text).passed
-    except Exception:  # a verifier that breaks on a strange reference has not said that they are equal
+    except Exception:  # a verifier that fails on such a reference has not called them equal
         return False

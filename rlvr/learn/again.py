@@ -1,10 +1,10 @@
-"""Does a run repeat itself? One recorded step, done once more from the checkpoint before it and compared line by line.
+"""Repeat one recorded step of a run from the checkpoint before it, and compare it with the log line by line.
 
-Where batches are sampled ahead the checkpoint holds the answers of the next steps; then those are repeated and one more, whose
-answers are sampled anew.
+Where batches are sampled ahead, the checkpoint holds the answers of the next steps; then those steps are repeated, and one more
+with newly sampled answers.
 
-A run that does not repeat itself on this machine (other versions, another accelerator, a sampler that is not seeded) can
-still be resumed, but not to the bit; better to know before than after.
+A run that cannot be repeated on this machine (other versions, another accelerator, a sampler without a seed) can still be
+resumed, but its results will not be bit-identical.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCRATCH = "rlvr-again-"
 
 
 def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path) -> str:
-    """Repeat the first step after a checkpoint that the logs still hold; what was compared, or CheckFailed."""
+    """Repeat the first step after a checkpoint that is still in the logs; return what was compared, or raise CheckFailed."""
     place = by_main(accelerator, lambda: repeatable(folder))
     with ExitStack() as stack:
         sweep(SCRATCH)
@@ -58,7 +58,7 @@ def repeatable(folder: Path) -> Path:
 
 
 def recorded_after(folder: Path, step: int, most: int) -> list[int]:
-    """Which of the next `most` steps the logs hold."""
+    """Which of the next `most` steps are in the logs."""
     return [row["step"] for row in rows_of(folder / "metrics.jsonl") if step < row["step"] <= step + most]
 
 
@@ -70,10 +70,10 @@ def compared(folder: Path, scratch: Path, step: int, *, episodes: bool) -> str:
     unlike = sum(a != b for a, b in zip(old, new, strict=False)) + abs(len(old) - len(new))
     if differs or unlike:
         raise CheckFailed(
-            f"step {step} of {folder} does not repeat itself: {unlike} of {len(old)} episodes differ, and of its metrics "
+            f"step {step} of {folder} cannot be repeated exactly: {unlike} of {len(old)} episodes differ, and of its metrics "
             f"{', '.join(differs) or 'none'}; compare versions.json with this machine, or resume without --verify"
         )
-    return f"step {step} repeated: {len(new)} episodes and {len(again)} metrics are the same to the last digit"
+    return f"step {step} repeated: {len(new)} episodes and {len(again)} metrics are exactly the same"
 
 
 def _episodes(folder: Path, step: int) -> list[str]:

@@ -1,13 +1,13 @@
-"""Ahead: the next batches are sampled while the trainer still learns from this one, by weights of a known age.
+"""Sample the next batches while the trainer still trains on this one, with weights of a known age.
 
-With `rollout.max_staleness: k` the batch of step t is always sampled by the weights of version max(0, t - k), whoever was
-faster: the schedule is a function of the step's number, so a repetition gives the same numbers. With k = 1:
+With `rollout.max_staleness: k` the batch of step t is always sampled with the weights of version max(0, t - k), however fast
+sampler and trainer are: the schedule depends on the step's number only, so a repeated run gives the same numbers. With k = 1:
 
     worker     batch 0 by 0 | batch 1 by 0 | batch 2 by 1 | batch 3 by 2 | ...
     trainer                 | 0 -> 1       | 1 -> 2       | 2 -> 3       | ...
 
-One worker thread samples one batch after the other, so a curriculum sees the answers in the order of the steps, as it does
-without it. The trainer changes its weights in place: each batch under way has a copy of its own.
+One worker thread samples the batches in order, so a curriculum gets the answers in the order of the steps. The trainer
+changes its weights in place, so each batch that is being sampled has its own copy of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlvr.task import Verdict
 
 
 class Ahead:
-    """The batches that are under way, the next one first.
+    """The batches that are being sampled, the next one first.
 
     >>> Ahead(crew).next(step=0).groups                                 # doctest: +SKIP
     """
@@ -40,8 +40,8 @@ class Ahead:
         self.crew, self.most = crew, crew.config.rollout.max_staleness
         if crew.accelerator.num_processes > 1:
             raise ConfigError(
-                f"rollout.max_staleness is {self.most}, which works in one process so far, and here are {crew.accelerator.num_processes}: "
-                "sampling beside training would mix up what they tell each other; set it to 0, or launch one process"
+                f"rollout.max_staleness is {self.most}, which works in one process only, and there are {crew.accelerator.num_processes}: "
+                "sampling during training would interleave their messages; set it to 0, or launch one process"
             )
         if crew.sampler.holds_trainer_up:
             raise ConfigError(
@@ -53,9 +53,9 @@ class Ahead:
         self._copies: dict[int, Any] = {}
 
     def next(self, step: int) -> Harvest:
-        """The batch of this step; those up to `most` steps ahead are being sampled when it is there.
+        """The batch of this step; when it is returned, the batches up to `most` steps ahead are being sampled.
 
-        The wait is as long as the sampler's and the verifier's own deadlines let it be.
+        The deadlines of the sampler and of the verifier limit the wait.
         """
         if not self._line:
             self._ask(step, version=step)
@@ -65,12 +65,12 @@ class Ahead:
         return harvest
 
     def settle(self) -> None:
-        """Wait until nothing is being sampled. What went wrong is raised."""
+        """Wait until nothing is being sampled, and raise any error."""
         for batch in self._line:
             batch.result()
 
     def close(self) -> None:
-        """Break off what is being sampled: without a rollout to take it, the worker ends at the next completion."""
+        """Stop sampling: with the rollout closed, the worker exits at the next completion."""
         self.crew.rollout.close()
         self._worker.shutdown(wait=True, cancel_futures=True)
 
@@ -81,10 +81,10 @@ class Ahead:
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The batches ahead, for the checkpoint, once they are all there.
+        """The batches ahead, for the checkpoint; waits until all are sampled.
 
-        They are stored and not sampled once more: that would need the older weights too, and a sampler that repeats itself to
-        the bit, which an engine in another process does not promise. The next step had to wait for the first of them anyway.
+        They are stored, because sampling them again would need the older weights and a bit-identical sampler, which an engine in
+        another process does not guarantee. The next step must wait for the first of them in any case.
         """
         return {"batches": json.dumps([written(batch.result()) for batch in self._line])}
 
@@ -96,9 +96,9 @@ class Ahead:
             self._line.append(batch)
 
     def _ask(self, step: int, *, version: int) -> None:
-        """Have the batch of a step sampled by the present weights."""
+        """Start sampling the batch of a step with the current weights."""
         place, model = step % self.most, self.crew.joined.whole()
-        if place in self._copies:  # of a batch that is there: at most `most` are under way
+        if place in self._copies:  # the copy of a finished batch: at most `most` are being sampled
             self._copies[place].load_state_dict(model.state_dict())
         else:
             self._copies[place] = copy.deepcopy(model)
@@ -110,7 +110,7 @@ class Ahead:
 
 
 def look_ahead(crew: Crew, stack: ExitStack) -> Ahead | None:
-    """Sampling ahead, where the configuration says so; its batches go into the checkpoints."""
+    """Start sampling ahead if the configuration asks for it; the batches go into the checkpoints."""
     if not crew.config.rollout.max_staleness:
         return None
     ahead = stack.enter_context(Ahead(crew))
@@ -119,7 +119,7 @@ def look_ahead(crew: Crew, stack: ExitStack) -> Ahead | None:
 
 
 def written(harvest: Harvest) -> dict[str, Any]:
-    """A batch as plain JSON, every number to the last digit."""
+    """A batch as plain JSON, with every number exact."""
     return {
         "groups": [_rows(group) for group in harvest.groups],
         "dropped": {reason: [_rows(group) for group in groups] for reason, groups in harvest.dropped.items()},

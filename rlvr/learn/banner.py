@@ -1,4 +1,4 @@
-"""What is printed before a run begins: the sizes that follow from the configuration, in units."""
+"""The table printed before a run: the sizes that follow from the configuration, with their units."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlvr.model.weights import parameters
 
 
 def banner(crew: Crew, folder: Path) -> Table:
-    """The derived batch table, and where the algorithm departs from its preset."""
+    """The derived batch sizes, and how the algorithm's settings differ from its preset."""
     config, rollout = crew.config, crew.config.rollout
     episodes, source = rollout.prompts_per_step * rollout.num_generations, ""
     if config.data is not None:
@@ -23,8 +23,8 @@ def banner(crew: Crew, folder: Path) -> Table:
         source = f"{len(stored):,} groups of {config.data.run}" if stored else "gold solutions"
     updates = config.train.minibatches_per_step * crew.algorithm.num_iterations
     rounds, curriculum = crew.algorithm.sampling_rounds, rollout.curriculum
-    sampling = f", and others for those without spread in up to {rounds} rounds" if rounds > 1 else ""
-    chosen = f", chosen from {curriculum.candidates} times as many by solve rate" if curriculum else ""
+    sampling = f", groups without spread replaced in up to {rounds} rounds" if rounds > 1 else ""
+    chosen = f", chosen by solve rate from {curriculum.candidates} times as many" if curriculum else ""
     processes = crew.accelerator.num_processes
     lora = config.model.lora
     beside = ", ".join(lora.target_modules or layers(crew.model)) if lora else ""
@@ -33,8 +33,8 @@ def banner(crew: Crew, folder: Path) -> Table:
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (
         ("policy", f"{parameters(crew.model):,} parameters, {crew.tokenizer.vocab_size:,} token ids, {crew.accelerator.device}"),
-        *([("adapter", f"rank {lora.rank}, alpha {lora.scale}, beside {beside}; it alone learns")] if lora else ()),
-        ("window", f"{crew.mdp.max_length} tokens, of which the policy may choose {crew.mdp.max_new_tokens}"),
+        *([("adapter", f"rank {lora.rank}, alpha {lora.scale}, next to {beside}; only the adapter is trained")] if lora else ()),
+        ("window", f"{crew.mdp.max_length} tokens, at most {crew.mdp.max_new_tokens} of them sampled"),
         ("processes", f"{processes}, each with its share of the groups" if processes > 1 else "1"),
         (
             "episodes a step",
@@ -49,7 +49,7 @@ def banner(crew: Crew, folder: Path) -> Table:
         ),
         *([("sampled ahead", sampled_ahead(crew))] if rollout.max_staleness else []),
         (
-            "in all",
+            "total",
             f"{config.train.steps} steps, {config.train.steps * episodes:,} episodes, {config.train.steps * updates:,} optimizer steps",
         ),
         ("algorithm", f"{config.algorithm['name']}" + (f", but {departs}" if departs else ", as published")),
@@ -61,16 +61,16 @@ def banner(crew: Crew, folder: Path) -> Table:
 
 
 def sampled_ahead(crew: Crew) -> str:
-    """How old the answers may be, and what is done about it."""
+    """How old the weights behind an answer may be, and how that is corrected."""
     most = crew.config.rollout.max_staleness
     settings = {name: value for name, value, _ in crew.algorithm.describe()}
     how = settings.get("importance_sampling_correction")
     if crew.algorithm.bypass:
         done = "the clipped ratio is to the sampler's own probabilities (old_from_sampler)"
     elif how and how != "none":
-        done = f"importance_sampling_correction={how} weighs it out"
+        done = f"corrected by importance_sampling_correction={how}"
     elif crew.algorithm.when_stale:
-        done = "nothing weighs that out, as you asked (importance_sampling_correction=none)"
+        done = "not corrected, as requested (importance_sampling_correction=none)"
     else:
         done = "this algorithm has no correction for it"
-    return f"up to {most} step{'s' if most > 1 else ''}, by weights as much older; {done}"
+    return f"up to {most} step{'s' if most > 1 else ''}, with weights that much older; {done}"

@@ -1,10 +1,10 @@
-"""Checkpoints that a kill at any moment cannot tear, and that transformers loads.
+"""Checkpoints: written atomically, and loadable by transformers.
 
     checkpoints/step-000050/     model.safetensors config.json ... (Hugging Face), learner.pt, progress.json, manifest.json
     checkpoints/last             a link to the newest
 
-A checkpoint is written beside its place under another name, hashed, and then renamed: it is there whole or not at all.
-Two are kept. One whose files do not match its manifest is passed over for the one before.
+A checkpoint is written under a temporary name, hashed, and then renamed, so it is either complete or absent, even if the run is
+killed. The newest two are kept. If the files of one do not match its manifest, the one before is used.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     >>> Progress(step=50).offsets
     {}
     """
 
     step: int
-    """How many steps are done."""
+    """How many steps are complete."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """How long each log was then."""
+    """The length of each log at that step."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What the final report needs from before: accuracy_before, seconds so far."""
+    """Values that the final report needs: accuracy_before, seconds so far."""
 
 
 def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> Path:
-    """Write one checkpoint and make it the last. `state` is tensors and plain values, by member of the crew."""
+    """Write one checkpoint and make it the last. `state`: tensors and plain values, by component."""
     home = folder / "checkpoints"
     home.mkdir(exist_ok=True)
     place, partial = home / f"step-{progress.step:06d}", home / f".step-{progress.step:06d}.part"
@@ -51,11 +51,11 @@ def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pro
     partial.mkdir()
     try:
         _write(partial, model, tokenizer, state, progress)
-    except Exception as error:  # each library says in its own way that a disk is full
+    except Exception as error:  # each library raises its own error when a disk is full
         shutil.rmtree(partial, ignore_errors=True)
         raise RlvrError(
             f"the checkpoint of step {progress.step} could not be written to {home}, where {shutil.disk_usage(home).free / 1e9:.1f} GB are "
-            f"left: {type(error).__name__}: {error}; make room, then go on with --resume"
+            f"left: {type(error).__name__}: {error}; free some space, then continue with --resume"
         ) from error
     if place.exists():
         shutil.rmtree(place)
@@ -68,7 +68,7 @@ def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pro
 
 
 def _write(place: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> None:
-    """The files of one checkpoint, until they are on the disk."""
+    """Write the files of one checkpoint and flush them to the disk."""
     model.save_pretrained(place)
     if tokenizer is not None:
         tokenizer.save_pretrained(place)
@@ -80,7 +80,7 @@ def _write(place: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pr
 
 
 def _in_order(folder: Path) -> list[Path]:
-    """A run's checkpoints by their step, and nothing else that lies beside them; as words, 1000000 would come before 999950."""
+    """A run's checkpoints, sorted by step as numbers; other files in the folder are ignored."""
     found = (folder / "checkpoints").glob("step-*")
     return sorted((place for place in found if place.name.removeprefix("step-").isdecimal()), key=step_of)
 
@@ -95,51 +95,51 @@ def step_of(place: Path) -> int:
 
 
 def any_in(folder: Path) -> bool:
-    """Whether a run got as far as a checkpoint; one that did not can only begin anew."""
+    """Whether a run has written a checkpoint; without one it can only start from the beginning."""
     return bool(_in_order(folder))
 
 
 def newest(folder: Path) -> Path:
-    """The newest whole checkpoint of a run."""
+    """The newest complete checkpoint of a run."""
     found = _in_order(folder)
     whole = next(whole_ones(folder), None)
     if whole is None:
-        told = f"{len(found)} found, none of them whole" if found else "none was written yet"
-        raise NotFound(f"{folder} has no checkpoint to resume from ({told}); start the run anew with another --out")
+        state = f"{len(found)} found, none of them complete" if found else "none was written yet"
+        raise NotFound(f"{folder} has no checkpoint to resume from ({state}); start a new run with another --out")
     return whole
 
 
 def whole_ones(folder: Path) -> Iterator[Path]:
-    """The checkpoints that can be trusted, the newest first."""
+    """The complete checkpoints, the newest first."""
     for place in reversed(_in_order(folder)):
         if not torn(place):
             yield place
 
 
 def torn(place: Path) -> str:
-    """Why a checkpoint cannot be trusted; empty when it can."""
+    """Why a checkpoint cannot be used; empty if it is complete."""
     try:
         manifest = json.loads((place / "manifest.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         return f"its manifest cannot be read ({error})"
     now = _hashes(place)
     wrong = sorted(name for name in manifest.keys() | now.keys() if manifest.get(name) != now.get(name))
-    return f"these files are not as written: {', '.join(wrong)}" if wrong else ""
+    return f"these files do not match the manifest: {', '.join(wrong)}" if wrong else ""
 
 
 def read(place: Path) -> tuple[dict[str, Any], Progress]:
-    """The members' states and the progress. The model itself is loaded by transformers."""
+    """The components' states and the progress. The model itself is loaded by transformers."""
     try:
         state = torch.load(place / "learner.pt", map_location="cpu", weights_only=True)
         progress = Progress(**json.loads((place / "progress.json").read_text("utf-8")))
         torch.set_rng_state(state.pop("rng"))
     except Exception as error:
-        raise ConfigError(f"{place} is no checkpoint of this version: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{place} is not a checkpoint of this version: {type(error).__name__}: {error}") from error
     return state, progress
 
 
 def clean(folder: Path) -> None:
-    """Remove what a killed run left half written."""
+    """Remove files that a killed run left incomplete."""
     for partial in (folder / "checkpoints").glob(".*"):
         if partial.is_dir() and not partial.is_symlink():
             shutil.rmtree(partial)
@@ -148,7 +148,7 @@ def clean(folder: Path) -> None:
 
 
 def _hashes(place: Path) -> dict[str, str]:
-    """Of all files but the manifest, by their path in the checkpoint; a tokenizer may write folders too."""
+    """The hash of every file except the manifest, by its path in the checkpoint; a tokenizer may write folders too."""
     found = {}
     for path in sorted(place.rglob("*")):
         if path.is_file() and path != place / "manifest.json":
@@ -158,7 +158,7 @@ def _hashes(place: Path) -> dict[str, str]:
 
 
 def _point(link: Path, target: str) -> None:
-    """Move a link in one step: there is always a `last`."""
+    """Replace a link atomically, so that `last` always exists."""
     fresh = link.with_name(f".{link.name}.part")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target)

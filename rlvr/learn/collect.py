@@ -1,6 +1,6 @@
-"""Collect: tasks and a sampler in, the groups of one step out, with everything that was sampled and not kept.
+"""Collect the groups of one step: take tasks, sample answers, and report what was sampled but not kept.
 
-Each process samples its share of the groups; all of them get all groups.
+Each process samples its share of the groups, and then every process has all groups.
 """
 
 from __future__ import annotations
@@ -14,54 +14,92 @@ from rlvr.episode import Episode
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import share, together
 from rlvr.learn.questions.dynamic import DynamicSampling, Group
-from rlvr.learn.questions.questions import Asked
 from rlvr.learn.questions.stored import gold_groups
 from rlvr.rollout.rollout import Draw, Timing, seed_of
 
 
 @dataclass(frozen=True, slots=True)
 class Harvest:
-    """What one step's sampling gave.
+    """The result of one step's sampling.
 
     >>> Harvest(groups=[], dropped={"surplus": []}, figures={}, timing=Timing()).everything
     []
     """
 
     groups: list[Group]
-    """What is trained on."""
+    """The groups to train on."""
     dropped: Mapping[str, list[Group]]
-    """What is not, by reason."""
+    """The groups not trained on, by reason."""
     figures: Mapping[str, float]
     timing: Timing
     """Of this process."""
 
     @property
     def everything(self) -> list[Group]:
-        """All groups that were sampled: those that are trained on, then the others."""
+        """All groups that were sampled: first those that are trained on, then the others."""
         return [*self.groups, *(group for groups in self.dropped.values() for group in groups)]
 
 
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
-    """The groups of one step: stored ones, or answers of the sampler's weights, which have this version.
-
-    It asks until enough groups teach something; without dynamic sampling, once.
-    """
+    """The groups of one step: stored ones, or new answers; `version` is that of the sampler's weights."""
     if crew.config.data is not None:
         return Harvest(with_yardsticks(crew, taken(crew, step)), {}, {}, Timing())
-    rounds = crew.algorithm.sampling_rounds
-    collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=rounds)
+    if crew.algorithm.sampling_rounds > 1:
+        return until_enough(crew, step, version)
+    groups, timing = sampled(crew, crew.config.rollout.prompts_per_step, step, version)
+    return Harvest(with_yardsticks(crew, groups), {}, crew.questions.figures() | crew.sampler.figures(), timing)
+
+
+def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], Timing]:
+    """One group for each of the next tasks: all members have the same task, each has its own seed."""
+    asked = crew.questions.take(count)
+    draws = [
+        [
+            Draw(task, f"{step + 1}:{place}", seed_of(crew.config.seed, step, place, member), {"split": "train", "index": index})
+            for member in range(crew.config.rollout.num_generations)
+        ]
+        for place, (index, task) in enumerate(asked, first)
+    ]
+    groups, timing = answered(crew, draws, crew.sampling, version)
+    if crew.algorithm.needs_greedy:
+        groups, timing = with_greedy(crew, draws, groups, timing, version)
+    crew.questions.judged(asked, groups)
+    return groups, timing
+
+
+def with_greedy(
+    crew: Crew, draws: Sequence[Sequence[Draw]], groups: list[Group], timing: Timing, version: int
+) -> tuple[list[Group], Timing]:
+    """For a greedy baseline: the same groups, each with one more answer, sampled greedily."""
+    greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws]
+    best, more = answered(crew, greedy, replace(crew.sampling, temperature=0.0), version)
+    return [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
+
+
+def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
+    """The episodes of some draws, in the same nesting, and this process's timing; each process samples its share."""
+    mine = share(crew.accelerator, draws)
+
+    def work() -> list[Group]:
+        fresh = iter(crew.rollout.collect([draw for group in mine for draw in group], sampling, version=version))
+        return [[next(fresh) for _ in group] for group in mine]
+
+    return together(crew.accelerator, work), crew.rollout.timing
+
+
+def until_enough(crew: Crew, step: int, version: int) -> Harvest:
+    """Dynamic sampling: repeat until enough groups have a spread of rewards."""
+    collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=crew.algorithm.sampling_rounds)
     timing = Timing()
     while not collector.done:
-        asked = crew.questions.take(collector.next_size)
-        groups, spent = sampled(crew, asked, step, version, first=len(collector.offered))
-        crew.questions.judged(asked, groups)
+        groups, spent = sampled(crew, collector.next_size, step, version, first=len(collector.offered))
         collector.offer(groups)
         timing = timing + spent
     dropped = collector.dropped()
     for reason, groups in dropped.items():
         for episode in (e for group in groups for e in group):
             episode.meta["dropped"] = reason
-    figures = crew.questions.figures() | (collector.figures() if rounds > 1 else {})
+    figures = crew.questions.figures() | collector.figures() | crew.sampler.figures()
     return Harvest(with_yardsticks(crew, collector.groups()), dropped, figures, timing)
 
 
@@ -74,42 +112,10 @@ def taken(crew: Crew, step: int) -> list[Group]:
 
 
 def with_yardsticks(crew: Crew, groups: list[Group]) -> list[Group]:
-    """For KTO: the same groups, with answers to other prompts beside their own."""
+    """For KTO: the same groups, each with answers to other prompts added."""
     return list(mismatched(groups)) if crew.algorithm.needs_mismatched else groups
 
 
-def sampled(crew: Crew, asked: Asked, step: int, version: int, *, first: int) -> tuple[list[Group], Timing]:
-    """One group for each task: the same task for all members, another seed for each."""
-    settings = crew.config.rollout
-    draws = [
-        [
-            Draw(task, f"{step + 1}:{place}", seed_of(crew.config.seed, step, place, member), {"split": "train", "index": index})
-            for member in range(settings.num_generations)
-        ]
-        for place, (index, task) in enumerate(asked, first)
-    ]
-    mine, timing = share(crew.accelerator, draws), Timing()
-
-    def work() -> list[Group]:
-        nonlocal timing
-        groups = answered(crew, mine, crew.sampling, version)
-        timing = crew.rollout.timing
-        if crew.algorithm.needs_greedy:
-            greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in mine]
-            best = answered(crew, greedy, replace(crew.sampling, temperature=0.0), version)
-            timing = timing + crew.rollout.timing
-            groups = [[*group, *one] for group, one in zip(groups, best, strict=True)]
-        return groups
-
-    return together(crew.accelerator, work), timing
-
-
-def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> list[Group]:
-    """The episodes of some draws, in the same nesting."""
-    fresh = iter(crew.rollout.collect([draw for group in draws for draw in group], sampling, version=version))
-    return [[next(fresh) for _ in group] for group in draws]
-
-
 def tokens_of(groups: Sequence[Sequence[Episode]]) -> int:
-    """How many tokens the policy chose in all."""
+    """The total number of tokens that the policy chose."""
     return sum(episode.length for group in groups for episode in group)

@@ -1,4 +1,4 @@
-"""Everybody who takes part in a training run, put together from its configuration and put away at its end."""
+"""The components of a training run (model, sampler, algorithm, learner, ...), built from its configuration and closed at its end."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from rlvr.learn.update import adapter
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.model.device import trained_in
 from rlvr.model.weights import model_from
 from rlvr.plugins.registry import from_config
 from rlvr.rollout.rollout import Rollout
 
 PROMPTS_LOOKED_AT = 10_000
-"""How many prompts are measured before a run begins; all of them, in most data sets."""
+"""How many prompts are measured before a run; most data sets have fewer, so all are."""
 
 
 class Stateful(Protocol):
-    """What a checkpoint can hold: something whose state is written as plain data and read back."""
+    """An object that a checkpoint can hold: its state is written as plain data and read back."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state, for the checkpoint."""
@@ -50,7 +51,7 @@ class Stateful(Protocol):
 
 @dataclass(slots=True)
 class Crew:
-    """The members of one run.
+    """The components of one run.
 
     >>> crew = assemble(config, accelerator, stack)                    # doctest: +SKIP
     """
@@ -66,27 +67,29 @@ class Crew:
     questions: Questions
     accelerator: Accelerator
     sampling: Sampling
+    slow: str
+    """Why sampling from this model is slow; empty where it is not."""
     stored: Stored | None = None
-    """What is learned from in place of fresh answers, if anything."""
+    """Stored groups to train on instead of new answers, if any."""
     learner: Learner | None = None
-    """Joined by `enlist`, once the weights it starts from are settled."""
+    """Set by `enlist`, when the initial weights are known."""
 
     saved: dict[str, Stateful] = field(default_factory=dict)
-    """What else a checkpoint holds, by name. Its state is taken first, so that nothing is being sampled when the rest is."""
+    """Other states in a checkpoint, by name. They are taken first, so that nothing is being sampled when the others are."""
 
     @property
     def joined(self) -> Learner:
-        """The learner, once it is there."""
+        """The learner, once `enlist` has built it."""
         assert self.learner is not None
         return self.learner
 
     def hand_over(self, version: int) -> None:
-        """The one place where the sampler gets new weights. All processes come here at once."""
+        """Give the sampler new weights; the only place that does. All processes call it together."""
         self.sampler.load(self.joined.whole(), version)
 
 
 def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None) -> Crew:
-    """Build everything that can be wrong before anything costs time. `weights` are those of a checkpoint."""
+    """Build and check everything before the run begins. `weights` are those of a checkpoint."""
     set_seed(config.seed)
     tokenizer = tokenizer_from(config.tokenizer or str(config.model.path))
     environment: Environment = stack.enter_context(from_config("env", config.env))
@@ -97,13 +100,13 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     curriculum = config.rollout.curriculum
     questions = Questions(schedule, None if curriculum is None else Curriculum(**curriculum.model_dump()))
     algorithm = from_config("algorithm", config.algorithm)
-    if config.rollout.max_staleness:  # what the user wrote wins
+    if config.rollout.max_staleness:  # settings written by the user take precedence
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
     optimization(config).check(algorithm, adapted=config.model.lora is not None, max_completion_length=mdp.max_new_tokens)
     if config.data is None and algorithm.needs_company and config.rollout.num_generations < 2:
         raise ConfigError(
-            f"rollout.num_generations is 1, but {config.algorithm['name']} compares an answer with others to the same prompt; give it 2 "
-            "or more, or take an algorithm that needs one (ppo, reinforce_baseline, reinforce_pp, remax)"
+            f"rollout.num_generations is 1, but {config.algorithm['name']} compares an answer with others to the same prompt; set it to 2 "
+            "or more, or use an algorithm that needs only one (ppo, reinforce_baseline, reinforce_pp, remax)"
         )
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     size = PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT)
@@ -114,24 +117,24 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     sampler: Sampler = stack.enter_context(from_config("sampler", config.rollout.sampler))
     if config.model.path is not None and (Path(config.model.path) / "adapter_config.json").is_file():
         raise ConfigError(
-            f"model.path {config.model.path!r} holds an adapter and no model; name a folder with both in one (peft: merge_and_unload)"
+            f"model.path {config.model.path!r} has an adapter without a model; name a folder with the merged model (peft: merge_and_unload)"
         )
     model = model_from(ModelConfig(path=str(weights), dtype=config.model.dtype) if weights else config.model, tokenizer, config.seed)
     rows = model.get_input_embeddings().num_embeddings
     if rows < tokenizer.vocab_size:
-        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids but the model knows {rows}; give the model its own tokenizer")
+        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {rows}; use the model's own tokenizer")
     check_window(mdp, model, longest)
     if config.model.lora is not None:
         adapter.check(model, config.model.lora)
         if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-            raise ConfigError(
-                "model.lora is set, and weights cut up over processes take no adapter; leave out FSDP and DeepSpeed, or model.lora"
-            )
+            raise ConfigError("model.lora is set, but sharded weights cannot have an adapter; remove FSDP or DeepSpeed, or model.lora")
     model.to(accelerator.device)
     sampler.bind(environment, tokenizer)
+    sampler.prepare(precision=trained_in(model, accelerator.mixed_precision, accelerator.device), max_length=mdp.max_length)
+    slow = sampler.suits(model)
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=config.rollout.verify_workers, deadline_s=config.rollout.verify_deadline_s))
     sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
-    crew = Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling)
+    crew = Crew(config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling, slow)
     if config.data is not None and config.data.run is not None:
         recorded = stored_groups(config, mdp)
         crew.stored = Stored(algorithm.learnable(recorded), seed=config.seed, digest=digest(recorded))
@@ -141,7 +144,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
 
 
 def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
-    """The learner, starting from the weights as they are now; the reference, if one is needed, is a frozen copy of them."""
+    """Build the learner from the current weights; the reference, if needed, is a frozen copy of them."""
     reference = None
     if crew.config.model.lora is not None:  # with the adapter off, the model is its own reference
         crew.model = adapter.put_on(_kept(crew, folder / "base") if resumed else _keep(crew, folder / "base"), crew.config.model.lora)
@@ -149,13 +152,15 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
         home = folder / "reference"
         reference = _kept(crew, home) if resumed else copy.deepcopy(_keep(crew, home))
         reference.eval().requires_grad_(False)
+    supervised = crew.algorithm.supervised or crew.config.data is not None  # stored answers were not sampled at this run's temperature
     crew.learner = Learner(
         crew.model,
         crew.algorithm,
         optimization(crew.config),
         accelerator=crew.accelerator,
         total_steps=crew.config.train.steps,
-        temperature=crew.config.rollout.temperature,
+        temperature=1.0 if supervised else crew.config.rollout.temperature,
+        sampled_alike=not supervised or crew.config.rollout.temperature == 1.0,
         reference=reference,
         seed=crew.config.seed,
         max_completion_length=crew.mdp.max_new_tokens,
@@ -164,18 +169,18 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
 
 
 def _keep(crew: Crew, home: Path) -> Any:
-    """The model as it is now, written where a resumed run will find it."""
+    """Write the current model where a resumed run will find it."""
     by_main(crew.accelerator, lambda: crew.model.save_pretrained(home))
     return crew.model
 
 
 def _kept(crew: Crew, home: Path) -> Any:
-    """The model that was written there."""
+    """Load the model that was written there."""
     return AutoModelForCausalLM.from_pretrained(home, dtype=crew.model.dtype).to(crew.accelerator.device)
 
 
 def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
-    """Everybody as they were when a checkpoint was written; the crew was assembled with its weights."""
+    """Restore all components from a checkpoint; the crew was assembled with its weights."""
     learner = enlist(crew, folder, resumed=True)
     state, progress = checkpoint.read(place)
     if crew.stored is not None:
@@ -190,14 +195,14 @@ def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
 
 
 def state_of(crew: Crew) -> dict[str, Any]:
-    """For the checkpoint: everybody's state, beside the weights."""
+    """For the checkpoint: the state of every component, without the weights."""
     saved = {name: member.state_dict() for name, member in crew.saved.items()}
     members = {"learner": crew.joined.state_dict(), "questions": crew.questions.state_dict()}
     return {**saved, **members, "adapter": adapter.weights(crew.model), "data": crew.stored and crew.stored.digest}
 
 
 def optimization(config: RunConfig) -> Optimization:
-    """The learner's settings out of the configuration's."""
+    """The learner's settings from the configuration."""
     settings = config.train.model_dump()
     for key in ("steps", "mixed_precision", "process_timeout_s"):
         del settings[key]
@@ -205,7 +210,7 @@ def optimization(config: RunConfig) -> Optimization:
 
 
 def check_prompts(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
-    """Every prompt of the run must fit now; a prompt that does not is found here and not in step 700. How long the longest is."""
+    """The length of the longest prompt; ConfigError if one does not fit, so that it is found here and not in step 700."""
     longest = 0
     for index in indices:
         task = mdp.environment.task(split, index)
@@ -222,12 +227,25 @@ def check_prompts(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
 
 
 def check_window(mdp: TokenMDP, model: Any, longest: int) -> None:
-    """A model knows so many positions; beyond them it fails, or talks nonsense. One whose positions are stretched knows more of them."""
+    """Check the window against the model's number of positions; beyond them a model fails or writes nonsense."""
     settings = model.config.get_text_config()
     known = getattr(settings, "max_position_embeddings", None)
     reached = min(mdp.max_length, longest + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
+    kind, original = rope_of(settings)
+    if kind == "longrope" and original and reached > original:
+        raise ConfigError(
+            f"prompt and answer may reach {reached} tokens, and beyond {original} this model encodes positions with another factor, which "
+            f"depends on the longest row of a batch: a row's gradient would depend on the other rows; set rollout.max_length={original}"
+        )
     if known and reached > known and "'factor'" not in str(getattr(settings, "rope_parameters", None)):
         raise ConfigError(
-            f"prompt and answer may come to {reached} tokens, and this model knows {known} positions; set rollout.max_length={known}, "
+            f"prompt and answer may reach {reached} tokens, but this model has {known} positions; set rollout.max_length={known}, "
             "or lower rollout.max_completion_length"
         )
+
+
+def rope_of(settings: Any) -> tuple[str, int]:
+    """How a model scales its positions, and how many it had before scaling; transformers 4 uses another name."""
+    rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(settings, "original_max_position_embeddings", None)
+    return str(rope.get("rope_type", "")), int(original or 0)

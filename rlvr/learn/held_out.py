@@ -1,4 +1,4 @@
-"""The tasks that are never trained on: how well the policy does on them, and the proof that it never saw them."""
+"""Held-out tasks: measure the policy's accuracy on them, and check that none was trained on."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlvr.task import Task
 
 
 def accuracy(crew: Crew) -> float | None:
-    """Mean score on the held-out tasks; None when not one could be judged."""
+    """The mean score on the held-out tasks; None if none could be judged."""
     settings = crew.config.eval
     return mean_score(crew, settings.split, settings.tasks, settings.temperature)
 
 
 def mean_score(crew: Crew, split: str, tasks: int, temperature: float = 0.0) -> float | None:
-    """Mean score on the first tasks of a split; each process asks its share of them."""
+    """The mean score on the first tasks of a split; each process samples its share of them."""
     sampling = Sampling(temperature, stop_ids=crew.tokenizer.stop_ids)
     asked = share(crew.accelerator, draws(crew.environment, split, tasks, 1, crew.config.seed))
     episodes = together(crew.accelerator, lambda: crew.rollout.collect(asked, sampling))
@@ -25,7 +25,7 @@ def mean_score(crew: Crew, split: str, tasks: int, temperature: float = 0.0) -> 
 
 
 def held_out_seen(crew: Crew) -> tuple[int, int]:
-    """How many different tasks are held out, and how many of them training ever came past."""
+    """How many different tasks are held out, and how many of them were trained on."""
     config, environment = crew.config, crew.environment
     count = count_of(environment, config.eval.split, config.eval.tasks)
     held_out = {asked(environment.task(config.eval.split, index)) for index in range(count)}
@@ -42,7 +42,7 @@ def held_out_seen(crew: Crew) -> tuple[int, int]:
 
 
 def asked(task: Task) -> tuple[str, str]:
-    """What makes a task another one than the next: its question, and its answer where many have one question.
+    """The identity of a task: its question, and its reference, since many tasks can share one question.
 
     >>> asked(Task("t", user("Guess my number from 1 to 10."), "7"))        # doctest: +SKIP
     ('Guess my number from 1 to 10.', "'7'")

@@ -1,4 +1,4 @@
-"""Notes: what puzzles people in the numbers of a step, said in plain words, each once a run."""
+"""Notes: explanations of surprising metrics of a step, each printed once per run."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from rlvr.config.config import RunConfig
 from rlvr.plugins.registry import from_config
 
 FAR_APART_KL, FEW_SAMPLES = 0.01, 0.9
-"""Beyond these the sampler's and the trainer's probabilities differ by more than rounding."""
+"""Limits beyond which the sampler's and the trainer's probabilities differ by more than rounding."""
 
 KINDS = ("desirable", "undesirable")
 OUTWEIGHED = 0.5
-"""From here down KTO's undesirable answers pull so much harder that it may unlearn everything; its paper advises 1 to 4/3."""
+"""Below this ratio KTO's undesirable answers outweigh the desirable ones so far that training may collapse; its paper advises 1 to 4/3."""
 
 KEPT_FROM = 1e-4
-"""From this learning rate on, AdamW's steps change most weights that are held in 16 bits."""
+"""From this learning rate, AdamW's steps are large enough to change most weights stored in 16 bits."""
 
 
 def lost_to_rounding(config: RunConfig) -> str:
-    """Why a run will hardly learn, said before it begins; empty where nothing is wrong.
+    """Why rounding would keep a run from learning, before it begins; empty if it would not.
 
-    AdamW moves each weight by about the learning rate. Held in bfloat16, a weight of 0.02 stays where it is under a step of less than 6e-5.
+    AdamW changes each weight by about the learning rate. In bfloat16, a step of less than 6e-5 does not change a weight of 0.02.
     """
     if config.model.dtype == "float32" or config.model.lora is not None or config.train.learning_rate >= KEPT_FROM:
         return ""
     return (
-        f"model.dtype is {config.model.dtype}, and at a learning rate of {config.train.learning_rate:g} most steps are smaller than it can "
-        "hold, so the weights hardly move; keep model.dtype=float32 and set train.mixed_precision=bf16, or learn an adapter (model.lora)"
+        f"model.dtype is {config.model.dtype}, and at a learning rate of {config.train.learning_rate:g} most steps are too small for it, "
+        "so the weights hardly change; use model.dtype=float32 with train.mixed_precision=bf16, or train an adapter (model.lora)"
     )
 
 
 class Notes:
-    """Remembers what was said.
+    """Writes each kind of note once.
 
     >>> notes = Notes(config)                                # doctest: +SKIP
     >>> notes.about({"step": 3, "step/skipped": 1.0})        # doctest: +SKIP
-    ['step 3 moved nothing: ...']
+    ['step 3 changed nothing: ...']
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -46,11 +46,11 @@ class Notes:
         settings = {name: value for name, value, _ in from_config("algorithm", config.algorithm).describe()}
         alone = settings.get("baseline") in ("group", "leave_one_out", "pair") and not settings.get("normalize_then_sum")
         self._flat_is_idle = alone and config.data is None
-        """Whether a group whose answers all score the same teaches nothing, and other sampling would help."""
+        """Whether a group with equal scores gives no gradient, so that other sampling would help."""
         self._weights = [float(settings.get(f"{kind}_weight", 1.0)) for kind in KINDS]
 
     def about(self, row: Mapping[str, Any]) -> list[str]:
-        """What is to be said of a step's numbers and was not said yet."""
+        """The new notes on a step's metrics."""
         found = {**self._of_learning(row), **self._of_sampling(row)}
         fresh = [text for name, text in found.items() if name not in self._said]
         self._said |= found.keys()
@@ -59,33 +59,33 @@ class Notes:
     def _of_learning(self, row: Mapping[str, Any]) -> dict[str, str]:
         step, found = row["step"], {}
         if row.get("step/skipped") and self.config.data is not None:
-            found["skipped"] = f"step {step} moved nothing: in its stored groups no answer is better than another, or good enough"
-        elif row.get("step/skipped") and row.get("reward", 0.0) is not None:  # where nothing was judged, that is what there is to say
+            found["skipped"] = f"step {step} changed nothing: in its stored groups no answer is better than another, or good enough"
+        elif row.get("step/skipped") and row.get("reward", 0.0) is not None:  # if nothing was judged, the note on verdicts explains it
             found["skipped"] = (
-                f"step {step} moved nothing: in every group all answers scored the same, so none is better than another. Other tasks "
-                "(rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warm start give a spread"
+                f"step {step} changed nothing: in every group all answers scored the same, so there is no gradient. Other tasks "
+                "(rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warm start can give a spread"
             )
         elif row.get("advantage/std") and abs(row.get("loss", 1.0)) < 1e-6 < row.get("grad_norm", 0.0):
             found["loss"] = (
-                "the loss is 0 and that is no fault: on-policy every ratio is 1 and the advantages of a group add up to 0. "
-                f"The gradient is not 0 (grad_norm {row['grad_norm']:.3g}); watch that and the reward"
+                "the loss is 0, which is correct: on-policy every ratio is 1 and the advantages of a group add up to 0. "
+                f"The gradient is not 0 (grad_norm {row['grad_norm']:.3g}); watch grad_norm and the reward"
             )
         good, bad = (row.get(f"preference/{kind}", 0.0) * weight for kind, weight in zip(KINDS, self._weights, strict=True))
         if 0 < good < OUTWEIGHED * bad:
             found["balance"] = (
-                f"in step {step} the undesirable answers weigh {bad / good:.1f} times as much as the desirable ones, and KTO may unlearn "
-                f"everything; algorithm.desirable_weight={self._weights[0] * bad / good:.2g} makes them even (its paper advises 1 to 4/3)"
+                f"in step {step} the undesirable answers weigh {bad / good:.1f} times as much as the desirable ones, and training may "
+                f"collapse; algorithm.desirable_weight={self._weights[0] * bad / good:.2g} balances them (the KTO paper advises 1 to 4/3)"
             )
         if row.get("step/nonfinite"):
-            found["nonfinite"] = f"in step {step} a gradient was not finite, so it moved nothing; lower train.learning_rate if this goes on"
+            found["nonfinite"] = f"in step {step} a gradient was not finite and was skipped; lower train.learning_rate if this continues"
         apart = row.get("mismatch_kl", 0.0) > FAR_APART_KL or row.get("sampling/effective_sample_size", 1.0) < FEW_SAMPLES
-        if apart and self.config.data is None:  # stored answers are another policy's, or nobody's
+        if apart and self.config.data is None:  # stored answers come from another policy, or from none
             cause = (
-                "answers are of weights up to rollout.max_staleness steps older; where that is much, lower it or the learning rate"
+                "answers come from weights up to rollout.max_staleness steps older; if this is large, lower it or the learning rate"
                 if self.config.rollout.max_staleness
-                else "top_p and top_k change the sampler's probabilities and not the trainer's: leave them at 1 and 0"
+                else "top_p and top_k change the sampler's probabilities but not the trainer's: set them to 1 and 0"
                 if self.config.rollout.top_p < 1 or self.config.rollout.top_k
-                else "other precision or other kernels do that; algorithm.importance_sampling_correction weighs it out"
+                else "another precision or other kernels cause this; algorithm.importance_sampling_correction corrects for it"
             )
             found["mismatch"] = (
                 f"sampler and trainer disagree on the tokens' probabilities (mismatch_kl {row['mismatch_kl']:.2g}, effective sample size "
@@ -98,28 +98,28 @@ class Notes:
         clipped = row.get("completions/clipped_ratio", 0.0)
         if clipped and self.config.data is not None and self.config.data.run is None:
             found["cut"] = (
-                f"{clipped:.0%} of the gold solutions of step {step} are longer than an answer may be and were cut, so they teach no end; "
+                f"{clipped:.0%} of the gold solutions of step {step} are longer than an answer may be and were cut before their end; "
                 "raise rollout.max_completion_length"
             )
         elif clipped > 0.5 and self.config.data is None:
             found["clipped"] = (
-                f"{clipped:.0%} of the answers of step {step} ran into the length cap and were "
-                "judged as they stood; raise rollout.max_completion_length (and rollout.max_length, where that "
-                "is what leaves no room), or teach the policy to stop with a warm start"
+                f"{clipped:.0%} of the answers of step {step} reached the length limit and were "
+                "judged as they were; raise rollout.max_completion_length (and rollout.max_length, if that "
+                "is the limit), or teach the policy to stop with a warm start"
             )
         if row.get("unscored"):
             found["unscored"] = (
-                f"{row['unscored']} answers of step {step} have no verdict: something broke that is not the answer's fault. "
-                "They are left out, never counted as wrong; episodes.jsonl has each reason"
+                f"{row['unscored']} answers of step {step} have no verdict: something other than the answer failed. "
+                "They are left out and not counted as wrong; the reasons are in episodes.jsonl"
             )
         if row.get("dynamic_sampling/short_by"):
             found["short"] = (
                 f"in step {step} only {row['dynamic_sampling/kept_share']:.0%} of {row['dynamic_sampling/groups']:.0f} groups "
-                f"had a spread of rewards; {row['dynamic_sampling/short_by']:.0f} flat ones, without a gradient, fill the step up"
+                f"had a spread of rewards; {row['dynamic_sampling/short_by']:.0f} without a gradient were added to complete the step"
             )
         elif self._flat_is_idle and row.get("frac_reward_zero_std", 0.0) > 0.5 and not row.get("step/skipped"):
             found["flat"] = (
-                f"{row['frac_reward_zero_std']:.0%} of the groups of step {step} have no spread of rewards and teach nothing; "
-                "rollout.curriculum or algorithm.dynamic_sampling_rounds spends the sampling better"
+                f"{row['frac_reward_zero_std']:.0%} of the groups of step {step} have no spread of rewards and give no gradient; "
+                "rollout.curriculum or algorithm.dynamic_sampling_rounds uses the samples better"
             )
         return found

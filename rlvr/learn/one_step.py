@@ -1,7 +1,7 @@
-"""One step of the loop: tasks to episodes, episodes to new weights, and the lines that are logged of it.
+"""One step of the loop: from tasks to episodes, from episodes to new weights, and the log lines.
 
-It depends on the weights, the learner's state, the questions' state, what was sampled ahead, the run's seed and the step's number,
-and on nothing else.
+It depends only on the weights, the learner's state, the questions' state, the batches sampled ahead, the run's seed and the
+step's number.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ from rlvr.runs.runlog import Learned, RunLog
 
 
 def one_step(crew: Crew, run: RunLog, step: int, ahead: Ahead | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One step of the loop: its numbers, and its times."""
-    learner = crew.joined
-    clock = time.perf_counter()
+    """Run one step; return its metrics and its times."""
+    clock = [time.perf_counter()]
     harvest = answers(crew, step, ahead)
-    sampled = time.perf_counter()
-    metrics = learner.update(share(crew.accelerator, harvest.groups))
-    updated = time.perf_counter()
+    clock.append(time.perf_counter())
+    metrics = crew.joined.update(share(crew.accelerator, harvest.groups))
+    clock.append(time.perf_counter())
+    return concluded(crew, run, step, harvest, metrics, clock, ahead)
+
+
+def concluded(
+    crew: Crew, run: RunLog, step: int, harvest: Harvest, metrics: dict[str, float], clock: list[float], ahead: Ahead | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """After the update: the sampler takes the new weights, and the step's lines are logged."""
     every, last = crew.config.eval.every, step + 1 == crew.config.train.steps
     judged = bool(every) and (step + 1) % every == 0
     if ahead is not None and (judged or last):
-        ahead.settle()  # the sampler is wanted with the newest weights
+        ahead.settle()  # the sampler is about to need the newest weights
     if ahead is None or judged or last:
         crew.hand_over(step + 1)
     row: dict[str, Any] = {"step": step + 1, **sampled_metrics(harvest.everything), **conserved(metrics, harvest), **harvest.figures}
@@ -44,34 +50,34 @@ def one_step(crew: Crew, run: RunLog, step: int, ahead: Ahead | None = None) -> 
         row |= staleness(harvest.everything, step, most)
     if judged:
         row["eval/accuracy"] = accuracy(crew)
-    ended = time.perf_counter()
+    began, sampled, updated, ended = (*clock, time.perf_counter())
     times = {
         "step": step + 1,
-        "step_time": ended - clock,
-        "time/wait_for_batch": sampled - clock,
+        "step_time": ended - began,
+        "time/wait_for_batch": sampled - began,
         "time/sample": harvest.timing.sampling,
         "time/verify_waited": harvest.timing.waiting,
         "time/verify": harvest.timing.verifying,
         "verify_hidden": harvest.timing.hidden,
         "time/update": updated - sampled,
-        "tokens_per_second": tokens_of(harvest.everything) / (ended - clock),
+        "tokens_per_second": tokens_of(harvest.everything) / (ended - began),
     }
     if crew.config.log.episodes:
-        learned = together(crew.accelerator, lambda: made_of_episodes(learner))
+        learned = together(crew.accelerator, lambda: made_of_episodes(crew.joined))
         nothing = [[((), None) for _ in group] for group in harvest.everything[len(harvest.groups) :]]
         run.episodes(step + 1, harvest.everything, [*learned, *nothing])
-    run.metrics(row, times)  # last: a step with a line of metrics has all its episodes, wherever a run is killed
+    run.metrics(row, times)  # last: a step with a metrics line has all its episodes, even if the run is killed
     return row, times
 
 
 def made_of_episodes(learner: Learner) -> list[list[Learned]]:
-    """What the last update made of each episode, by group."""
+    """The advantages and log ratios of each episode in the last update, by group."""
     by_group = zip(learner.advantages, learner.log_ratios, strict=True)
     return [list(zip(advantages, ratios, strict=True)) for advantages, ratios in by_group]
 
 
 def answers(crew: Crew, step: int, ahead: Ahead | None) -> Harvest:
-    """The groups of a step: those that were sampled ahead, or fresh ones."""
+    """The groups of a step: sampled ahead, or sampled now."""
     if ahead is not None:
         return ahead.next(step)
     harvest = collect(crew, step, version=step)
@@ -80,7 +86,7 @@ def answers(crew: Crew, step: int, ahead: Ahead | None) -> Harvest:
 
 
 def conserved(metrics: dict[str, float], harvest: Harvest) -> dict[str, float]:
-    """The learner's account of tokens, with what never reached it added: sampled = trained + masked + dropped, by reason."""
+    """The learner's token counts plus the groups that it never got: sampled = trained + masked + dropped, by reason."""
     whole = dict(metrics)
     for reason, groups in harvest.dropped.items():
         if tokens := tokens_of(groups):
@@ -90,12 +96,12 @@ def conserved(metrics: dict[str, float], harvest: Harvest) -> dict[str, float]:
     counted = whole["tokens/trained"] + whole["tokens/masked"] + whole["tokens/dropped"]
     seen, sampled = whole["tokens/sampled"], tokens_of(harvest.everything)
     if not sampled == seen == counted:
-        raise RlvrError(f"tokens are not conserved: {sampled} sampled, {seen:g} learned from or dropped, {counted:g} accounted for")
+        raise RlvrError(f"tokens are not conserved: {sampled} sampled, {seen:g} trained on or dropped, {counted:g} accounted for")
     return whole
 
 
 def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
-    """What the episodes themselves say, those included that are not trained on; a group's reward counts only members with a verdict."""
+    """Metrics of all sampled episodes, also those not trained on; the reward counts only episodes with a verdict."""
     everyone = [episode for group in groups for episode in group if not episode.aside]
     rewards = [episode.reward for episode in everyone if episode.scored]
     lengths = [episode.length for episode in everyone]
@@ -113,7 +119,7 @@ def sampled_metrics(groups: list[Group]) -> dict[str, float | None]:
 
 
 def staleness(groups: Sequence[Group], step: int, most: int) -> dict[str, float]:
-    """How many tokens were chosen by weights how many steps older than those that learn from them: a histogram, and its mean."""
+    """How many tokens were sampled with weights of which age, in steps: a histogram, and its mean."""
     tokens: Counter[int] = Counter()
     for episode in (episode for group in groups for episode in group):
         tokens[step - episode.policy_version] += episode.length
@@ -122,7 +128,7 @@ def staleness(groups: Sequence[Group], step: int, most: int) -> dict[str, float]
 
 
 def parts_metrics(everyone: Sequence[Episode]) -> dict[str, float | None]:
-    """The mean of each named part of the verdicts; and how far a learned reward goes with the true one, where both were asked."""
+    """The mean of each named part of the verdicts, and the correlation of a learned reward with the true one where both exist."""
     parts = [e.verdict.parts for e in everyone if e.scored and e.verdict is not None]
     names = [name for name in parts[0] if all(name in part for part in parts)] if parts else []
     row: dict[str, float | None] = {f"rewards/{name}/mean": math.fsum(part[name] for part in parts) / len(parts) for name in names}

@@ -1,8 +1,8 @@
-"""Processes: how several processes make one run. Everything goes through accelerate; with one process all of it does nothing.
+"""Run training in several processes through accelerate; with one process these functions do nothing.
 
 Groups of episodes are the unit: group k belongs to process k mod W, which samples it and later trains on it. After
-sampling every process holds all groups, so whatever is decided by them is decided alike everywhere. Only the main process
-writes. An error in one process is an error in all, and every wait ends at `train.process_timeout_s`.
+sampling every process has all groups, so decisions that depend on them are the same everywhere. Only the main process
+writes. An error in one process stops all, and `train.process_timeout_s` limits every wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
         )
     cpu = not torch.accelerator.is_available()
     if cpu and config.train.mixed_precision == "fp16":
-        raise ConfigError("train.mixed_precision is fp16, which does nothing on a CPU; use bf16, or leave it at no")
+        raise ConfigError("train.mixed_precision is fp16, which has no effect on a CPU; use bf16 or no")
     timeout = InitProcessGroupKwargs(timeout=timedelta(seconds=config.train.process_timeout_s))
     accelerator = Accelerator(
         cpu=cpu, mixed_precision=config.train.mixed_precision, log_with=trackers,
@@ -52,20 +52,22 @@ def accelerator_from(config: RunConfig, folder: Path) -> Accelerator:
 
 
 def tell_deepspeed(accelerator: Accelerator, config: RunConfig) -> None:
-    """What it must know, since it clips and counts for itself."""
+    """Pass DeepSpeed the settings that it applies itself: clipping and batch size."""
     told: Any = accelerator.state.deepspeed_plugin
     told.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": config.train.max_grad_norm}
 
 
 def share(accelerator: Accelerator, everything: Sequence[T]) -> list[T]:
-    """What this process does of the whole."""
+    """The share of a sequence that belongs to this process."""
     return list(everything[accelerator.process_index :: accelerator.num_processes])
 
 
 def together(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[T]:
-    """Each process does its share; all get the whole, in its order. If one fails, all fail with what it said."""
-    if accelerator.num_processes == 1:
-        return list(work())
+    """Run `work` on each process's share; all processes get all results, in order. If one fails, all raise its error."""
+    return list(work()) if accelerator.num_processes == 1 else _gathered(work)
+
+
+def _gathered(work: Callable[[], Sequence[T]]) -> list[T]:
     done: Sequence[T] = ()
     fault = ""
     try:
@@ -75,12 +77,12 @@ def together(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[
     shares = gather_object([(done, fault)])
     for rank, (_, said) in enumerate(shares):
         if said:
-            raise RlvrError(f"process {rank} of {accelerator.num_processes} failed: {said}")
+            raise RlvrError(f"process {rank} of {len(shares)} failed: {said}")
     return [shares[k % len(shares)][0][k // len(shares)] for k in range(sum(len(part) for part, _ in shares))]
 
 
 def by_main(accelerator: Accelerator, work: Callable[[], T]) -> T:
-    """The main process does it; all get its result, or its error, so that nobody waits for one that ended."""
+    """Run `work` on the main process; all processes get its result or its error, so that none waits for one that exited."""
     if accelerator.num_processes == 1:
         return work()
     told: list[Any] = [None, None]
@@ -101,7 +103,7 @@ def by_main(accelerator: Accelerator, work: Callable[[], T]) -> T:
 
 @contextmanager
 def deadline_told(accelerator: Accelerator) -> Iterator[None]:
-    """Turn what the network says when another process is gone into a sentence."""
+    """Replace the network error after the loss of another process by a clear message."""
     try:
         yield
     except RuntimeError as error:
@@ -110,7 +112,7 @@ def deadline_told(accelerator: Accelerator) -> Iterator[None]:
         if accelerator.num_processes == 1 or not lost:
             raise
         raise RlvrError(
-            f"process {accelerator.process_index} of {accelerator.num_processes} waited for another one that ended or did not answer in "
-            f"train.process_timeout_s; look for that one's own message, raise the limit if it was only slow, then go on with --resume "
+            f"process {accelerator.process_index} of {accelerator.num_processes} waited for another process that exited or did not answer "
+            f"in train.process_timeout_s; see its message, raise the limit if it was only slow, then continue with --resume "
             f"({' '.join(text.split())[-160:]})"
         ) from error

@@ -51,7 +51,7 @@ Pair = tuple[list[int], list[int], float]
 
 @dataclass(frozen=True, slots=True)
 class RewardReport:
-    """How a reward model came out: what `rlvr train --json` prints on its last line.
+    """The result of training a reward model: the last line that `rlvr train --json` prints.
 
     >>> RewardReport("runs/rm", steps=1, seconds=2.0, held_out_pairs=50, accuracy=0.94, correlation=0.8).status
     'finished'
@@ -60,10 +60,10 @@ class RewardReport:
     run: str
     steps: int
     seconds: float
-    """From its start, or of all processes together where it was resumed."""
+    """Since the start; for a resumed run, the sum over all its processes."""
     held_out_pairs: int
     accuracy: float | None
-    """The share of held-out pairs that it ranks as the verifier does."""
+    """The share of held-out pairs that it ranks like the verifier."""
     correlation: float | None
     """Between its scores and the verifier's, over all answers to held-out tasks."""
     status: str = "finished"
@@ -75,7 +75,7 @@ class RewardReport:
 
 @dataclass(slots=True)
 class Material:
-    """What is learned from, and what is measured on.
+    """The training pairs, and the held-out data.
 
     >>> Material([([1, 2], [1, 3], 1.0)], [], []).held_out
     []
@@ -90,13 +90,13 @@ class Material:
 def train_reward_model(
     config: RunConfig, *, out: Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
 ) -> RewardReport:
-    """Train as the configuration says, and leave a run folder behind."""
+    """Train a reward model as configured, and write a run folder."""
     transformers.utils.logging.disable_progress_bar()
     screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model
     assert settings is not None
     check_settings(config)
     if verify:
-        raise ConfigError("--verify repeats a step of sampling; a reward model samples nothing: resume it without")
+        raise ConfigError("--verify repeats a step of sampling; a reward model does not sample: resume without --verify")
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     folder = out or Path("runs") / f"reward-model-{datetime.now():%Y%m%d-%H%M%S}"
@@ -123,7 +123,7 @@ def train_reward_model(
             checkpoint.clean(folder)
             state, done = checkpoint.read(place)
             unchanged(state.get("data"), data, config)
-            began -= done.facts.get("seconds", 0.0)  # the processes before this one worked on it too
+            began -= done.facts.get("seconds", 0.0)  # includes the earlier processes of the run
             trainer.load_state_dict(state)
         run.rewind(done.offsets)
         told = f"{len(material.pairs):,} pairs of {config.data and config.data.run}, {len(material.held_out):,} held out"
@@ -143,30 +143,30 @@ def train_reward_model(
 
 
 def check_settings(config: RunConfig) -> None:
-    """What would do nothing to a reward model is refused."""
+    """Reject settings that have no effect on a reward model."""
     for name, usual, reason in (
-        ("mixed_precision", "no", "it learns in the precision of its weights, model.dtype"),
+        ("mixed_precision", "no", "it trains in the precision of its weights, model.dtype"),
         ("gradient_checkpointing", False, "its memory is bounded by train.max_tokens_per_microbatch"),
         ("minibatches_per_step", 1, "each of its steps is one update on rollout.prompts_per_step pairs"),
     ):
         if (value := getattr(config.train, name)) != usual:
-            raise ConfigError(f"train.{name} is {value}, which a reward model has no use for: {reason}; leave it at {usual}")
+            raise ConfigError(f"train.{name} is {value}, which has no effect on a reward model: {reason}; set it to {usual}")
     for name, given in (
         ("warmstart", config.warmstart is not None),
         ("algorithm", config.algorithm != {"name": "grpo"}),
         ("log.report_to", bool(config.log.report_to)),
     ):
         if given:
-            raise ConfigError(f"{name} is set, which does nothing for a reward model; leave it out")
+            raise ConfigError(f"{name} is set, which has no effect on a reward model; remove it")
 
 
 def material_of(groups: Sequence[Group], config: RunConfig, settings: RewardModelConfig, mdp: TokenMDP) -> Material:
-    """Pairs by the verifier's scores; whether a task is held out depends on its name and the seed alone."""
+    """Pairs by the verifier's scores; whether a task is held out depends only on its id and the seed."""
     assert config.data is not None
     talks = sum(e.turns != 1 for group in groups for e in group)
     if talks:
         raise ConfigError(f"{talks} of the episodes have several turns; a reward model reads one prompt and one answer")
-    paired(groups, 1)  # no pair at all is said before anything else
+    paired(groups, 1)  # raises first if there is no pair at all
     share = config.data.held_out
     apart = [seed_of(config.seed, "held out", group[0].task_id) % 10_000 < share * 10_000 for group in groups]
 
@@ -185,7 +185,7 @@ def material_of(groups: Sequence[Group], config: RunConfig, settings: RewardMode
 
 
 def one_step(trainer: ScorerTrainer, material: Material, config: RunConfig, step: int) -> dict[str, Any]:
-    """One step's pairs, each once before any comes again, and its numbers."""
+    """Train on one step's pairs (each pair once before any is repeated); return the metrics."""
     count, size = config.rollout.prompts_per_step, len(material.pairs)
     batch = [material.pairs[place_in(size, config.seed, "pairs", p)] for p in range(step * count, (step + 1) * count)]
     row: dict[str, Any] = {"step": step + 1, **trainer.update(batch)}
@@ -206,7 +206,7 @@ def measured(trainer: ScorerTrainer, material: Material) -> dict[str, float | No
 
 
 def end(trainer: ScorerTrainer, material: Material, run: RunLog, config: RunConfig, screen: Console, began: float) -> RewardReport:
-    """How good it is, the curve, and where everything is."""
+    """Print the accuracy, the curve and the output paths."""
     found = measured(trainer, material)
     ended = RewardReport(
         str(run.folder), config.train.steps, round(time.monotonic() - began, 2), len(material.held_out),

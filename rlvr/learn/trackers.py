@@ -1,8 +1,8 @@
-"""Trackers: who is told of a run while it goes on. Nobody, unless `log.report_to` names them; accelerate talks to them.
+"""Experiment trackers (wandb, tensorboard, ...): send metrics during a run to those named in `log.report_to`, through accelerate.
 
-Numbers go to all of them, step by step, the accuracy on held-out tasks (`eval/accuracy`) apart from the reward of training. A tracker
-that shows tables gets the episodes of every step that is saved. wandb writes into the run folder and sends nothing, until the user
-says so with WANDB_MODE=online; tensorboard and trackio keep everything on this machine anyway.
+All trackers get the metrics of each step; the accuracy on held-out tasks (`eval/accuracy`) is separate from the training reward. A
+tracker that shows tables gets the episodes of every saved step. wandb writes into the run folder and sends nothing unless
+WANDB_MODE=online is set; tensorboard and trackio always keep everything on this machine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rlvr.runs.runlog import Reports
 
 PROJECT = "rlvr"
 ROWS = 100
-"""Episodes in a table: it is for reading, the run folder has them all."""
+"""How many episodes a table shows; the run folder has all of them."""
 
 
 def checked_trackers(names: Sequence[str]) -> list[str]:
-    """The trackers of `log.report_to`, each of them known and installed."""
+    """The trackers of `log.report_to`; ConfigError if one is unknown or not installed."""
     known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
     for name in names:
         if name not in known:
@@ -37,7 +37,7 @@ def checked_trackers(names: Sequence[str]) -> list[str]:
 
 
 class Trackers(Reports):
-    """The trackers of one run, told through accelerate.
+    """The trackers of one run, used through accelerate.
 
     >>> Trackers(accelerator, config, Path("runs/a")).metrics({"step": 1, "reward": 0.5})        # doctest: +SKIP
     """
@@ -48,12 +48,12 @@ class Trackers(Reports):
             accelerator.init_trackers(PROJECT, config={"config": config.dump()}, init_kwargs=settings(folder))
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        """One step's numbers; what could not be measured is left out."""
+        """Send one step's metrics; missing values are left out."""
         numbers = {name: value for name, value in row.items() if value is not None and name != "step"}
         self.accelerator.log(numbers, step=row["step"])
 
     def episodes(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One step's episodes, for those who show tables."""
+        """Send one step's episodes to the trackers that show tables."""
         if step % self.every and step != self.last:
             return
         lines = [list(flat(row, TRAINED).values()) for row in rows[:ROWS]]
@@ -67,7 +67,7 @@ class Trackers(Reports):
 
 
 def settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """How each tracker is started: the run is called as its folder, and nothing leaves this machine unasked."""
+    """The start settings of each tracker: the run has the name of its folder, and by default no data leaves this machine."""
     name = folder.resolve().name
     wandb = {"name": name, "dir": str(folder), "mode": os.environ.get("WANDB_MODE", "offline")}
     return {"wandb": wandb, "trackio": {"name": name}}

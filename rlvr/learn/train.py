@@ -1,16 +1,16 @@
-"""The loop: sample groups, judge them, learn from them. Read it top to bottom.
+"""The training loop: sample groups, judge them, train on them. Read it top to bottom.
 
     train(config)
-        begin            a new run folder, or the newest whole checkpoint of an old one
-        warmstart        supervised steps on gold solutions, where the recipe has them
+        begin            a new run folder (also with --resume if there is none), or the newest complete checkpoint of an old one
+        warmstart        supervised steps on gold solutions, if configured
         for each step    tasks -> episodes -> update -> the sampler takes the new weights -> logs -> checkpoint
-                         (with rollout.max_staleness the episodes of later steps are sampled meanwhile: rlvr/learn/ahead.py)
+                         (with rollout.max_staleness, later steps are sampled at the same time: rlvr/learn/ahead.py)
         end              held-out accuracy before and after, the curve, the report
 
-Nothing random is carried from step to step: tasks and seeds are functions of the run's seed, the step's number and the place
-in the schedule. So a run that was killed and resumed ends with the same weights, to the bit, as one that was not.
+No random state is carried from step to step: tasks and seeds are functions of the run's seed, the step's number and the
+position in the schedule. So a run that was killed and resumed has bit-identical final weights to one that was not.
 
-Under `accelerate launch` every process runs this same loop over its share of the groups; the main one alone writes.
+Under `accelerate launch` every process runs this loop on its share of the groups; only the main process writes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from rlvr.runs.runlog import RunLog, alone_in, rows_of, unbegun
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """How a run ended: what `rlvr train --json` prints on its last line.
+    """The result of a run: the last line that `rlvr train --json` prints.
 
     >>> TrainReport("runs/a", steps=1, seconds=2.0, accuracy_before=0.2, accuracy_after=0.9, held_out_tasks=500).status
     'finished'
@@ -59,11 +59,11 @@ class TrainReport:
     steps: int
     seconds: float
     accuracy_before: float | None
-    """On the held-out tasks, after the warm start and before the first reward."""
+    """On the held-out tasks, after the warm start and before the first training step."""
     accuracy_after: float | None
     held_out_tasks: int
     held_out_seen: int = 0
-    """How many of them were ever trained on: must be 0."""
+    """How many of them were trained on: must be 0."""
     status: str = "finished"
     rewards: list[float] = field(default_factory=list)
 
@@ -75,29 +75,31 @@ class TrainReport:
 def train(
     config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
 ) -> TrainReport:
-    """Train as the configuration says, and leave a run folder behind; `verify` first repeats one recorded step of a resumed run."""
-    transformers.utils.logging.disable_progress_bar()  # one bar at a time, and it is ours
+    """Train as configured, and write a run folder; `verify` first repeats one recorded step of a resumed run."""
+    transformers.utils.logging.disable_progress_bar()  # only our own progress bar
     began = time.monotonic()
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     if verify and not resume:
         raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
-    env = str(config.env["name"]).rpartition(":")[2]  # of path/to/file.py:Object the object
+    env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
     folder = Path(out or Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}")
     accelerator = accelerator_from(config, folder)
     if resume and accelerator.distributed_type is DistributedType.DEEPSPEED:
-        raise ConfigError("--resume under DeepSpeed is not supported: its optimizer state cannot be put together; launch with fsdp2.yaml")
+        raise ConfigError("--resume under DeepSpeed is not supported: its optimizer state cannot be gathered; launch with fsdp2.yaml")
     main = accelerator.is_main_process
     screen = (console or Console(stderr=True)) if main else Console(quiet=True)
     with ExitStack() as stack:
         stack.enter_context(deadline_told(accelerator))
         folder = by_main(accelerator, lambda: folder)  # the clocks of two processes may differ by a second
-        if verify:
+        fresh = by_main(accelerator, lambda: not resume or unbegun(folder))
+        if fresh and resume:  # a job that always passes --resume, killed before it wrote anything
+            screen.print(f"{folder} contains no run yet: starting a new one", highlight=False, markup=False, soft_wrap=True)
+        if verify and not fresh:
             screen.print(repeat_one_step(config, accelerator, folder), highlight=False)
         place = by_main(accelerator, lambda: checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None)
-        fresh = by_main(accelerator, lambda: not resume or unbegun(folder))
         if not fresh:
-            RunLog.reopen(folder, config)  # another configuration is refused before anything is built
+            RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
         crew = assemble(config, accelerator, stack, weights=place)
         ahead = look_ahead(crew, stack)
         if fresh:
@@ -108,6 +110,8 @@ def train(
         screen.print(banner(crew, folder))
         done = resumed(crew, run, place) if place else begun(crew, run, screen)
         notes = Notes(config)
+        if crew.slow:
+            screen.print(f"sampling is slow: {crew.slow}", highlight=False, markup=False)
         if crew.joined.unpackable:
             screen.print(f"rows are padded instead of packed: {crew.joined.unpackable}", highlight=False, markup=False)
         with Work(screen, "training", config.train.steps, done.step) as work:
@@ -120,16 +124,16 @@ def train(
                     screen.print(f"note: {note}", highlight=False, markup=False)
                 work.advance(shown(row, times))
         ended = end(crew, run, done, screen, began)
-        crew.sampler.close()  # before accelerate ends torch's process group, in which an engine may stand
-        crew.learner = None  # its wrapper must not be the last to hold that group: it would wait for the group's thread, and have the GIL
+        crew.sampler.close()  # before accelerate destroys torch's process group, which an engine may use
+        crew.learner = None  # its wrapper must not hold the group's last reference: it would wait for its thread while holding the GIL
         accelerator.free_memory()
         accelerator.end_training()
         return ended
 
 
 def begun(crew: Crew, run: RunLog, console: Console) -> Progress:
-    """A new run up to its first step: warm start, accuracy before, a checkpoint to come back to."""
-    run.rewind({})  # a run that was killed before its first checkpoint begins anew
+    """Start a new run: warm start, accuracy before training, first checkpoint."""
+    run.rewind({})  # a run that was killed before its first checkpoint starts from the beginning
     if crew.config.warmstart is not None:
         with Work(console, "warm start", crew.config.warmstart.steps) as work:
             warmstart(crew, crew.config.warmstart, work)
@@ -143,7 +147,7 @@ def begun(crew: Crew, run: RunLog, console: Console) -> Progress:
 
 
 def resumed(crew: Crew, run: RunLog, place: Path) -> Progress:
-    """An old run, exactly as it was when its newest checkpoint was written."""
+    """Restore an old run as it was when its newest checkpoint was written."""
     by_main(crew.accelerator, lambda: checkpoint.clean(run.folder))
     progress = taken_back(crew, run.folder, place)
     run.rewind(progress.offsets)
@@ -151,7 +155,7 @@ def resumed(crew: Crew, run: RunLog, place: Path) -> Progress:
 
 
 def save(crew: Crew, run: RunLog, step: int, facts: Mapping[str, Any]) -> Progress:
-    """A checkpoint of everything that the next step depends on."""
+    """Write a checkpoint of everything that the next step depends on."""
     model, state = crew.joined.whole(), state_of(crew)
     progress = Progress(step, by_main(crew.accelerator, run.offsets), facts)
     by_main(crew.accelerator, lambda: checkpoint.save(run.folder, model, exported(crew.tokenizer), state, progress))
@@ -159,7 +163,7 @@ def save(crew: Crew, run: RunLog, step: int, facts: Mapping[str, Any]) -> Progre
 
 
 def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float) -> TrainReport:
-    """Accuracy after, the curve, and where everything is."""
+    """Print the accuracy after training, the curve and the output paths."""
     before, after = done.facts.get("accuracy_before"), accuracy(crew)
     run.reports.metrics({"step": crew.config.train.steps, "eval/accuracy": after})
     rewards = by_main(
@@ -174,7 +178,7 @@ def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float)
     console.print(report.plot(report.smooth(rewards, 5), title="reward (mean of 5 steps)"), highlight=False)
     told = [f"{value:.1%}" if value is not None else "not judged" for value in (before, after)]
     console.print(
-        f"held-out accuracy {told[0]} -> {told[1]} on {held_out} tasks, {seen} of them ever trained on; {ended.seconds:.0f} s\n"
+        f"held-out accuracy {told[0]} -> {told[1]} on {held_out} tasks, {seen} of them trained on; {ended.seconds:.0f} s\n"
         f"run folder {run.folder}: metrics.jsonl, episodes.jsonl, reward.png, checkpoints/last",
         highlight=False,
         soft_wrap=True,
@@ -183,11 +187,11 @@ def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float)
 
 
 def seconds_so_far(done: Progress, began: float) -> float:
-    """The time of this process and of those before it."""
+    """The run's time: this process and the earlier ones."""
     return round(float(done.facts.get("seconds", 0.0)) + time.monotonic() - began, 2)
 
 
 def shown(row: dict[str, Any], times: dict[str, Any]) -> dict[str, float | str]:
-    """The few numbers that stand beside the progress bar."""
+    """The metrics shown next to the progress bar."""
     numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}
     return {name: float(value) for name, value in numbers.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Supervised steps on the environment's gold solutions: enough skill for reward to have something to select from."""
+"""Warm start: supervised steps on the environment's gold solutions, so that some of the first answers are right."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.runs.progress import Work
 
 LOOK_EVERY, LOOKED_AT = 5, 400
-"""How often the accuracy is looked at during a warm start, and on how many tasks."""
+"""How often the accuracy is measured during a warm start, and on how many tasks."""
 
 
 def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
-    """Teach the gold solutions of training tasks (never of held-out ones) for a number of steps."""
+    """Train on the gold solutions of training tasks (never held-out ones) for a number of steps."""
     learner = taught(crew, settings, work)
     crew.model = learner.whole()
     del learner
@@ -25,14 +25,14 @@ def warmstart(crew: Crew, settings: WarmstartConfig, work: Work) -> None:
 
 
 def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
-    """The learner of the warm start, at its end."""
+    """The learner of the warm start, after its last step."""
     schedule = Schedule(crew.environment, "train", seed=crew.config.seed, purpose="warmstart")
     learner = Learner(
         crew.model,
-        factory("grpo")(),  # supervised steps ask nothing of it; one with a critic would have a head that learns nothing here
+        factory("grpo")(),  # supervised steps do not use it; one with a critic would have an untrained head
         Optimization(
             learning_rate=settings.learning_rate,
-            max_tokens_per_microbatch=crew.config.train.max_tokens_per_microbatch,  # the memory is the same as in training
+            max_tokens_per_microbatch=crew.config.train.max_tokens_per_microbatch,  # the same memory limit as in training
             gradient_checkpointing=crew.config.train.gradient_checkpointing,
         ),
         accelerator=crew.accelerator,
@@ -51,7 +51,7 @@ def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
         work.advance(numbers)
         if settings.until < 1 and (step + 1) % LOOK_EVERY == 0:
             crew.sampler.load(learner.whole(), 0)
-            numbers["accuracy"] = skill = mean_score(crew, "train", LOOKED_AT) or 0.0  # the held-out tasks are never looked at here
+            numbers["accuracy"] = skill = mean_score(crew, "train", LOOKED_AT) or 0.0  # the held-out tasks are never used here
             if skill >= settings.until:
                 break
     return learner

@@ -1,4 +1,4 @@
-"""Tells Gymnasium about our environments the moment both are imported, in either order.
+"""Register our environments with Gymnasium as soon as both are imported, in either order.
 
 Importing Gymnasium (and numpy with it) takes most of the time that `rlvr --help` may take, so `import rlvr` does not do
 it; but `gymnasium.make("rlvr:rlvr/Arithmetic-v0")` must work whichever of the two was imported first.
@@ -16,11 +16,11 @@ from types import ModuleType
 from rlvr.plugins.registry import Entry, entries
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""What Gymnasium can carry in an id."""
+"""The characters that a Gymnasium id may have."""
 
 
 def announce() -> None:
-    """Register every environment now if Gymnasium is here, and otherwise as soon as it comes."""
+    """Register every environment now if Gymnasium is imported, and otherwise as soon as it is."""
     if "gymnasium" in sys.modules and hasattr(sys.modules["gymnasium"], "register"):
         register_all()
     elif not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
@@ -37,7 +37,7 @@ def gym_id(name: str) -> str:
 
 
 def register_all() -> list[Entry]:
-    """Make every environment known to Gymnasium; reads metadata only, imports no plugin and not `rlvr.mdp.env` either."""
+    """Register every environment with Gymnasium; reads metadata only, imports no plugin and not `rlvr.mdp.env` either."""
     import gymnasium
 
     found = []
@@ -56,14 +56,14 @@ def register_all() -> list[Entry]:
 
 
 class _Watcher(MetaPathFinder):
-    """Waits for `import gymnasium`, lets it happen as always, registers, and is gone."""
+    """Waits for `import gymnasium`, lets it proceed as usual, registers the environments, and removes itself."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != "gymnasium":
             return None
-        for finder in sys.meta_path:  # asking where Gymnasium is does not import it: stay until it is imported
+        for finder in sys.meta_path:  # a mere search for Gymnasium does not import it: stay until it is imported
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _ThenRegister(spec.loader, self)

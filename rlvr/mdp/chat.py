@@ -1,7 +1,7 @@
-"""A Hugging Face tokenizer and its chat template: prompts, and what follows each turn of the policy.
+"""A Hugging Face tokenizer and its chat template: prompts, and the text between the policy's turns.
 
-History only grows. A reply is read off a small conversation that never was: what its template writes after the last end token of the
-policy. So templates that write earlier turns anew once the conversation goes on (without their reasoning, say) can be used too.
+History is append-only. A reply is taken from a small example conversation: what its template writes after the policy's last end
+token. So templates that rewrite earlier turns when the conversation continues (without their reasoning, say) can be used too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rlvr.task import Message
 TOOL_ROLES = frozenset({"tool", "ipython", "function", "observation"})
 
 CALLS = ((False, False), (False, True), (True, False), (True, True))
-"""The ways to write a turn that calls a tool: with a text beside the call or without, its arguments as a text or as a mapping."""
+"""The ways to write a turn that calls a tool: with or without text next to the call, its arguments as a string or as a mapping."""
 
 
 def heard(said: str | Sequence[Message]) -> list[Message]:
-    """The messages of a reply; a text is one message of the user.
+    """The messages of a reply; a string is one message of the user.
 
     >>> heard("Warmer.")
     [{'role': 'user', 'content': 'Warmer.'}]
@@ -34,7 +34,7 @@ def heard(said: str | Sequence[Message]) -> list[Message]:
 
 
 def identified(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, with the fields that some templates need in a tool's result: its name and the id of the call.
+    """The messages, with the fields that some templates require in a tool's result: its name and the id of the call.
 
     >>> identified([{"role": "tool", "content": "4"}])
     [{'name': 'tool', 'tool_call_id': 'call00000', 'role': 'tool', 'content': '4'}]
@@ -46,7 +46,7 @@ def identified(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer behind the same door. Hand it a loaded one; nothing is imported here."""
+    """A Hugging Face tokenizer with the interface of the others. It takes a loaded one; nothing is imported here."""
 
     def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = ()) -> None:
         self.tokenizer = tokenizer
@@ -57,33 +57,33 @@ class HFTokenizer:
         self.stop_ids = frozenset({self.eos_id, *extra_stop_ids})
         if not 0 <= min(self.stop_ids) <= max(self.stop_ids) < self.vocab_size:
             raise ConfigError(
-                f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; mend generation_config.json"
+                f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; fix generation_config.json"
             )
         self.control = ControlTokens(tokenizer, self.stop_ids)
         self._turn_ends: dict[tuple[str, ...], tuple[tuple[bool, bool], int]] = {}
         self._asks = False
 
     def encode(self, text: str) -> list[int]:
-        """Text to ids, with no special tokens added, nor any that the text spells. Marks such as <think> are tokens."""
+        """Text to ids. No special tokens are added, and none that the text spells. Marks such as <think> are tokens."""
         return self.control.encode_text(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text, stop ids left out, everything else as it stands."""
+        """Ids to text without stop ids; everything else is unchanged."""
         said = [i for i in ids if i not in self.stop_ids]
         return str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Through the chat template where there is one; otherwise the bare text of the messages, begun as every text of this model is."""
+        """Use the chat template if there is one; otherwise the bare text of the messages, with this model's usual first token."""
         if self.tokenizer.chat_template:
             ids = self._rendered(messages, tools)[0]
             self._check_asking()
             return ids
         if tools:
-            raise ConfigError("this tokenizer has no chat template, so it cannot tell the policy of tools; take one with a template")
+            raise ConfigError("this tokenizer has no chat template, so it cannot describe tools to the policy; use one with a template")
         return self._beginning() + self._bare("\n".join(message["content"] for message in messages))
 
     def render_reply(self, said: str | Sequence[Message]) -> list[int]:
-        """What the template puts between the policy's stop id and its next turn."""
+        """The template's text between the policy's stop id and its next turn."""
         messages = identified(heard(said))
         if not self.tokenizer.chat_template:
             return self._bare("\n" + "\n".join(message["content"] for message in messages) + "\n")
@@ -98,7 +98,7 @@ class HFTokenizer:
         return ids[places[past - 1] + 1 :]
 
     def history_note(self) -> str:
-        """How a conversation kept as it was sampled differs from what this template writes of it later; empty where it does not."""
+        """How a conversation kept as sampled differs from what this template writes later; empty if it does not."""
         if not self.tokenizer.chat_template:
             return ""
         prompt, reply = self.render([{"role": "user", "content": "a"}]), self.render_reply("c")
@@ -113,14 +113,14 @@ class HFTokenizer:
         if not differs:
             return ""
         return (
-            f"this chat template rewrites earlier {' and '.join(differs)} when a conversation goes on; here every turn stays in the "
+            f"this chat template rewrites earlier {' and '.join(differs)} when a conversation continues; here every turn stays in the "
             "context exactly as the policy wrote it, while a chat server with this template shows the model the rewritten one"
         )
 
     def _check_asking(self) -> None:
-        """ConfigError, once, where the template leaves out what a user says: some for images want contents as lists of parts."""
+        """Raise ConfigError, once, if the template leaves out a user's text: some for images expect contents as lists of parts."""
         if not self._asks and self._turn not in self._written([{"role": "user", "content": self._turn}]):
-            raise ConfigError("this chat template does not write the text of a user's message (it may want contents as lists of parts)")
+            raise ConfigError("this chat template does not write the text of a user's message (it may expect contents as lists of parts)")
         self._asks = True
 
     @property
@@ -144,7 +144,7 @@ class HFTokenizer:
             return self.control.read(text), text
         plain: str | None = None
         if not self.control.forged(everything):
-            with suppress(ConfigError):  # a template that refuses a content meets the masked one below
+            with suppress(ConfigError):  # a template that refuses a content gets the masked one below
                 plain = self._written(messages, tools)
         safe = self._written(masked_messages, masked_tools)
         return self.control.encode(plain, safe), safe
@@ -157,7 +157,7 @@ class HFTokenizer:
             return str(write(list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt))
         except Exception as error:  # a template may refuse what it does not know, such as a system message
             roles = ", ".join(message["role"] for message in messages)
-            raise ConfigError(f"the tokenizer's chat template cannot write a conversation of {roles}: {error}") from error
+            raise ConfigError(f"the tokenizer's chat template cannot render a conversation of {roles}: {error}") from error
 
     def _before(self, messages: Sequence[Mapping[str, Any]], way: tuple[bool, bool] = CALLS[0]) -> list[dict[str, Any]]:
         """The conversation before a reply: a question, and a turn of the policy that calls as many tools as the reply has results."""
@@ -176,7 +176,7 @@ class HFTokenizer:
         return [{"role": "user", "content": "a"}, turn]
 
     def _first_way(self, messages: Sequence[Mapping[str, Any]], ways: Sequence[tuple[bool, bool]]) -> tuple[tuple[bool, bool], int]:
-        """The first way of writing a call that the template takes, and where the turn ends then; else ConfigError with the first reason."""
+        """The first way of writing a call that the template accepts, and where the turn ends; else ConfigError with the first reason."""
         reasons = []
         for way in ways:
             try:
@@ -186,7 +186,7 @@ class HFTokenizer:
         raise reasons[0]
 
     def _turn_end(self, messages: Sequence[Mapping[str, Any]], way: tuple[bool, bool]) -> int:
-        """How many control tokens stand after the policy's last word, the end of its turn included; ConfigError where there is none."""
+        """The number of control tokens after the policy's last word, including the end of its turn; ConfigError if there is none."""
         roles, frames, between = ", ".join(message["role"] for message in messages), set(), ""
         for sample in ("x", "yzyz"):
             words = [f"{self.control.nonce}{sample}{place}" for place in range(len(messages))]
@@ -195,7 +195,7 @@ class HFTokenizer:
             if (at := text.rfind(self._turn)) < 0:
                 raise ConfigError(
                     "this chat template leaves out the policy's turn, so a conversation cannot be continued token by token "
-                    "(one for images may want contents as lists of parts; only texts are written here)"
+                    "(one for images may expect contents as lists of parts; only plain text is supported here)"
                 )
             after = text[at + len(self._turn) :]
             if missing := [word for word in words if word not in after]:
@@ -206,7 +206,7 @@ class HFTokenizer:
                 after = after.replace(word, "")
             frames.add(after)
         if len(frames) > 1:
-            raise ConfigError(f"what this chat template writes around a reply of {roles} depends on the text of the reply")
+            raise ConfigError(f"the text of this chat template around a reply of {roles} depends on the text of the reply")
         ids = self.control.among(self.control.read(between))
         for place, token in enumerate(ids):
             if token in self.stop_ids:
@@ -217,8 +217,9 @@ class HFTokenizer:
             return 1
         stops, ends = (", ".join(self.tokenizer.convert_ids_to_tokens(found)) for found in (sorted(self.stop_ids), ids[:1]))
         raise ConfigError(
-            f"this chat template ends no turn with a token at which the policy stops ({stops}), so no conversation can go on; add the "
-            f"token that it ends turns with{f' (here {ends})' if ends else ''} to eos_token_id in the model's generation_config.json"
+            f"this chat template ends no turn with a token at which the policy stops ({stops}), so a conversation cannot continue; "
+            f"add the token that it ends turns with{f' (here {ends})' if ends else ''} to eos_token_id in the model's "
+            "generation_config.json"
         )
 
     def _end_token(self) -> int:

@@ -1,10 +1,10 @@
-"""Keeps text from becoming control tokens: a reply that spells `<|im_end|>` is read as those ten characters, and ends no turn.
+"""Keep text from becoming control tokens: a reply that spells `<|im_end|>` is read as those ten characters, and does not end a turn.
 
-A chat template writes one text in which its own control tokens and the contents of messages look alike. To tell them apart, the
-conversation is written twice: as it is, and *masked*, with placeholders for every character of a content that could begin a control token.
-What the tokenizer finds in the masked text belongs to the template. Where both texts hold the same control tokens, the ids are simply
-those of the plain text. Where they do not, the masked text is encoded by a copy of the tokenizer that knows the control tokens by
-secret names only, with the contents put back.
+A chat template writes one text in which its own control tokens and the contents of messages look alike. To distinguish them, the
+conversation is rendered twice: unchanged, and *masked*, with placeholders for each character of a content that could start a control token.
+Control tokens found in the masked text belong to the template. If both texts have the same control tokens, the ids are simply
+those of the plain text. If not, the masked text is encoded by a copy of the tokenizer that knows the control tokens by
+secret names only, with the contents restored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from rlvr.errors import EnvError
 
 AUTHORS = frozenset({"assistant", "system", "developer"})
-"""Roles whose words come from the author of the task: marks such as <think> stay tokens there, as the policy writes them itself."""
+"""Roles whose text comes from the author of the task: marks such as <think> stay tokens there, as the policy writes them itself."""
 FIXED_KEYS = frozenset({"role", "type"})
 
 
@@ -37,13 +37,13 @@ class ControlTokens:
         source = template if isinstance(template, str) else "\n".join(template.values())
         added: dict[int, Any] = dict(tokenizer.added_tokens_decoder)
         hard = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)} - {tokenizer.unk_token_id}
-        self.hard = frozenset(int(i) for i in hard | (added.keys() & set(stop_ids)))  # other stop ids are ordinary pieces of text
+        self.hard = frozenset(int(i) for i in hard | (added.keys() & set(stop_ids)))  # other stop ids are ordinary text
         self.marks = frozenset(i for i, token in added.items() if i not in self.hard and is_mark(token.content, source))
         self.ids = self.hard | self.marks
         self.names = {i: str(added[i].content if i in added else tokenizer.convert_ids_to_tokens(i)) for i in sorted(self.ids)}
         self.names = {i: name for i, name in self.names.items() if name.strip()}
         self.nonce = "q" + secrets.token_hex(6)
-        """No text that was written before this line can hold it."""
+        """A random string that no earlier text can contain."""
         self._any = _one_of(self.names.values())
         self._hard = _one_of(self.names[i] for i in self.hard if i in self.names)
         self._marks = _one_of(self.names[i] for i in self.marks if i in self.names)
@@ -56,7 +56,7 @@ class ControlTokens:
         self._masked = re.compile(self.nonce + "h([0-9a-f]+)z")
 
     def read(self, text: str) -> list[int]:
-        """The plain encoding, with every control token that the text spells."""
+        """The plain encoding, including every control token that the text spells."""
         return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
 
     def among(self, ids: Iterable[int]) -> list[int]:
@@ -64,11 +64,11 @@ class ControlTokens:
         return [i for i in ids if i in self.ids]
 
     def spelled(self, text: str) -> Iterator[re.Match[str]]:
-        """Where a text spells control tokens."""
+        """The positions where a text spells control tokens."""
         return self._any.finditer(text)
 
     def mask(self, value: Any, *, author: bool = False) -> Any:
-        """The same messages, with placeholders where a content could begin a control token."""
+        """The same messages, with placeholders where a content could start a control token."""
         if isinstance(value, str):
             return self._mask_text(value, author)
         if isinstance(value, Mapping):
@@ -79,18 +79,18 @@ class ControlTokens:
         return value
 
     def forged(self, value: Any, *, author: bool = False) -> bool:
-        """Whether a content spells a control token that it may not yield."""
+        """Whether a content spells a control token that it may not produce."""
         if isinstance(value, str):
             return (self._hard if author else self._any).search(value) is not None
         if isinstance(value, Mapping):
             author = author or value.get("role") in AUTHORS
             if named := [text for text in (*value, value.get("role")) if isinstance(text, str) and self._any.search(text)]:
-                raise EnvError(f"{named[0]!r} is the name of a field or a role and holds a control token; use plain words there")
+                raise EnvError(f"{named[0]!r} is the name of a field or a role and contains a control token; use plain words there")
             return any(self.forged(item, author=author) for item in value.values())
         return isinstance(value, list | tuple) and any(self.forged(item, author=author) for item in value)
 
     def encode(self, text: str | None, masked: str) -> list[int]:
-        """The ids of `text`, with the control tokens that `masked` holds and no others. `text` is None where it is known to forge some."""
+        """The ids of `text`, with the control tokens in `masked` and no others. `text` is None if it is known to forge some."""
         if text == masked:
             return self.read(masked)
         frame = self.among(self.read(masked))
@@ -128,7 +128,7 @@ class ControlTokens:
         return self._masked.sub(back, masked)
 
     def _renamed(self, masked: str) -> list[int] | None:
-        """Through the copy with secret names; None where there is none, or where it reads the template's part otherwise."""
+        """Encode with the copy with secret names; None if there is none, or if it reads the template's part differently."""
         if self._copy is None:
             return None
         found = self.tokenizer.backend_tokenizer.encode(masked, add_special_tokens=False)
@@ -157,7 +157,7 @@ class ControlTokens:
 
 
 def is_mark(text: str, template: str) -> bool:
-    r"""Whether an added token stands for a mark of the chat template rather than for a piece of text.
+    r"""Whether an added token is a mark of the chat template rather than ordinary text.
 
     >>> is_mark("<think>", "... <think> ..."), is_mark("<table>", "... <think> ..."), is_mark("\n\n", "{{ x }}\n\n")
     (True, False, False)
@@ -177,7 +177,7 @@ def look_alikes(chars: frozenset[str]) -> tuple[str, ...]:
 
 
 def renamed(spec: str, names: Mapping[int, tuple[str, str]]) -> str:
-    """A tokenizer's JSON in which some tokens have other names, so that no text yields them under the old ones."""
+    """A tokenizer's JSON in which some tokens are renamed, so that no text produces them under the old names."""
     tree = json.loads(spec)
     new = dict(names.values())
     for token in tree["added_tokens"]:

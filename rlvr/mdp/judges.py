@@ -1,7 +1,7 @@
-"""Judges: a few threads that verify, and that nobody waits for when the process ends.
+"""Judges: a few daemon threads that verify, which the exit of the process does not wait for.
 
-Python joins the threads of its own pools before it exits, so a verifier that hangs would hold up a run that is over. These are
-daemons: they go with the process.
+Python joins the threads of its own pools before it exits, so a verifier that hangs would block a finished run. These are
+daemon threads: they end with the process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from rlvr.task import Fault, Verdict
 
 LEAVING_S = 1.0
-"""How long all threads together have to leave."""
+"""How long all threads together may take to exit."""
 
 
 def late(seconds: float) -> Verdict:
-    """What there is of a verdict that was waited for in vain: no score, and the machinery's fault.
+    """The verdict after a timeout: no score, and a fault of the infrastructure.
 
     >>> late(600.0).reason
     'the verifier gave no verdict within 600 s'
@@ -30,7 +30,7 @@ def late(seconds: float) -> Verdict:
 
 
 class Judges:
-    """Does what is submitted in up to `workers` threads, in order; a thread is started when there is work for it.
+    """Run submitted functions in up to `workers` threads, in order; a thread is started when there is work for it.
 
     >>> judges = Judges(2)
     >>> judges.submit(max, 3, 4).result(timeout=10)
@@ -44,16 +44,16 @@ class Judges:
         self._lock = Lock()
         self._threads: list[Thread] = []
         self._busy = 0
-        """How many tasks are being done or wait for a thread."""
+        """How many tasks are running or waiting for a thread."""
         self._given_up = set[Future[Any]]()
         """Tasks under way that nobody waits for any more."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """What the work gives, once it was done; `cancel` helps as long as it has not begun."""
+        """A future of the result; `cancel` works until the task has started."""
         future: Future[Any] = Future()
         with self._lock:
             if self.closed:
-                raise RuntimeError("these judges were closed; nothing is verified any more")
+                raise RuntimeError("these judges were closed; they accept no more work")
             self._busy += 1
             self._work.put((future, lambda: work(*arguments)))
             self._staff()
@@ -75,7 +75,7 @@ class Judges:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Take nothing more, drop what has not begun, and wait for nobody who is still at work after a moment."""
+        """Accept no more work, drop what has not started, and wait only briefly for running tasks."""
         with self._lock, suppress(Empty):
             self.closed = True
             while waiting := self._work.get_nowait():
@@ -83,7 +83,7 @@ class Judges:
         for _ in self._threads:
             self._work.put(None)
         until = time.monotonic() + LEAVING_S
-        for thread in self._threads:  # one that is on its way out while Python ends can bring the process down
+        for thread in self._threads:  # a thread that exits while Python shuts down can crash the process
             thread.join(max(until - time.monotonic(), 0.0))
 
     def _serve(self) -> None:
@@ -92,7 +92,7 @@ class Judges:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
-                except BaseException as error:  # it belongs to whoever waits for the result
+                except BaseException as error:  # it is raised where the result is awaited
                     future.set_exception(error)
             with self._lock:
                 self._busy -= 1

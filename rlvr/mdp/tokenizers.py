@@ -1,11 +1,11 @@
-"""Text to token ids and back: two toy tokenizers without dependencies, and a thin wrapper around a Hugging Face one.
+"""Text to token ids and back: two small tokenizers without dependencies, and a thin wrapper around a Hugging Face one.
 
-    chars               printable ASCII, one id a character
+    chars               printable ASCII, one id per character
     chars:0123456789+=  the characters you name: a small action space for small models
     bytes               UTF-8 bytes: any text survives the round trip
     PATH                a folder with a Hugging Face tokenizer
 
-All of them append only: a rendered conversation is never rendered again, so history cannot change under the policy.
+All of them are append-only: a conversation is never rendered again, so earlier tokens cannot change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPECIALS = ("<eos>", "<user>", "<policy>", "<unk>")
 
 
 class _Marked:
-    """What both toys share: four special ids, and turns marked by <user> and <policy>."""
+    """The common part of both: four special ids, and turns marked by <user> and <policy>."""
 
     stop_ids = frozenset({EOS})
     eos_id = EOS
@@ -37,7 +37,7 @@ class _Marked:
         raise NotImplementedError
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """The conversation so far, ready for the policy's turn. Tools come first, one line of JSON each."""
+        """The conversation so far, up to the policy's next turn. Tools come first, one line of JSON each."""
         ids = [USER, *self.encode("\n".join(map(json.dumps, tools)))] if tools else []
         for message in messages:
             ids += [POLICY if message["role"] == "assistant" else USER, *self.encode(message["content"])]
@@ -45,7 +45,7 @@ class _Marked:
         return [*ids, POLICY]
 
     def render_reply(self, said: str | Sequence[Message]) -> list[int]:
-        """The environment's answer, and the mark that gives the policy the word."""
+        """The environment's reply, and the mark that starts the policy's turn."""
         ids: list[int] = []
         for message in heard(said):
             ids += [USER, *self.encode(message["content"])]
@@ -53,7 +53,7 @@ class _Marked:
 
 
 class CharTokenizer(_Marked):
-    """One id a character of a declared alphabet.
+    """One id per character of a declared alphabet.
 
     >>> CharTokenizer("0123456789+=").encode("1+1=")
     [5, 14, 5, 15]
@@ -73,13 +73,13 @@ class CharTokenizer(_Marked):
         return [ids.get(char, UNKNOWN) for char in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text; stop ids vanish, the other special ids show as replacement characters."""
+        """Ids to text; stop ids are left out, the other special ids show as replacement characters."""
         chars = self._chars
         return "".join([chars[i] for i in ids])
 
 
 class ByteTokenizer(_Marked):
-    """One id a UTF-8 byte: any text survives the round trip.
+    """One id per UTF-8 byte: any text survives the round trip.
 
     >>> ByteTokenizer().decode(ByteTokenizer().encode("π ≈ 3"))
     'π ≈ 3'
@@ -92,7 +92,7 @@ class ByteTokenizer(_Marked):
         return [len(SPECIALS) + byte for byte in text.encode("utf-8", "surrogatepass")]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids to text; bytes that are no UTF-8 show as replacement characters."""
+        """Ids to text; bytes that are not valid UTF-8 show as replacement characters."""
         return bytes(i - len(SPECIALS) if i >= len(SPECIALS) else 0xFF for i in ids if i != EOS).decode("utf-8", "replace")
 
 
@@ -109,7 +109,7 @@ def tokenizer_from(spec: str) -> Tokenizer:
     if spec == "bytes":
         return ByteTokenizer()
     if not spec or not Path(spec).is_dir():
-        raise ConfigError(f"no tokenizer {spec!r}; write chars, chars:ALPHABET, bytes, or a folder that holds a Hugging Face tokenizer")
+        raise ConfigError(f"no tokenizer {spec!r}; write chars, chars:ALPHABET, bytes, or a folder with a Hugging Face tokenizer")
     try:
         from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
     except ModuleNotFoundError as error:
@@ -118,12 +118,12 @@ def tokenizer_from(spec: str) -> Tokenizer:
     try:
         if (Path(spec) / "generation_config.json").is_file():
             stops = GenerationConfig.from_pretrained(spec).eos_token_id
-        # for some model families AutoTokenizer overrules a folder that says it holds a plain fast tokenizer
+        # for some model families AutoTokenizer ignores a folder's declaration of a plain fast tokenizer
         plain = _class_of(Path(spec)) in ("TokenizersBackend", "PreTrainedTokenizerFast")
         loaded = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(spec)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"the folder {spec!r} holds no tokenizer that transformers can load: {' '.join(str(error).split())[:200]}"
+            f"the folder {spec!r} has no tokenizer that transformers can load: {' '.join(str(error).split())[:200]}"
         ) from error
     return HFTokenizer(loaded, [] if stops is None else [stops] if isinstance(stops, int) else stops)
 

@@ -1,6 +1,6 @@
-"""A conversation read back from the tokens of a stored row, for formats that keep messages.
+"""Read a conversation back from the tokens of a stored row, for formats that store messages.
 
-Nothing is guessed: a prompt that this tokenizer renders otherwise, or a reply that it does not write the same way again, cannot be read.
+Nothing is guessed: if this tokenizer renders the prompt or a reply differently, the conversation cannot be read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from rlvr.errors import RlvrError
 from rlvr.mdp.tokenizers import tokenizer_from
 
 MARK = "0"
-"""Stands for a reply while the words that a tokenizer puts around one are looked for."""
+"""A placeholder for a reply, to find the text that a tokenizer puts around one."""
 
 
 def messages_of(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, str]] | None:
-    """What followed the prompt, the policy's turns and the environment's in turn; None where it cannot be read back.
+    """The messages after the prompt: the policy's turns and the environment's replies, alternating; None if they cannot be read back.
 
     >>> messages_of({"prompt": user("2+2="), "tokens": [1, 6, 14, 6, 15, 2, 8, 0], "acted": [0] * 6 + [1, 1]}, tokenizer)  # doctest: +SKIP
     [{'role': 'assistant', 'content': '4'}]
@@ -39,13 +39,13 @@ def messages_of(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, 
                 if tokenizer.render_reply(text) != ids:
                     return None
             turns.append({"role": "assistant" if own else "user", "content": text})
-    except (IndexError, OverflowError, ValueError):  # ids that are not this tokenizer's
+    except (IndexError, OverflowError, ValueError):  # ids that this tokenizer does not have
         return None
     return turns
 
 
 def tokenizer_of(spec: str) -> Tokenizer | None:
-    """The tokenizer that a stored run names; None where it is not on this machine. Policies without a tokenizer of their own use bytes."""
+    """The tokenizer that a stored run names; None if it is not on this machine. Policies without a tokenizer use bytes."""
     try:
         return tokenizer_from(spec if spec.startswith(("chars", "bytes")) or Path(spec).is_dir() else "bytes")
     except (RlvrError, OSError):

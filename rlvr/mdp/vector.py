@@ -1,17 +1,17 @@
-"""TokenVectorEnv: many token environments stepped together, their finished answers verified at the same time.
+"""TokenVectorEnv: step many token environments together and verify their finished answers in parallel.
 
 >>> import gymnasium
 >>> envs = gymnasium.make_vec("rlvr:rlvr/Arithmetic-v0", num_envs=4, obs="ids")             # doctest: +SKIP
 >>> observations, infos = envs.reset(seed=[7, 7, 8, 8])                                       # doctest: +SKIP
 >>> observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())   # doctest: +SKIP
 
-Step by step it hands back exactly what `SyncVectorEnv` over the same environments would: Gymnasium's own class does the
-batching and the automatic resets. What differs is the time: k answers that end in one step cost about one verification,
-not k. Environments with equal seeds get equal tasks, episode after episode, since every reset draws one number: so
+Step by step it returns exactly what `SyncVectorEnv` over the same environments would: Gymnasium's own class does the
+batching and the automatic resets. The difference is the time: k answers that end in one step take about as long as one
+verification. Environments with equal seeds get equal tasks, episode after episode, since every reset draws one number: so
 `seed=[7, 7, 8, 8]` makes two groups of two that stay groups.
 
-Under the default `NextStep` mode the step after an end ignores its action and returns the next episode's beginning with
-reward 0.0: leave that transition out of training. `SameStep` puts the end into `final_obs` and `final_info`. `Disabled`
+In the default mode `NextStep`, the step after an end ignores its action and returns the start of the next episode with
+reward 0.0: exclude that transition from training. `SameStep` puts the end into `final_obs` and `final_info`. `Disabled`
 never resets by itself; call `reset(options={"reset_mask": mask})`.
 """
 
@@ -34,7 +34,7 @@ from rlvr.task import Verdict
 
 
 class _Settled(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A TokenEnv whose token is already appended and judged: its step only tells what came of it."""
+    """A TokenEnv whose token is already appended and judged: its step only returns the result."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         env: Any = self.env
@@ -43,7 +43,7 @@ class _Settled(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class TokenVectorEnv(SyncVectorEnv):
-    """Many `TokenEnv`s over one environment, one verifier and one tokenizer, with one bounded pool of threads to verify in."""
+    """Many `TokenEnv`s over one environment, one verifier and one tokenizer, with one bounded pool of verification threads."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class TokenVectorEnv(SyncVectorEnv):
         **settings: Any,
     ) -> None:
         if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise ConfigError(f"num_envs is {num_envs!r}; at least 1 environment is needed")
+            raise ConfigError(f"num_envs is {num_envs!r}; at least 1 environment is required")
         if workers < 1 or deadline_s <= 0:
             raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
         mode = _mode(autoreset_mode)
@@ -73,18 +73,18 @@ class TokenVectorEnv(SyncVectorEnv):
         self._pool = Judges(min(workers, num_envs))
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Append one token to every episode under way, judge those that ended side by side, and hand back the batch."""
+        """Append one token to every running episode, judge those that ended in parallel, and return the batch."""
         chosen = np.asarray(actions)
         if chosen.shape != (self.num_envs,):
             raise EnvError(f"actions have the shape {chosen.shape}; allowed: one token id for each of the {self.num_envs} environments")
         if self.closed:
-            raise EnvError("step() was called on closed environments; make new ones")
+            raise EnvError("step() was called on closed environments; create new ones")
         if chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= self.token_envs[0].pad_id:
-            raise EnvError(f"actions {actions!r:.200} are no token ids; allowed: whole numbers from 0 to {self.token_envs[0].pad_id - 1}")
+            raise EnvError(f"actions {actions!r:.200} are not token ids; allowed: whole numbers from 0 to {self.token_envs[0].pad_id - 1}")
         resets = self.autoreset_mode is AutoresetMode.NEXT_STEP
         idle = [i for i, env in enumerate(self.token_envs) if env.state is None or (env.state.end is not None and not resets)]
         if idle:
-            raise EnvError(f"step() was called with no episode under way in environments {idle}; call reset() first")
+            raise EnvError(f"step() was called without a running episode in environments {idle}; call reset() first")
         judged: dict[Future[Verdict], TokenEnv] = {}
         for env, action in zip(self.token_envs, chosen, strict=True):
             assert env.state is not None
@@ -100,14 +100,14 @@ class TokenVectorEnv(SyncVectorEnv):
         return late(self.deadline_s)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Put the pool, the environment and its verifier away; a verifier that hangs is not waited for."""
+        """Close the pool, the environment and its verifier; a hanging verifier is not waited for."""
         if hasattr(self, "_pool"):
             self._pool.close()
         super().close_extras(**kwargs)
 
 
 def _mode(wanted: str | AutoresetMode) -> AutoresetMode:
-    """Gymnasium's own words, or the names of its members: "NextStep" and "next_step" are the same."""
+    """Gymnasium's own values, or the names of its members: "NextStep" and "next_step" are the same."""
     if isinstance(wanted, AutoresetMode):
         return wanted
     known = {name: mode for mode in AutoresetMode for name in (mode.value, mode.name.lower())}
@@ -117,7 +117,7 @@ def _mode(wanted: str | AutoresetMode) -> AutoresetMode:
 
 
 def make_token_vector_env(*, name: str, num_envs: int = 1, **kwargs: Any) -> TokenVectorEnv:
-    """What `gymnasium.make_vec` calls: settings that belong neither to the vector nor to TokenEnv go to the environment."""
+    """The entry point of `gymnasium.make_vec`: settings of neither the vector nor TokenEnv go to the environment."""
     own = {key: kwargs.pop(key) for key in ("autoreset_mode", "workers", "deadline_s") if key in kwargs}
     settings, rest = token_env_settings(kwargs)
     return TokenVectorEnv(num_envs, env={"name": name, **rest}, **own, **settings)

@@ -1,8 +1,8 @@
-"""Batch: rows of tokens as tensors, cut into micro-batches by a token budget.
+"""Rows of tokens as tensors, divided into micro-batches by a token budget.
 
-What a loss needs is one flat vector with an entry per *acted* token; prompts, environment tokens and padding have no
-entry at all. A micro-batch knows where in the model's output each of its entries is predicted (`source`) and where in
-the flat vectors of the whole step it belongs (`take`). So every loss is written once, for any layout.
+A loss needs one flat vector with an entry per *acted* token; prompts, environment tokens and padding have no entry. A
+micro-batch knows where in the model's output each of its entries is predicted (`source`) and its position in the flat
+vectors of the whole step (`take`). So every loss is written once, for any layout.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+Numbers = np.ndarray[Any, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -26,9 +28,9 @@ class Batch:
     """
 
     input_ids: Tensor
-    """[rows, length], padded on the right; under causal attention no real token ever sees the padding, so no mask is needed."""
-    lengths: tuple[int, ...]
-    """How many of each row's tokens are real."""
+    """[rows, length], padded on the right; under causal attention no real token attends to the padding, so no mask is needed."""
+    count: int
+    """How many rows there are."""
     source: Tensor
     """[entries], where in `input_ids.view(-1)` each entry's token is predicted."""
     target: Tensor
@@ -36,23 +38,13 @@ class Batch:
     row: Tensor
     """[entries], which row each entry belongs to."""
     take: Tensor
-    """[entries], each entry's place in the step's flat vectors."""
+    """[entries], each entry's position in the step's flat vectors."""
     layout: Any = None
     """How a line of packed tokens attends (see `rlvr.learn.update.packing`); None for padded rows."""
 
-    @property
-    def count(self) -> int:
-        """How many rows there are."""
-        return len(self.lengths)
-
-    @property
-    def computed(self) -> int:
-        """How many tokens the model really computes."""
-        return self.input_ids.numel()
-
 
 class Rows:
-    """All rows of a step: their tokens, which of them were acted, and where each row's entries lie in the flat vectors.
+    """All rows of a step: their tokens, which of them were acted, and the position of each row's entries in the flat vectors.
 
     >>> Rows([[5, 6, 2], [5, 7]], [[False, True, True], [False, True]]).entries
     3
@@ -63,12 +55,12 @@ class Rows:
         self.places = [np.flatnonzero(np.asarray(row, dtype=bool)) for row in acted]
         self.trained = np.array([len(p) for p in self.places], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(self.trained)])
-        # the last acted token is only predicted, never read: what stands from there on is no input
+        # the last acted token is only predicted: it and everything after it is not an input
         self.inputs = np.array([p[-1] if len(p) else 0 for p in self.places], dtype=np.int64)
 
     @property
     def entries(self) -> int:
-        """How many acted tokens there are in all."""
+        """The total number of acted tokens."""
         return int(self.starts[-1])
 
     def flat(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -79,11 +71,11 @@ class Rows:
         return torch.from_numpy(np.concatenate(parts)).to(dtype)
 
     def repeat(self, per_row: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        """One number per row, written at each of its entries."""
+        """One number per row, repeated for each of its entries."""
         return torch.from_numpy(np.repeat(np.asarray(per_row, dtype=np.float64), self.trained)).to(dtype)
 
     def nested(self, flat: Tensor) -> list[list[float]]:
-        """The way back: one list per row over all its tokens, 0.0 where the policy did not act."""
+        """The inverse of `flat`: one list per row over all its tokens, 0.0 where the policy did not act."""
         values = flat.detach().double().cpu().numpy()
         out = []
         for i, places in enumerate(self.places):
@@ -93,12 +85,12 @@ class Rows:
         return out
 
     def batches(self, chosen: Sequence[int], *, budget: int, device: torch.device | str = "cpu") -> Iterator[Batch]:
-        """The chosen rows as micro-batches of at most `budget` computed tokens (a longer row stands alone)."""
+        """The chosen rows as micro-batches of at most `budget` computed tokens (a longer row is a micro-batch of its own)."""
         for rows in self.plan(chosen, budget):
             yield self.padded(rows, device)
 
     def plan(self, chosen: Sequence[int], budget: int) -> list[list[int]]:
-        """Which rows go together: neighbours in length, so that little is padding."""
+        """Rows grouped into micro-batches by similar length, so that there is little padding."""
         order = sorted((i for i in chosen if self.trained[i]), key=lambda i: (-int(self.inputs[i]), i))
         bins: list[list[int]] = []
         widest = 0
@@ -113,17 +105,21 @@ class Rows:
         """How many tokens the model computes for these rows as one micro-batch."""
         return len(rows) * max(1, int(self.inputs[list(rows)].max()))
 
-    def padded(self, rows: list[int], device: torch.device | str = "cpu") -> Batch:
+    def padded(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Batch:
         """These rows as one micro-batch, padded on the right to the longest."""
-        lengths = self.inputs[rows]
+        lengths = self.inputs[list(rows)]
         width = int(lengths.max())
         ids = np.zeros((len(rows), width), dtype=np.int64)
         for r, i in enumerate(rows):
             ids[r, : lengths[r]] = self.tokens[i][: lengths[r]]
-        source = np.concatenate([r * width + self.places[i] - 1 for r, i in enumerate(rows)])
+        return self.laid(rows, ids, [r * width + self.places[i] - 1 for r, i in enumerate(rows)], device)
+
+    def laid(self, rows: Sequence[int], ids: Numbers, source: Sequence[Numbers], device: torch.device | str, layout: Any = None) -> Batch:
+        """These rows as one micro-batch, given the arranged tokens and where in them each row's entries are predicted."""
         target = np.concatenate([self.tokens[i][self.places[i]] for i in rows])
-        row = np.repeat(np.arange(len(rows)), self.trained[rows])
+        row = np.repeat(np.arange(len(rows)), self.trained[list(rows)])
         take = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in rows])
-        tensors = (torch.from_numpy(a).to(device) for a in (ids, source, target, row, take))
-        ids_t, source_t, target_t, row_t, take_t = tensors
-        return Batch(ids_t, tuple(int(n) for n in lengths), source_t, target_t, row_t, take_t)
+        ids_t, source_t, target_t, row_t, take_t = (
+            torch.from_numpy(a).to(device) for a in (ids, np.concatenate(source), target, row, take)
+        )
+        return Batch(ids_t, len(rows), source_t, target_t, row_t, take_t, layout)

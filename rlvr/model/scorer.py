@@ -1,6 +1,6 @@
-"""Scorer: a reward model. A causal model's trunk with one number read off the last token of prompt and answer.
+"""The reward model: a causal model's trunk with a head that gives one score at the last token of prompt and answer.
 
-It is saved as what transformers calls a sequence classifier with one label, so that anybody can load it.
+It is saved as a sequence classifier of transformers with one label, so that other tools can load it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Rows = Sequence[Sequence[int]]
 
 
 def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
-    """A classifier with one label: the trunk of the model in a folder with a new head, or one made on the spot."""
+    """A classifier with one label: the trunk of the model in a folder with a new head, or a new model from a configuration."""
     torch.manual_seed(seed)
-    transformers.utils.logging.set_verbosity_error()  # it would report that the head is new, which it is meant to be
+    transformers.utils.logging.set_verbosity_error()  # it would warn that the head is new, which is intended
     dtype = getattr(torch, config.dtype)
     try:
         if config.path is not None:
@@ -40,7 +40,7 @@ def scorer_from(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
         return AutoModelForSequenceClassification.from_config(shape, dtype=dtype)
     except Exception as error:
         raise ConfigError(
-            f"no reward model can be made of {config}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            f"no reward model can be built from {config}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
 
 
@@ -56,7 +56,7 @@ class Scorer(nn.Module):
         self.model = model
 
     def forward(self, rows: Rows) -> Tensor:
-        """One score a row. Padding stands on the right, where no real token sees it."""
+        """One score per row. Padding is on the right, where no real token attends to it."""
         device = next(self.model.parameters()).device
         width = max(map(len, rows))
         ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)
@@ -67,16 +67,16 @@ class Scorer(nn.Module):
 
 
 def scorer_in(folder: Path) -> Scorer:
-    """A trained one, to be asked and no longer trained."""
-    transformers.utils.logging.set_verbosity_error()  # what is missing is said below
+    """Load a trained reward model for scoring."""
+    transformers.utils.logging.set_verbosity_error()  # missing weights are reported below
     try:
         model, found = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{folder} holds no reward model: {' '.join(str(error).split())[:300]}") from error
+        raise ConfigError(f"{folder} does not contain a reward model: {' '.join(str(error).split())[:300]}") from error
     if found["missing_keys"] or model.config.num_labels != 1:
         kind = " or ".join(model.config.architectures or ["model"])
         raise ConfigError(
-            f"{folder} holds no reward model but a {kind} with no head that gives one score; "
+            f"{folder} does not contain a reward model but a {kind} without a head that gives one score; "
             "name the checkpoints/last of a run of `rlvr train reward_model`"
         )
     return Scorer(model).eval().requires_grad_(False)

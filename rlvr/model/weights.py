@@ -1,4 +1,4 @@
-"""The policy's weights: loaded from a folder, or made on the spot from a configuration; and its tokenizer in transformers' form."""
+"""The policy's weights, loaded from a folder or created from a configuration; and its tokenizer in transformers' form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import EOS, SPECIALS, UNKNOWN, CharTokenizer, HFTokenizer
 
-fast: Any = importlib.import_module("tokenizers")  # by name: type checkers take `tokenizers` for the module beside this one
+fast: Any = importlib.import_module("tokenizers")  # by name: type checkers confuse `tokenizers` with our own module
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'assistant' %}<policy>{{ message.content }}<eos>"
     "{% else %}<user>{{ message.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<policy>{% endif %}"
@@ -23,43 +23,43 @@ TEMPLATE = (
 
 
 def model_from(config: ModelConfig, tokenizer: TokenizerContract | None = None, seed: int = 0) -> Any:
-    """The policy as a Hugging Face causal language model; a tokenizer is needed only to make a new one."""
+    """The policy as a Hugging Face causal language model; a tokenizer is needed only to create a new one."""
     dtype = getattr(torch, config.dtype)
     if config.path is not None:
         if not Path(config.path).is_dir():
-            raise ConfigError(f"model.path is {config.path!r}, which is no folder; give one that holds a Hugging Face model")
+            raise ConfigError(f"model.path is {config.path!r}, which is not a folder; name a folder with a Hugging Face model")
         return _model_in(config.path, dtype)
     settings = dict(config.config or {})
     family = settings.pop("model_type", None)
     if not isinstance(family, str):
         raise ConfigError("model.config has no model_type; write for example model_type: qwen2")
     if tokenizer is None:
-        raise ConfigError("a model made from a config needs a tokenizer to know its vocabulary")
+        raise ConfigError("a model created from a config needs a tokenizer to know its vocabulary")
     ids = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
     torch.manual_seed(seed)
     try:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(ids | settings)), dtype=dtype)
     except Exception as error:
-        raise ConfigError(f"model.config makes no model: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise ConfigError(f"model.config does not build a model: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
 def _model_in(folder: str, dtype: torch.dtype) -> Any:
-    """The model of a folder, with every weight from there, and fit to be saved again."""
-    logging.disable_progress_bar()  # one bar at a time, and it is ours
+    """The model of a folder, with every weight loaded from it, and with a generation config that can be saved again."""
+    logging.disable_progress_bar()  # only our own progress bar
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    except Exception as error:  # a torn file, other shapes, no JSON: each library has an error of its own
-        raise ConfigError(f"model.path {folder!r} does not hold a causal language model: {' '.join(str(error).split())[:300]}") from error
+    except Exception as error:  # a truncated file, other shapes, invalid JSON: each library raises its own error
+        raise ConfigError(f"model.path {folder!r} contains no causal language model: {' '.join(str(error).split())[:300]}") from error
     model, found = loaded
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
-            f"model.path {folder!r} does not hold a whole causal language model: {len(missing)} weights are missing, such as "
-            f"{missing[0]}, and would be random; is it a reward model, or a copy that broke off?"
+            f"model.path {folder!r} does not contain a complete causal language model: {len(missing)} weights are missing, such as "
+            f"{missing[0]}, and would be random; is it a reward model, or an incomplete copy?"
         )
     usual = model.generation_config
     try:
         usual.validate(strict=True)
-    except ValueError:  # such as a temperature without do_sample: it loads, and could never be saved
+    except ValueError:  # such as a temperature without do_sample: it loads but cannot be saved
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")
         model.generation_config = GenerationConfig(**{name: getattr(usual, name) for name in ids})
     return model
@@ -68,8 +68,8 @@ def _model_in(folder: str, dtype: torch.dtype) -> Any:
 def exported(tokenizer: TokenizerContract) -> Any:
     """The tokenizer as transformers saves and loads it, so that a checkpoint folder is complete.
 
-    Characters are written as byte-level symbols (a space as Ġ): AutoTokenizer makes a byte-level tokenizer of its own out of any
-    folder whose model is a Qwen2, and would lose what its symbols do not name.
+    Characters are written as byte-level symbols (a space as Ġ): AutoTokenizer loads any folder whose model is a Qwen2 as a
+    byte-level tokenizer, and would lose characters that are not byte-level symbols.
     """
     if isinstance(tokenizer, HFTokenizer):
         return tokenizer.tokenizer
@@ -89,5 +89,5 @@ def exported(tokenizer: TokenizerContract) -> Any:
 
 
 def parameters(model: Any) -> int:
-    """How many numbers there are to learn."""
+    """The number of parameters."""
     return sum(weight.numel() for weight in model.parameters())

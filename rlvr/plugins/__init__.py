@@ -1,1 +1,1 @@
-"""Names to plugins: the registry, and what other packages bring."""
+"""The registry: finds and builds plugins by name, including those of other packages."""

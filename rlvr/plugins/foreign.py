@@ -1,4 +1,4 @@
-"""What other packages bring: their entry points, read as metadata alone, so that a broken package hides nobody else's."""
+"""Plugins of other packages: their entry points, read from metadata only, so that a broken package does not hide the others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from importlib.metadata import Distribution, EntryPoint, distributions, entry_po
 
 
 def points(group: str) -> dict[str, list[EntryPoint]]:
-    """The entry points of a group, by name; a name that several packages claim has several.
+    """The entry points of a group, by name; a name that several packages use has several.
 
     >>> points("rlvr.nothing")
     {}
     """
     try:
         found = list(entry_points(group=group))
-    except Exception:  # one package's malformed entry_points.txt must not hide everybody else's plugins
+    except Exception:  # one malformed entry_points.txt must not hide the plugins of other packages
         found = [point for dist in distributions() for point in _readable(dist) if point.group == group]
     named: dict[str, list[EntryPoint]] = {}
     for point in found:
@@ -24,7 +24,7 @@ def points(group: str) -> dict[str, list[EntryPoint]]:
 
 
 def owner(dist: Distribution | None) -> str:
-    """The name of the package that brings an entry point.
+    """The name of the package that defines an entry point.
 
     >>> owner(None)
     '?'
@@ -36,7 +36,7 @@ def owner(dist: Distribution | None) -> str:
 
 
 def packages(groups: Iterable[str]) -> set[str]:
-    """What the entry points of these groups import, by the first part of the name.
+    """The top-level packages that the entry points of these groups import.
 
     >>> packages(["rlvr.nothing"])
     set()

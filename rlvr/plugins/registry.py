@@ -1,10 +1,10 @@
-"""Names to plugins: `build("verifier", "numeric", tolerance=0.01)`.
+"""Find and build plugins by name: `build("verifier", "numeric", tolerance=0.01)`.
 
 A name is looked for, in this order, as
-  1. `path/to/file.py:Object`                      a file of the user's
+  1. `path/to/file.py:Object`                      an object in a user's file
   2. a file of that name in the kind's own folder    `verifiers/numeric.py`
-  3. an entry point of that name in `rlvr.verifiers`  a package somebody installed
-Only metadata is read until one plugin is asked for; then that one alone is imported.
+  3. an entry point of that name in `rlvr.verifiers`  an installed package
+Listing plugins reads only metadata; building one imports only that one.
 The constructor's signature is the configuration schema; `needs` is filled in here.
 """
 
@@ -31,7 +31,7 @@ from rlvr.plugins import foreign
 
 PACKAGE = Path(__file__).parents[1]
 FILE_MODULE = "_rlvr_plugin_"
-"""How the name of a module begins that was made of a file of the user's."""
+"""The prefix of the module name of a user's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Kind:
     plural: str
     folder: str = ""
     table: str = ""
-    """A torch-free module with `PRESETS` (name to an object with a `summary`) and `factory(name)`: for plugins that are rows, not files."""
+    """For plugins that are rows of a table: a torch-free module with `PRESETS` (name to an object with a `summary`) and `factory(name)`."""
     contract: type | None = None
-    """The class that every plugin of the kind derives from."""
+    """The base class of every plugin of the kind."""
 
     @property
     def group(self) -> str:
@@ -80,7 +80,7 @@ class Entry:
     name: str
     kind: str
     source: str
-    """`rlvr`, the distribution that brings it, or the file it stands in."""
+    """`rlvr`, the distribution that provides it, or the file that contains it."""
     summary: str = ""
     error: str = ""
     point: EntryPoint | None = None
@@ -88,7 +88,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Everything a worker in another process needs to build the same plugin: plain data, no registry state.
+    """What another process needs to build the same plugin, as plain data.
 
     >>> Spec("verifier", "numeric", {"tolerance": 0.01}).kwargs
     {'tolerance': 0.01}
@@ -99,12 +99,12 @@ class Spec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self) -> Any:
-        """The plugin itself."""
+        """Build the plugin."""
         return build(self.kind, self.name, **self.kwargs)
 
 
 def kind_of(word: str) -> Kind:
-    """The kind meant by `env`, `envs`, ...; a clear error for anything else."""
+    """The kind for a word such as `env` or `envs`; anything else is an error."""
     for kind in KINDS.values():
         if word in (kind.name, kind.plural):
             return kind
@@ -112,13 +112,13 @@ def kind_of(word: str) -> Kind:
 
 
 def entries(kind: str) -> list[Entry]:
-    """Everything registered of one kind, sorted by name; nothing is imported."""
+    """All registered plugins of one kind, sorted by name; nothing is imported."""
     k = kind_of(kind)
     found = {name: Entry(name, k.name, "rlvr", summary) for name, summary in _ours(k).items()}
     for name, points in foreign.points(k.group).items():
         owners = sorted({foreign.owner(point.dist) for point in points} | ({"rlvr"} if name in found else set()))
         if len(owners) > 1:
-            clash = f"{' and '.join(owners)} both claim {k.name} {name!r}; uninstall one, or name the object as path/to/file.py:Object"
+            clash = f"{' and '.join(owners)} both define the {k.name} {name!r}; uninstall one, or write path/to/file.py:Object"
             found[name] = Entry(name, k.name, " + ".join(owners), error=clash)
         else:
             found[name] = Entry(name, k.name, owners[0], f"from {points[0].value}", point=points[0])
@@ -126,7 +126,7 @@ def entries(kind: str) -> list[Entry]:
 
 
 def examined(kind: str) -> list[Entry]:
-    """Like `entries`, but every plugin of another package is imported, so that a broken one shows its error."""
+    """Like `entries`, but imports every plugin of other packages, so that a broken one shows its error."""
     rows = []
     for entry in entries(kind):
         if entry.point and not entry.error:
@@ -140,7 +140,7 @@ def examined(kind: str) -> list[Entry]:
 
 
 def load(kind: str, name: str) -> Callable[..., Any]:
-    """Import one plugin and hand back its factory (usually its class)."""
+    """Import one plugin and return its factory (usually its class)."""
     k = kind_of(kind)
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a {k.name} needs a name, got {name!r}; `rlvr list {k.plural}` shows all")
@@ -163,13 +163,13 @@ def load(kind: str, name: str) -> Callable[..., Any]:
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"{k.name} {name!r} of {entry.source} does not import: {type(error).__name__}: {error}; mend or uninstall that package"
+            f"{k.name} {name!r} of {entry.source} cannot be imported: {type(error).__name__}: {error}; fix or uninstall that package"
         ) from error
     return _callable(factory, k, name)
 
 
 def build(kind: str, name: str, /, **kwargs: Any) -> Any:
-    """Build a plugin by name, its needs filled in.
+    """Build a plugin by name, together with the plugins that it needs.
 
     >>> build("verifier", "numeric", tolerance=0.01)        # doctest: +SKIP
     """
@@ -192,21 +192,21 @@ def build(kind: str, name: str, /, **kwargs: Any) -> Any:
         made = factory(**given)
         if k.contract is not None and not isinstance(made, k.contract):
             raise PluginError(
-                f"{k.name} {name!r} is a {type(made).__name__}, not an rlvr.{k.contract.__name__}; derive its class from that"
+                f"{k.name} {name!r} is a {type(made).__name__}, not an rlvr.{k.contract.__name__}; derive its class from that one"
             )
         return made
-    except (Exception, SystemExit) as error:  # a constructor that leaves must not take the command with it, as if all were well
+    except (Exception, SystemExit) as error:  # a constructor that calls sys.exit must not end the command with success
         for plugin in built:
             plugin.close()
         if isinstance(error, RlvrError):
             raise
         if isinstance(error, TypeError | ValueError):
-            raise ConfigError(f"{k.name} {name!r} refuses its settings {_short(kwargs)}: {error}") from error
+            raise ConfigError(f"{k.name} {name!r} rejects its settings {_short(kwargs)}: {error}") from error
         raise PluginError(f"{k.name} {name!r} cannot be built: {type(error).__name__}: {error}") from error
 
 
 def from_config(kind: str, wanted: Any) -> Any:
-    """A plugin from what a configuration says: a name, a mapping with a `name`, or the thing itself."""
+    """A plugin from a configuration: a name, a mapping with a `name`, or the plugin itself."""
     if isinstance(wanted, str):
         return build(kind, wanted)
     if isinstance(wanted, Mapping):
@@ -219,7 +219,7 @@ def from_config(kind: str, wanted: Any) -> Any:
 
 
 def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The settings that a plugin takes: its constructor's keyword arguments."""
+    """The settings of a plugin: its constructor's keyword arguments."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
@@ -229,25 +229,25 @@ def parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def check_arguments(kind: str, name: str, fields: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
-    """Refuse a setting that the plugin does not have, with the nearest one it has."""
+    """Raise an error for a setting that the plugin does not have, naming the nearest one."""
     for key in given:
         if key not in fields:
             raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {suggest(key, fields)}")
 
 
 def module_of(target: str) -> tuple[Path, str]:
-    """Split `path/to/file.py:Object` and see that the file is there."""
+    """Split `path/to/file.py:Object` and check that the file exists."""
     where, _, attribute = target.rpartition(":")
     path = Path(where).expanduser()
     if not where.endswith(".py") or not attribute:
-        raise NotFound(f"{target!r} is no plugin name; write path/to/file.py:Object")
+        raise NotFound(f"{target!r} is not the name of a plugin; write path/to/file.py:Object")
     if not path.is_file():
-        raise NotFound(f"there is no file {where!r} (in {target!r}); give the path from the current folder, or a full one")
+        raise NotFound(f"there is no file {where!r} (in {target!r}); give an absolute path, or one relative to the current folder")
     return path.resolve(), attribute
 
 
 def _ours(kind: Kind) -> dict[str, str]:
-    """The plugins that rlvr itself brings, with their summaries."""
+    """The plugins that come with rlvr, with their summaries."""
     if kind.table:
         return {name: preset.summary for name, preset in importlib.import_module(kind.table).PRESETS.items()}
     folder = PACKAGE / kind.folder
@@ -269,7 +269,7 @@ def _first_line(text: str | None) -> str:
 
 def _from_file(kind: Kind, target: str) -> Callable[..., Any]:
     path, attribute = module_of(target)
-    # the same file is the same module, whoever asks; another file of that name is another module
+    # a file is imported once, as one module; another file with the same name is another module
     alias = f"{FILE_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if alias not in sys.modules:
         spec = importlib.util.spec_from_file_location(alias, path)
@@ -281,9 +281,9 @@ def _from_file(kind: Kind, target: str) -> Callable[..., Any]:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[alias]
-            hint = "install it, or, where it is a file beside this one, make a package of both (`rlvr new`)"
-            mend = hint if isinstance(error, ImportError) else "mend that file"
-            raise PluginError(f"{path} does not import: {type(error).__name__}: {error}; {mend}") from error
+            hint = "install it, or, if it is a file next to this one, make a package of both (`rlvr new`)"
+            fix = hint if isinstance(error, ImportError) else "fix that file"
+            raise PluginError(f"{path} cannot be imported: {type(error).__name__}: {error}; {fix}") from error
     return _factory(sys.modules[alias], attribute, kind, target)
 
 
@@ -296,9 +296,9 @@ def _import(dotted: str, kind: Kind, name: str) -> ModuleType:
         extra = EXTRAS.get((error.name or "").split(".")[0])
         if extra:
             raise MissingExtra((error.name or "").split(".")[0], extra) from error
-        raise PluginError(f"{kind.name} {name!r} does not import: {error}") from error
+        raise PluginError(f"{kind.name} {name!r} cannot be imported: {error}") from error
     except Exception as error:
-        raise PluginError(f"{kind.name} {name!r} does not import: {type(error).__name__}: {error}") from error
+        raise PluginError(f"{kind.name} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 EXTRAS: Mapping[str, str] = {

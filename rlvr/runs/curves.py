@@ -1,4 +1,4 @@
-"""The curves of a training run, as plain data: which numbers of its logs belong together, averaged down to what an eye can tell apart."""
+"""The curves of a training run as plain data: the logged numbers, grouped into panels and averaged down to at most 1000 points."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 POINTS = 1000
-"""Points of a curve; a longer one is averaged down to so many."""
+"""The most points of a curve; a longer one is averaged down."""
 PANELS: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward", "reward_std"),
     "accuracy": ("eval/accuracy", "accuracy"),
@@ -20,11 +20,11 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "groups without a spread": ("frac_reward_zero_std",),
     "step time by phase, seconds": ("step_time", "time/sample", "time/verify_waited", "time/update"),
 }
-"""Title, and which numbers of the logs. One without any number is not shown."""
+"""Each panel's title and its numbers in the logs. A panel without data is not shown."""
 
 
 def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The panels that have a number, from one row a step.
+    """The panels that have data, from one row per step.
 
     >>> panels([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0}])
     [{'title': 'reward', 'steps': [1, 2], 'lines': {'reward': [0.5, 1.0]}}]

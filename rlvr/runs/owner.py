@@ -1,4 +1,4 @@
-"""Who made a thing that may outlive us, and whether whoever made it still lives. What the dead left is swept away at the next start."""
+"""Record which process owns a temporary folder, and remove the folders of processes that no longer run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from functools import lru_cache
 from pathlib import Path
 
 NOTE = "owner"
-"""The file in a folder of ours that says whose it is."""
+"""The file in a folder that records its owner."""
 
 
 def own_folder(prefix: str, within: str | None = None) -> Path:
-    """A new folder with our name in it, in the place for temporary files or in another one."""
+    """A new folder owned by this process, in `within` or in the folder for temporary files."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
     (folder / NOTE).write_text(owner(os.getpid()), "utf-8")
     return folder
 
 
 def sweep(prefix: str, within: str | None = None) -> int:
-    """Remove the folders of that kind whose owners are dead. How many there were."""
+    """Remove the folders with that prefix whose owners no longer run; return their number."""
     removed = 0
     for folder in Path(within or tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
@@ -33,8 +33,8 @@ def sweep(prefix: str, within: str | None = None) -> int:
 
 
 def clear_away(folder: Path) -> None:
-    """Remove a folder of ours, whatever rights a program left in it. The note goes last: of what cannot go, the owner stays known."""
-    if os.geteuid() != 0:  # whom no rights keep out
+    """Remove a folder, whatever permissions a program set in it. The owner's file goes last, in case something cannot be removed."""
+    if os.geteuid() != 0:  # permissions do not restrict root
         for above, inside, _ in os.walk(folder):
             for shut in (Path(above, name) for name in inside):
                 if not shut.is_symlink():
@@ -47,12 +47,12 @@ def clear_away(folder: Path) -> None:
 
 @lru_cache(maxsize=4)
 def owner(pid: int) -> str:
-    """Who we are, so that another process can tell whether we still live: machine, boot, process space, pid, time of birth."""
+    """A label by which another process can check that this one still runs: host, boot, pid namespace, pid, start time."""
     return "|".join((*place(), str(pid), _birth(pid)))
 
 
 def dead(label: str) -> bool:
-    """Whether the owner of that name is known to be gone. Of another machine, or another process space, nothing is known."""
+    """Whether the owner with that label is known to have exited. Unknown (False) for other hosts and pid namespaces."""
     host, boot, space, pid, birth = (label.split("|") + [""] * 5)[:5]
     here = place()
     if host == here[0] and boot and boot != here[1]:
@@ -62,7 +62,7 @@ def dead(label: str) -> bool:
 
 @lru_cache(maxsize=1)
 def place() -> tuple[str, str, str]:
-    """Where process ids mean what they mean to us: machine, boot, process space."""
+    """Where the process ids of this process are valid: host, boot, pid namespace."""
     boot = _read("/proc/sys/kernel/random/boot_id").strip()
     try:
         space = str(os.stat("/proc/self/ns/pid").st_ino)
@@ -72,7 +72,7 @@ def place() -> tuple[str, str, str]:
 
 
 def _birth(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty when there is none."""
+    """The start time of a process, in clock ticks; empty if it does not run."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else ""
 

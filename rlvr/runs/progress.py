@@ -1,4 +1,4 @@
-"""Long work, seen: a bar with its numbers on a terminal, plain lines in a log."""
+"""Show the progress of long work: a bar with numbers on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 QUIET_SECONDS = 5.0
-"""In a log, at most one line in so many seconds."""
+"""The least number of seconds between two lines in a log."""
 
 
 class Work:
@@ -20,7 +20,7 @@ class Work:
     """
 
     def __init__(self, console: Console, title: str, total: int, done: int = 0, *, patience_s: float = 0.0) -> None:
-        """`patience_s`: work that is over so soon leaves no line in a log."""
+        """`patience_s`: no line is logged before so many seconds have passed."""
         self.console, self.title, self.total, self.done, self.patience_s = console, title, total, done, patience_s
         self._said = 0.0
         self._began = time.monotonic()
@@ -38,7 +38,7 @@ class Work:
             self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
 
     def advance(self, numbers: Mapping[str, float | str], by: int = 1) -> None:
-        """One step is done; show its numbers."""
+        """Count `by` finished steps and show the numbers."""
         self.done += by
         text = "  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items())
         if self._bar is not None:

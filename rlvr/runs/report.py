@@ -1,4 +1,4 @@
-"""What a run has to show at its end: a curve in the terminal and one as a picture."""
+"""Plot the reward curve of a finished run, in the terminal and as a PNG."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""The bits of a braille sign, two columns by four rows."""
+"""The bits of a braille character, two columns by four rows."""
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
@@ -19,7 +19,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def plot(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:
-    """A curve in braille signs, with its axis: something to look at in any terminal."""
+    """A curve in braille characters with axis labels, for any terminal."""
     if not values:
         return f"{title}: nothing to plot"
     low, high = min(values), max(values)

@@ -1,15 +1,15 @@
-"""The run folder: everything a run leaves behind, and nothing else.
+"""The run folder: all outputs of a run.
 
     config.yaml        the resolved configuration
-    versions.json      Python, packages, machine
-    metrics.jsonl      one object a step; the same numbers every time the run is repeated
-    timings.jsonl      one object a step: timings; they differ from run to run
-    episodes.jsonl     one object an episode: text, tokens, verdict with reasons, advantage
+    versions.json      Python, packages, platform
+    metrics.jsonl      one object per step; a repetition of the run gives the same numbers
+    timings.jsonl      one object per step: timings, which differ from run to run
+    episodes.jsonl     one object per episode: text, tokens, verdict with reasons, advantage
     checkpoints/       see rlvr.learn.checkpoint
     reward.png         the reward curve
     report.json        what `rlvr train --json` prints
 
-A run is never overwritten. It is resumed only with the configuration it was started with.
+A run is never overwritten, and is resumed only with the configuration it was started with.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from rlvr.mdp.rules import last_acted
 LOGS = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")
 Learned = tuple[Sequence[float], Sequence[float] | None]
-"""What the learner made of an episode: advantages by token, and log-ratios to the sampler where it looked at it."""
+"""What the learner computed for an episode: the advantage of each token, and the log-ratio of trainer to sampler if it has it."""
 
 
 class Reports:
-    """Who is told of a run beside its folder: nobody here; see `rlvr.learn.trackers`.
+    """Where a run is reported besides its folder. This base class reports nowhere; see `rlvr.learn.trackers`.
 
     >>> Reports().metrics({"step": 1, "reward": 0.5})
     """
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        """One step's numbers."""
+        """Report one step's numbers."""
 
     def episodes(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One step's episodes, as they are written."""
+        """Report one step's episodes, as written to the log."""
 
 
 class RunLog:
-    """A run folder being written.
+    """Writes a run folder.
 
     >>> run = RunLog.create(Path("runs/a"), config)                  # doctest: +SKIP
     >>> run.metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})                      # doctest: +SKIP
@@ -59,64 +59,64 @@ class RunLog:
 
     def __init__(self, folder: Path, *, writes: bool = True, reports: Reports | None = None) -> None:
         self.folder, self.writes, self.reports = folder, writes, reports or Reports()
-        """Of several processes only the main one writes."""
+        """With several processes, only the main one writes."""
         self._files: dict[str, TextIO] = {}
 
     @classmethod
     def create(cls, folder: Path, config: RunConfig) -> RunLog:
-        """A new folder. One that holds anything already is refused."""
+        """A new folder. One that is not empty is an error."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not unbegun(folder):
                 raise ConfigError(
-                    f"{folder} is not empty, and a run is never overwritten; choose another --out, or continue it with --resume"
+                    f"{folder} is not empty and is not overwritten; choose another --out, or continue the run in it with --resume"
                 )
             (folder / "versions.json").write_text(json.dumps(versions(), indent=2) + "\n", "utf-8")
             (folder / ".config.part").write_text(config.dump(), "utf-8")
-            (folder / ".config.part").replace(folder / "config.yaml")  # from here on it is a run
+            (folder / ".config.part").replace(folder / "config.yaml")  # with this file the folder counts as a run
         except OSError as error:
             raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}; choose another --out") from error
         return cls(folder)
 
     @classmethod
     def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
-        """An existing folder, to go on with. One whose configuration differs is refused."""
+        """An existing folder, to resume. A different configuration is an error."""
         changed = differing(config_of(folder), config)
         if changed:
             longer = len(changed) == 1 and changed[0].startswith("train.steps")
-            further = f", to train it further with model.path={folder / 'checkpoints' / 'last'}" if longer else ""
+            further = f" and continue training with model.path={folder / 'checkpoints' / 'last'}" if longer else ""
             raise ConfigError(
-                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it with the same, "
+                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it with the same one, "
                 f"or choose another --out{further}"
             )
         return cls(folder)
 
     def metrics(self, row: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """Append one step's numbers, those that a repetition would give again apart from those of the clock."""
+        """Append one step's numbers; timings go to a separate file, because they are not reproducible."""
         self._append("metrics.jsonl", [row])
         self._append("timings.jsonl", [timings])
         self.reports.metrics({**row, **timings})
 
     def episodes(self, step: int, groups: Sequence[Sequence[Episode]], learned: Sequence[Sequence[Learned]]) -> None:
-        """Append one step's episodes, each with what the learner made of it."""
+        """Append one step's episodes, each with its advantages."""
         rows = [
             episode_row(step, episode, *told)
             for group, tellings in zip(groups, learned, strict=True)
             for episode, told in zip(group, tellings, strict=True)
-            if not episode.meta.get("mismatched")  # nobody ever said that
+            if not episode.meta.get("mismatched")  # not an answer of the policy
         ]
         self._append("episodes.jsonl", rows)
         self.reports.episodes(step, rows)
 
     def offsets(self) -> dict[str, int]:
-        """How long each log is now; everything up to there is on the disk."""
+        """The current length of each log, after writing everything to disk."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
         return {name: (self.folder / name).stat().st_size for name in LOGS if (self.folder / name).exists()}
 
     def rewind(self, offsets: Mapping[str, int]) -> None:
-        """Cut the logs back to a checkpoint: what came after it will come again."""
+        """Truncate the logs to a checkpoint; the steps after it will be repeated."""
         self.close()
         for name in LOGS if self.writes else ():
             path = self.folder / name
@@ -125,7 +125,7 @@ class RunLog:
                     file.truncate(min(offsets.get(name, 0), path.stat().st_size))
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
-        """One small file, written whole or not at all."""
+        """Write a small JSON file atomically."""
         if not self.writes:
             return
         partial = self.folder / f".{name}.part"
@@ -133,7 +133,7 @@ class RunLog:
         partial.replace(self.folder / name)
 
     def close(self) -> None:
-        """Close the logs; called any number of times."""
+        """Close the logs. May be called more than once."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -150,9 +150,9 @@ class RunLog:
 
 
 def episode_row(step: int, episode: Episode, advantages: Sequence[float], log_ratio: Sequence[float] | None = None) -> dict[str, Any]:
-    """One episode as plain JSON. `advantage` is that of the policy's last token; all are written where they are not one and the same.
+    """One episode as plain JSON. `advantage` is that of the policy's last token; `advantages` has all of them if they differ.
 
-    `log_ratio` says of each token how much likelier the trainer found it, before it learned from it, than the sampler did.
+    `log_ratio` is, for each token, the trainer's log-probability before the update minus the sampler's.
     """
     told: dict[str, Sequence[float]] = {} if log_ratio is None else {"log_ratio": log_ratio}
     if len({value for value, own in zip(advantages, episode.acted, strict=False) if own}) > 1:
@@ -181,9 +181,9 @@ def episode_row(step: int, episode: Episode, advantages: Sequence[float], log_ra
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run folder: two that write to it would tear its logs and remove each other's checkpoints.
+    """Lock a run folder: two processes that write to it would corrupt its logs and remove each other's checkpoints.
 
-    The system lets go of the lock however a process ends.
+    The operating system releases the lock however the process ends.
     """
     with (folder / "config.yaml").open("r+b") as file:
         try:
@@ -192,34 +192,34 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"another process is training in {folder}; wait for it or stop it, or choose another --out") from error
-        except (ImportError, OSError):  # not every system has locks; there the user has to take care
+        except (ImportError, OSError):  # without file locks the user must prevent this
             pass
         yield
 
 
 def unbegun(folder: Path) -> bool:
-    """Whether a folder holds nothing yet, or only what a run leaves that was killed while it made its folder."""
-    return folder.is_dir() and all(path.name in ("versions.json", ".config.part") for path in folder.iterdir())
+    """Whether a folder is missing, empty, or has only the files of a run that was killed while it created its folder."""
+    return not folder.exists() or (folder.is_dir() and all(path.name in ("versions.json", ".config.part") for path in folder.iterdir()))
 
 
 def config_of(folder: Path) -> RunConfig:
     """The configuration that a run was started with."""
     path = folder / "config.yaml"
     if not path.is_file():
-        raise NotFound(f"{folder} is no run folder: it has no config.yaml; name a folder that `rlvr train` wrote")
+        raise NotFound(f"{folder} is not a run folder: it has no config.yaml; give a folder that `rlvr train` wrote")
     return check(read_yaml(path), str(path))
 
 
 def appended(path: Path) -> TextIO:
-    """A log to add lines to. Half a surrogate pair, which a text from outside may hold, is no UTF-8: it is written as JSON's escape."""
+    """Open a log to append lines. A lone surrogate, which is not valid UTF-8, is written as a JSON escape."""
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 
 def rows_of(path: Path) -> Iterable[dict[str, Any]]:
-    """The objects of a JSONL file, one at a time. A torn last line (a killed run) ends it; any other is an error."""
+    """Read the objects of a JSONL file one by one. An incomplete last line (of a killed run) is skipped; any other is an error."""
     if not path.is_file():
         raise NotFound(f"there is no file {path}")
-    with path.open("rb") as file:  # in bytes: a process may be killed in the middle of a letter
+    with path.open("rb") as file:  # in bytes: a killed process may have written part of a character
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
@@ -228,12 +228,12 @@ def rows_of(path: Path) -> Iterable[dict[str, Any]]:
                     return
                 raise ConfigError(f"{path}, line {number} is not valid JSON: {error}") from error
             if not isinstance(row, dict):
-                raise ConfigError(f"{path}, line {number} holds {type(row).__name__}, not an object")
+                raise ConfigError(f"{path}, line {number} contains {type(row).__name__}, not an object")
             yield row
 
 
 def versions() -> dict[str, str]:
-    """What ran: enough to say later why two runs differ."""
+    """The versions of Python, the platform and the packages, to explain later why two runs differ."""
     found = {"rlvr": rlvr.__version__, "python": sys.version.split()[0], "platform": platform.platform()}
     for name in PACKAGES:
         try:
@@ -244,7 +244,7 @@ def versions() -> dict[str, str]:
 
 
 def differing(old: Section, new: Section) -> list[str]:
-    """Every key that differs, as `key: old -> new`."""
+    """All keys that differ, as `key: old -> new`."""
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted(a | b) if a.get(key) != b.get(key)]
 

@@ -1,1 +1,1 @@
-"""The samplers: who answers the prompts."""
+"""The samplers: the plugins that sample answers to prompts."""

@@ -1,4 +1,4 @@
-"""Choosing tokens: the distribution that is sampled from, and one token of it for each row."""
+"""Sample tokens: apply temperature, top-k and top-p, and draw one token for each row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlvr.contracts import Request, Sampling
 
 
 def uniform(requests: Sequence[Request], width: int) -> Tensor:
-    """One row of random numbers an answer, from its own seed."""
+    """One row of random numbers per answer, from its own seed."""
     generator, numbers_BT = torch.Generator(), torch.zeros(len(requests), width)
     for row, request in zip(numbers_BT, requests, strict=True):
         # one after another, so that the first n do not depend on how many are drawn
@@ -20,22 +20,24 @@ def uniform(requests: Sequence[Request], width: int) -> Tensor:
 
 
 def choose(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """A token for each row by inverting the cumulative distribution, and its log-probability."""
+    """Sample one token per row, by inverting the cumulative distribution; return it with its log-probability."""
     if sampling.temperature == 0:
         return logits_BV.argmax(dim=-1), torch.zeros_like(uniform_B)
-    logits_BV = filtered(logits_BV / sampling.temperature, sampling)
+    logits_BV = logits_BV / sampling.temperature
+    if sampling.top_k or sampling.top_p < 1:
+        logits_BV = filtered(logits_BV, sampling)
     logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     odds_BV = logits_BV.exp()
     cumulative_BV = odds_BV.cumsum(dim=-1)
     total_B = cumulative_BV[:, -1]
-    below_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))  # a product may round up to the total
+    below_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))  # it may round up to the total
     chosen_B1 = torch.searchsorted(cumulative_BV, below_B[:, None], right=True).clamp(max=logits_BV.shape[-1] - 1)
     logprob_B = logits_BV.gather(1, chosen_B1)[:, 0] - odds_BV.sum(dim=-1).log()
     return chosen_B1[:, 0], logprob_B.clamp(max=0.0)
 
 
 def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Everything outside top_k and top_p at minus infinity; nothing is sorted where neither is set."""
+    """Set all logits outside top_k and top_p to minus infinity."""
     if sampling.top_k and sampling.top_k < logits_BV.shape[-1]:
         floor_B1 = logits_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < floor_B1, -torch.inf)

@@ -1,4 +1,4 @@
-"""vLLM inside the training process: one engine, stepped by us, so that a completion is handed on the moment it ends."""
+"""vLLM in the training process: one engine, stepped by this module, so that each completion is returned as soon as it finishes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +17,13 @@ import torch
 
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.model.device import accelerator, free_cached_memory
 from rlvr.runs.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, settings
 
 PREFIX = "rlvr-vllm-"
 QUIET = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine lives in this process, where the trainer's tensors are
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run the engine in this process, which has the trainer's tensors
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -30,7 +31,7 @@ QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How much of the machine the engine may have.
+    """The resources that the engine may use.
 
     >>> Place(dtype="float32", kv_cache_gb=1.0).max_num_seqs
     256
@@ -40,16 +41,15 @@ class Place:
     max_model_len: int | None = None
     max_num_seqs: int = 256
     memory_fraction: float = 0.4
-    """Of a GPU's memory, weights and cache together; the rest is the trainer's."""
+    """The fraction of a GPU's memory for weights and cache together; the trainer uses the rest."""
     kv_cache_gb: float | None = None
-    tensor_parallel_size: int = 1
     enforce_eager: bool = False
     sleep: bool = True
-    """Whether the engine leaves its GPU memory to the trainer between sampling and the next weights."""
+    """Whether the engine releases its GPU memory to the trainer between sampling and the next weights."""
 
 
 class Colocated:
-    """A vLLM engine in this process, made for the trainer's model or for one in a folder.
+    """A vLLM engine in this process, for the trainer's model or for a model in a folder.
 
     >>> engine = Colocated(model, Place("float32"), deadline_s=600)                     # doctest: +SKIP
     """
@@ -58,7 +58,7 @@ class Colocated:
 
     def __init__(self, model: Any, place: Place, *, deadline_s: float) -> None:
         self.place, self.deadline_s = place, deadline_s
-        self.on_gpu = torch.cuda.is_available()
+        self.on_gpu = False
         self._asleep = False
         self._rounds = 0
         alone()
@@ -66,38 +66,38 @@ class Colocated:
         self._home = own_folder(PREFIX)
         try:
             with self._undisturbed():
+                self.on_gpu = not importlib.import_module("vllm.platforms").current_platform.is_cpu()  # vLLM's choice, not torch's
+                free_cached_memory()
                 self._llm = self._start(model)
+                HELD.add(id(self))
         except BaseException:
             self.close()
             raise
         self.max_model_len = int(self._llm.llm_engine.model_config.max_model_len)
 
     def take(self, model: Any, version: int) -> None:
-        """The trainer's weights in place of the old ones; what was cached under the old ones is forgotten."""
+        """Load the trainer's weights and clear the prefix cache, which belongs to the old ones."""
         if self._asleep:
+            free_cached_memory()  # of the trainer; the engine allocates its own again
             self._llm.wake_up(tags=["weights"])
         with self._undisturbed():
-            if self.place.tensor_parallel_size == 1:
-                weights = [*model.named_parameters(), *self._own_head(model)]
-                given: dict[str, Any] = {"weights_iterator": [(name, weight.detach()) for name, weight in weights]}
-            else:  # the workers are other processes
-                model.save_pretrained(str(self._home))
-                given = {"weights_path": str(self._home)}
-            self._llm.collective_rpc("reload_weights", kwargs=given)
+            weights = [*model.named_parameters(), *self._own_head(model)]
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": [(name, weight.detach()) for name, weight in weights]})
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
         if not self._llm.reset_prefix_cache():
-            raise SamplerError(f"{self.where} did not reset its prefix cache for version {version}: requests are still running in it")
+            raise SamplerError(f"{self.where} did not reset its prefix cache for version {version}: requests are still running")
 
     def rest(self) -> None:
-        """Leave the GPU to the trainer; the weights that come next wake the engine."""
+        """Release the GPU memory to the trainer; `take` wakes the engine."""
         if self.place.sleep and self.on_gpu and not self._asleep:
             self._llm.sleep(level=2)
             self._asleep = True
+            free_cached_memory()
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Each completion as it ends. The engine is stepped here: whoever does not ask for the next one holds it up."""
+        """Yield each completion as it finishes. The engine runs only while this iterator is consumed."""
         self._rounds += 1
         engine, running = self._llm.llm_engine, dict[str, int]()
         until = time.monotonic() + self.deadline_s
@@ -122,16 +122,17 @@ class Colocated:
         return {self.where: self.score}
 
     def score(self, tokens: Sequence[int]) -> list[float]:
-        """The engine's log-probability of each token but the first."""
+        """The engine's log-probability of each token except the first."""
         params = _vllm().SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         output = self._llm.generate([{"prompt_token_ids": list(tokens)}], params, use_tqdm=False)[0]
         return [float(found[token].logprob) for token, found in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
 
     def close(self) -> None:
-        """Give the memory back. vLLM keeps one distributed environment a process; it goes too."""
+        """Free the memory, and vLLM's distributed environment, of which a process can have only one."""
         llm = self.__dict__.pop("_llm", None)
         if llm is not None:
             llm.llm_engine.engine_core.shutdown()
+            HELD.discard(id(self))
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _start(self, model: Any) -> Any:
@@ -149,16 +150,15 @@ class Colocated:
         try:
             return _vllm().LLM(
                 folder,
-                load_format="auto" if isinstance(model, str) else "dummy",  # the trainer's weights come in through `take`
+                load_format="auto" if isinstance(model, str) else "dummy",  # `take` loads the trainer's weights
                 skip_tokenizer_init=True,  # ids in, ids out
-                generation_config="vllm",  # no defaults from the model's folder: `Sampling` says everything
+                generation_config="vllm",  # no defaults from the model's folder: `Sampling` sets everything
                 logprobs_mode="processed_logprobs",
                 enable_prefix_caching=True,
                 dtype=place.dtype,
                 max_model_len=place.max_model_len,
                 max_num_seqs=place.max_num_seqs,
-                tensor_parallel_size=place.tensor_parallel_size,
-                distributed_executor_backend="uni" if place.tensor_parallel_size == 1 else "mp",
+                distributed_executor_backend="uni",
                 enforce_eager=place.enforce_eager or not self.on_gpu,
                 **memory,
             )
@@ -168,9 +168,12 @@ class Colocated:
             raise ConfigError(f"vLLM cannot run this model: {type(error).__name__}: {said}{hint}") from error
 
     def _own_head(self, model: Any) -> list[tuple[str, Any]]:
-        """On a CPU vLLM keeps a packed copy of the output head, which new weights reach only if the head is not tied to the embeddings."""
+        """The weights of the output head as a separate parameter, if vLLM needs it.
+
+        On a CPU vLLM keeps a packed copy of the head, which it updates only if the head is not tied to the embeddings.
+        """
         head = model.get_output_embeddings()
-        if self.on_gpu or self.place.tensor_parallel_size > 1 or head.weight is not model.get_input_embeddings().weight:
+        if self.on_gpu or head.weight is not model.get_input_embeddings().weight:
             return []
         return [(f"{next(name for name, module in model.named_modules() if module is head)}.weight", head.weight)]
 
@@ -180,13 +183,13 @@ class Colocated:
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """Undo what vLLM does: it seeds torch anew, changes its threads and takes `set_num_threads` away."""
+        """Restore what vLLM changes: it reseeds torch, changes the number of threads and replaces `set_num_threads`."""
         from_before = {name: os.environ.get(name) for name in QUIET}
         os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
         set_threads, threads, dtype = torch.set_num_threads, torch.get_num_threads(), torch.get_default_dtype()
         try:
-            with torch.random.fork_rng(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of its own making, and nobody else can mend them
+            with random_state_kept(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # vLLM's own warnings, which users cannot fix
                 yield
         finally:
             torch.set_num_threads = set_threads
@@ -197,24 +200,41 @@ class Colocated:
                     os.environ.pop(name, None)
 
 
+HELD: set[int] = set()
+"""The engines of this process that are not closed yet, by id."""
+
+
 def _vllm() -> Any:
-    return importlib.import_module("vllm")  # by name: type checkers take it for the module beside this one
+    return importlib.import_module("vllm")  # by name: type checkers would take it for rlvr.samplers.vllm
+
+
+def random_state_kept() -> AbstractContextManager[None]:
+    """Restore the random state of the CPU and of the current device afterwards. Other devices would each allocate memory for this."""
+    current = accelerator()
+    if current is None:
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[getattr(torch, current.type).current_device()], device_type=current.type)
 
 
 def alone() -> None:
-    """Refuse to start where torch's one distributed environment is taken: vLLM needs it, and ends it when it closes."""
+    """Raise if torch.distributed is already initialized: vLLM needs it for itself, and destroys it when it closes."""
     if not torch.distributed.is_initialized():
         return
+    if HELD:
+        raise ConfigError("a process can run only one vLLM engine; close the other vllm sampler first")
     if torch.distributed.get_world_size() == 1:
-        raise ConfigError("a process has room for one vLLM engine; close the sampler that holds the other one first")
+        raise ConfigError(
+            "the vLLM engine in this process needs torch.distributed for itself, but a launcher (`accelerate launch`, `torchrun`) has "
+            "already initialized it; one process needs no launcher: start the run with `rlvr train ...`"
+        )
     raise ConfigError(
-        "the vLLM engine cannot share a process with a training run of several processes; start `vllm serve` beside it and "
-        "write sampler: {name: vllm, placement: server, urls: [...]}"
+        "the vLLM engine cannot run inside a training run with several processes; start `vllm serve` as a separate server and "
+        "set sampler: {name: vllm, placement: server, urls: [...]}"
     )
 
 
 def completion(output: Any, sampling: Sampling) -> Completion:
-    """What vLLM hands out, as ours; an ending that is neither a stop id nor the cap is an error."""
+    """A vLLM output as a Completion; if it ended neither by a stop id nor by the limit, its finish is `error`."""
     tokens = list(output.token_ids)
     logprobs = [float(found[token].logprob) for token, found in zip(tokens, output.logprobs, strict=True)]
     return finished(tokens, logprobs, str(output.finish_reason), sampling)

@@ -1,4 +1,4 @@
-"""How vLLM is asked and how it answers, the same in this process and over HTTP."""
+"""Convert requests and completions to and from vLLM's format, in process and over HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlvr.contracts import Completion, Request, Sampling
 
 
 def settings(request: Request, sampling: Sampling) -> dict[str, Any]:
-    """One request in vLLM's words: its own seed, the whole stop set and nothing but it, and the log-probability of what was sampled."""
+    """The sampling parameters of vLLM for one request: its seed, exactly the given stop ids, log-probabilities of sampled tokens."""
     return {
         "max_tokens": request.max_tokens,
         "temperature": sampling.temperature,
@@ -23,9 +23,9 @@ def settings(request: Request, sampling: Sampling) -> dict[str, Any]:
 
 
 def finished(tokens: list[int], logprobs: list[float], reason: str, sampling: Sampling) -> Completion:
-    """A completion, held to its contract: the engine's word for the end and its last token must say the same."""
+    """A completion, after checking that the engine's finish reason agrees with its last token."""
     if reason not in ("stop", "length") or not tokens or (tokens[-1] in sampling.stop_ids) != (reason == "stop"):
         return Completion([], [], "error", f"the engine ended an answer by {reason!r} with the token {tokens[-1:] or 'nothing'}")
-    if sampling.temperature == 0:  # a choice without chance: certain, whatever the logits
+    if sampling.temperature == 0:  # greedy: each token has probability 1
         logprobs = [0.0] * len(tokens)
     return Completion(tokens, [min(logprob, 0.0) for logprob in logprobs], "stop" if reason == "stop" else "length")

@@ -1,8 +1,8 @@
-"""HTTP with one deadline for a whole exchange, for samplers that ask an endpoint.
+"""HTTP client with one deadline for a whole exchange, for samplers that use an endpoint.
 
-A timeout for each read, which is what the usual clients have, lets a server that sends a byte a second hold a run for ever.
-Here looking its name up, connecting, sending and every read count against one point in time. The key goes into one header and nowhere else:
-whatever a server says is cleaned of it before it becomes a message.
+The usual clients have a timeout for each read, so a server that sends one byte per second can block a run forever. Here name
+lookup, connecting, sending and all reads share one deadline. The key goes into one header and nowhere else: it is removed
+from a server's text before that is shown in a message.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from urllib.parse import urlsplit
 from rlvr.errors import ConfigError, SamplerError
 
 MOST_BYTES = 1 << 26
-"""A longer answer is nobody's answer."""
+"""The largest response in bytes; a larger one is an error."""
 LOOK_S = 0.1
-"""How often who waits for a name to be looked up sees whether the exchange was broken off."""
+"""During a name lookup, how often to check whether the exchange was aborted."""
 SHOWN = 300
-"""How much of what a server said is shown in a message."""
+"""How many characters of a server's text are shown in a message."""
 
 
 class NoReply(SamplerError):
-    """Nobody answered, or what came was no HTTP, or it did not come in time."""
+    """No response, a response that is not HTTP, or one that did not arrive in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a server answered.
+    """A server's response.
 
     >>> Reply(200, {}, b'{"ok": true}').json()
     {'ok': True}
@@ -46,19 +46,19 @@ class Reply:
 
     status: int
     headers: Mapping[str, str]
-    """Names in small letters."""
+    """Names in lower case."""
     body: bytes
 
     def json(self) -> Any:
-        """The body, which must be JSON."""
+        """The body, parsed as JSON; ValueError if it is not JSON."""
         try:
             return json.loads(self.body)
         except RecursionError:
-            raise ValueError("brackets within brackets without end") from None
+            raise ValueError("JSON that is nested too deeply") from None
 
 
 class Http:
-    """Connections to one place, kept open and shared by any number of threads.
+    """Connections to one server, kept open and shared by any number of threads.
 
     >>> Http("http://localhost:8000").ask("GET", "/health", until=time.monotonic() + 5).status      # doctest: +SKIP
     200
@@ -71,9 +71,9 @@ class Http:
         except ValueError:
             parts, port = urlsplit(""), 0
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{cleaned(url)!r} is no URL of a server; write for example http://localhost:8000")
+            raise ConfigError(f"{cleaned(url)!r} is not the URL of a server; write for example http://localhost:8000")
         if parts.username or parts.password or parts.query:
-            raise ConfigError("a URL with a user, a password or a query in it ends up in logs; put the key into an environment variable")
+            raise ConfigError("a URL with a user, a password or a query would appear in logs; put the key into an environment variable")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.path = parts.path.rstrip("/")
         self._host, self._port = parts.hostname, port
@@ -81,13 +81,13 @@ class Http:
         self.key_variable = key_variable
         self._idle: list[http.client.HTTPConnection] = []
         self._busy: dict[http.client.HTTPConnection, socket.socket | None] = {}
-        """Connections in use, each with its socket, from before that connects."""
+        """Connections in use, each with its socket, which may not be connected yet."""
         self._lock = threading.Lock()
         self._epoch = 0
         self._closed = False
 
     def ask(self, method: str, path: str, body: Any = None, *, until: float) -> Reply:
-        """One exchange, over before `until` (on the monotonic clock) or NoReply."""
+        """Send one request and return the response; NoReply after `until` (on the monotonic clock)."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := self._key():
             headers["Authorization"] = f"Bearer {key}"
@@ -102,14 +102,14 @@ class Http:
                 self._dropped(connection)
                 early = isinstance(error, http.client.RemoteDisconnected | ConnectionResetError | BrokenPipeError)
                 if used and early and epoch == self._epoch and time.monotonic() < until:
-                    continue  # the server had closed a connection that was kept open; nothing was asked yet
-                raise NoReply(self._told(error, until)) from None  # the chain could hold headers
+                    continue  # the server had closed an idle connection before this request
+                raise NoReply(self._told(error, until)) from None  # the exception chain could contain headers
             self._returned(connection)
             return reply
 
     def reach(self, *, until: float) -> None:
-        """Connect, or NoReply; the connection is kept for the first exchange."""
-        self._key()  # one that cannot be sent is found now
+        """Connect, or raise NoReply; the connection is kept for the first exchange."""
+        self._key()  # an invalid key is an error now
         connection, _ = self._taken()
         try:
             self._connect(connection, until)
@@ -119,7 +119,7 @@ class Http:
         self._returned(connection)
 
     def abort(self) -> None:
-        """Break every exchange that is going on: the threads that wait for them go on at once, with NoReply."""
+        """Abort all exchanges in progress: the threads that wait for them get NoReply immediately."""
         with self._lock:
             self._epoch += 1
             for sock in self._busy.values():
@@ -130,28 +130,28 @@ class Http:
                 self._idle.pop().close()
 
     def close(self) -> None:
-        """Break every exchange and begin no other; a thread that is still asking leaves no connection behind."""
+        """Abort all exchanges and allow no new ones; threads that still run close their connections."""
         self._closed = True
         self.abort()
 
     def told(self, reply: Reply) -> str:
-        """A reply that is no success, in words: its status and the beginning of what it says, without the key."""
+        """An error response as a message: its status and the beginning of its text, without the key."""
         try:
             said = reply.json()
             said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
             said = said.get("message", said) if isinstance(said, dict) else said
         except ValueError:
             said = reply.body.decode("utf-8", "replace")
-        return f"{self.url} answered {reply.status}: {self._without_key(' '.join(str(said).split()))[:SHOWN] or 'nothing'}"
+        return f"{self.url} returned {reply.status}: {self._without_key(' '.join(str(said).split()))[:SHOWN] or '(empty)'}"
 
     def _connect(self, connection: http.client.HTTPConnection, until: float) -> None:
-        held: Any = connection  # its socket is one of ours
+        held: Any = connection  # untyped: its socket is a _Timed
         if held.sock is None:
             held.sock = _Timed(self._opened(connection, until))
         held.sock.until = until
 
     def _opened(self, connection: http.client.HTTPConnection, until: float) -> socket.socket:
-        """A new socket, connected to the first address of the server that takes it."""
+        """A new socket, connected to the first of the server's addresses that accepts."""
         missed: OSError = ConnectionError(f"{self._host} has no address")
         for family, kind, protocol, _, address in self._addresses(connection, until):
             sock = socket.socket(family, kind, protocol)
@@ -172,13 +172,13 @@ class Http:
         raise missed
 
     def _addresses(self, connection: http.client.HTTPConnection, until: float) -> list[tuple[Any, ...]]:
-        """Where the server is. The system looks names up for as long as it likes: a thread does that, and is left behind if need be."""
+        """The server's addresses. A name lookup has no timeout, so it runs in a thread, which is abandoned after the deadline."""
         found: Future[list[tuple[Any, ...]]] = Future()
 
         def look_up() -> None:
             try:
                 found.set_result(list(socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)))
-            except Exception as error:  # it belongs to whoever waits
+            except Exception as error:  # raised again by result()
                 found.set_exception(error)
 
         threading.Thread(target=look_up, name="name lookup", daemon=True).start()
@@ -187,16 +187,16 @@ class Http:
         return found.result()
 
     def _watched(self, connection: http.client.HTTPConnection, sock: socket.socket | None) -> None:
-        """Let `abort` know what to break, or learn that it came first."""
+        """Register the socket for `abort`; raise if the connection was already aborted."""
         with self._lock:
             if connection not in self._busy:
-                raise ConnectionAbortedError("broken off by the one who asked")
+                raise ConnectionAbortedError("aborted by the caller")
             self._busy[connection] = sock
 
     def _taken(self) -> tuple[http.client.HTTPConnection, bool]:
         with self._lock:
             if self._closed:
-                raise NoReply(f"{self.url} is asked nothing more: the connections to it are closed")
+                raise NoReply(f"{self.url} cannot be used: the connections to it are closed")
             used = bool(self._idle)
             connection: Any = self._idle.pop() if used else self._new()
             self._busy[connection] = connection.sock.sock if used else None
@@ -209,7 +209,7 @@ class Http:
 
     def _returned(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
-            if connection not in self._busy:  # it was broken off, or everything was closed
+            if connection not in self._busy:  # aborted or closed
                 connection.close()
                 return
             del self._busy[connection]
@@ -224,7 +224,9 @@ class Http:
     def _key(self) -> str:
         key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError(f"the key in the environment variable {self.key_variable} holds characters that no key has; set it anew")
+            raise ConfigError(
+                f"the environment variable {self.key_variable} contains characters that a key cannot have; set it to the key alone"
+            )
         return key
 
     def _without_key(self, text: str) -> str:
@@ -233,17 +235,17 @@ class Http:
 
     def _told(self, error: Exception, until: float) -> str:
         if isinstance(error, TimeoutError) or time.monotonic() >= until:
-            return f"{self.url} did not answer in time"
+            return f"{self.url} did not respond in time"
         if isinstance(error, ConnectionRefusedError):
             return f"nothing listens at {self.url} (connection refused)"
         if isinstance(error, http.client.HTTPException | ValueError):
             said = self._without_key(" ".join(str(error).split()))[:SHOWN]
-            return f"{self.url} closed the connection or sent what is no HTTP ({type(error).__name__}: {said})"
-        return f"{self.url} cannot be reached or broke off ({type(error).__name__}: {self._without_key(str(error))[:SHOWN]})"
+            return f"{self.url} closed the connection or sent something that is not HTTP ({type(error).__name__}: {said})"
+        return f"{self.url} cannot be reached or closed the connection ({type(error).__name__}: {self._without_key(str(error))[:SHOWN]})"
 
 
 class _Timed:
-    """A socket whose every operation ends at one point in time."""
+    """A socket with one deadline for all its operations."""
 
     def __init__(self, sock: Any) -> None:
         self.sock, self.until = sock, 0.0
@@ -260,12 +262,12 @@ class _Timed:
 
 
 class _Reader(io.RawIOBase):
-    """What http.client reads from: the timed socket as a file."""
+    """The timed socket as a file, for http.client to read from."""
 
     def __init__(self, timed: _Timed) -> None:
         self.timed = timed
         self.file = timed.sock.makefile("rb", buffering=0)
-        """Keeps the socket open until the answer is read: http.client closes it before that if no other is to follow."""
+        """Keeps the socket open until the response is read: http.client closes it earlier if the connection is not reused."""
 
     def readable(self) -> bool:
         return True
@@ -280,11 +282,11 @@ class _Reader(io.RawIOBase):
 
 
 def _read(answer: http.client.HTTPResponse) -> Reply:
-    """The whole of an answer: one that breaks off in the middle is none."""
+    """Read a complete response; an incomplete one is an error."""
     with answer:
         content = answer.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise http.client.HTTPException(f"an answer of more than {MOST_BYTES} bytes")
+            raise http.client.HTTPException(f"a response of more than {MOST_BYTES} bytes")
         if answer.length:
             raise http.client.IncompleteRead(content, answer.length)
         return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
@@ -293,17 +295,17 @@ def _read(answer: http.client.HTTPResponse) -> Reply:
 def _left(until: float) -> float:
     left = until - time.monotonic()
     if left <= 0:
-        raise TimeoutError("the deadline is past")
+        raise TimeoutError("the deadline has passed")
     return left
 
 
 def _shut(sock: Any) -> None:
-    with suppress(OSError):  # it may be gone already
+    with suppress(OSError):  # it may be closed already
         sock.shutdown(socket.SHUT_RDWR)
 
 
 def cleaned(url: str) -> str:
-    """A URL as it may be shown: without what stands before an @ or behind a ?.
+    """A URL that is safe to show: without a user and password before an @, and without a query.
 
     >>> cleaned("https://me:secret@host/v1?key=1")
     'https://host/v1'

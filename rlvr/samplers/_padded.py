@@ -1,6 +1,6 @@
-"""Padded: the state of a model whose attention is not plain (a sliding window, a soft cap), in transformers' own cache.
+"""Padded: the state of a model whose attention is not plain (a sliding window, a soft cap), in the cache of transformers.
 
-Prompts are padded on the left, and everybody's answer stands in the same columns; so nobody can join while others write.
+Prompts are padded on the left, and all answers are in the same columns; so no row can be added while others are written.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 class Padded:
-    """What `Slots` is, for models that it does not fit.
+    """The counterpart of `Slots` for models that it does not support.
 
     >>> Padded(model).refills                                                   # doctest: +SKIP
     False
@@ -28,8 +29,8 @@ class Padded:
         self.mask_BL = torch.zeros(0, 0, dtype=torch.long)
 
     def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Compute each prompt but for its last token, and begin a row for each owner."""
-        assert not start and rows, "nobody can join padded rows"
+        """Compute each prompt without its last token, and start a row for each owner."""
+        assert not start and rows, "no row can be added to padded rows"
         device, width = self.model.device, max(map(len, prompts)) - 1
         self.cache = DynamicCache(config=self.model.config)
         owner_B = torch.tensor(owners, device=device)
@@ -42,7 +43,7 @@ class Padded:
         self.mask_BL = mask_PL[owner_B]
         if width:
             seen_PL = mask_PL.clone()
-            seen_PL[:, -1] = 1  # a row of nothing but padding is hidden later; now it must see something, or it is not a number
+            seen_PL[:, -1] = 1  # a row of padding only is masked later; here it must attend to something, or it becomes NaN
             positions_PL = (mask_PL.cumsum(1) - 1).clamp(min=0)
             self.model(
                 input_ids=ids_PL, attention_mask=seen_PL, position_ids=positions_PL, past_key_values=self.cache, use_cache=True,
@@ -50,8 +51,15 @@ class Padded:
             )  # fmt: skip
             self.cache.batch_select_indices(owner_B)
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether every layer stores keys and values here: padding would leak into any other state."""
+        return bool(self.cache.layers) and all(
+            type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length() for layer in self.cache.layers
+        )
+
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
-        """One more token for each row; the logits of the next."""
+        """Append one token to each row; returns the logits of the next token."""
         self.mask_BL = torch.cat([self.mask_BL, self.mask_BL.new_ones(len(token_B), 1)], dim=1)
         output = self.model(
             input_ids=token_B[:, None], attention_mask=self.mask_BL, position_ids=position_B[:, None], past_key_values=self.cache,
@@ -60,7 +68,7 @@ class Padded:
         return output.logits[:, -1].float()
 
     def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """The rows `movers` take the places `holes`; the first `left` rows remain."""
+        """Move the rows `movers` to the places `holes`; the first `left` rows remain."""
         order = torch.arange(left, device=holes.device)
         order[holes] = movers
         self.mask_BL = self.mask_BL[order]

@@ -1,13 +1,13 @@
-"""vLLM servers of their own, found by URL: ids in and out, weights sent through the engine's own interface.
+"""Client for separate vLLM servers, given by URL: token ids in and out, weights loaded through vLLM's API.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out
 
-Every batch of weights is sent under a name of its own, and each completion says under which name its tokens were sampled. So a
-server that was restarted, or that somebody else feeds, is found at its first answer. While answers are awaited, or an order's end, the
-servers' pulse is taken; no wait is without a deadline.
+Each set of weights is sent with a unique name, and each completion reports the name of the weights that sampled it. So a
+server that was restarted, or got weights from another client, is detected at its first completion. While requests are
+pending, the health of the servers is checked; every wait has a deadline.
 
-The engine's CPU build has no `vllm` command (write `python -m vllm.entrypoints.openai.api_server --model DIR`), and packs an output head
-that is tied to the embeddings once and for all: such a model it can serve, but not take new weights for; the probe says so.
+vLLM's CPU build has no `vllm` command (use `python -m vllm.entrypoints.openai.api_server --model DIR`), and packs an output head
+that is tied to the embeddings only once: it can serve such a model, but not load new weights; the probe reports that.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ T = TypeVar("T")
 COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out"
 ORDERS = ("/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 PREFIX = "rlvr-weights-"
-AGAIN = "Mend it, then go on with `rlvr train ... --resume`: nothing that was learned is lost"
+AGAIN = "Fix it, then continue with `rlvr train ... --resume`; no training progress is lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long each kind of wait may last, in seconds.
+    """Timeouts in seconds.
 
     >>> Patience(heartbeat_s=5.0).deadline_s
     600.0
     """
 
     deadline_s: float = 600.0
-    """For one answer, and for new weights to be taken."""
+    """For one completion, and for loading new weights."""
     heartbeat_s: float = 10.0
-    """Without an answer for so long, the server is asked for a sign of life, and has as long again to give it."""
+    """If nothing arrives for so long, the server's health is checked; the check has the same timeout."""
     start_s: float = 120.0
-    """For a server to come up."""
+    """For a server to start."""
 
 
 class Servers:
-    """One or more vLLM servers that all hold the same weights.
+    """One or more vLLM servers with the same weights.
 
     >>> Servers(["http://localhost:8000"], Patience(), concurrency=64, folder=None)        # doctest: +SKIP
     """
 
-    def __init__(self, urls: Sequence[str], patience: Patience, *, concurrency: int, folder: str | None) -> None:
-        self.patience, self.concurrency = patience, concurrency
+    def __init__(self, urls: Sequence[str], patience: Patience, *, concurrency: int, folder: str | None, dtype: str | None = None) -> None:
+        self.patience, self.concurrency, self.dtype = patience, concurrency, dtype
         self.servers = [Http(url) for url in urls]
         self.where = "the vLLM server at " + " and ".join(server.url for server in self.servers)
         try:
             sweep(PREFIX, folder)
             self._home = own_folder(PREFIX, folder)
-            self._home.chmod(0o700 if folder is None else 0o755)  # a server that is told of a folder may be another user's
+            self._home.chmod(0o700 if folder is None else 0o755)  # a server that reads a shared folder may run as another user
         except OSError as error:
-            raise ConfigError(f"weights_folder {folder} cannot be written to: {error.strerror}; name a folder that is there") from error
+            raise ConfigError(f"weights_folder {folder} cannot be written to: {error.strerror}; give an existing folder") from error
         self._run, self._weights = uuid.uuid4().hex[:12], ""
         try:
             self.max_model_len = min(self._met(server) for server in self.servers)
@@ -79,7 +79,7 @@ class Servers:
             raise
 
     def take(self, model: Any, version: int) -> None:
-        """New weights into every server. In a run of several processes the first one sends, and all learn how it went."""
+        """Load new weights into every server. With several processes the first one sends them, and all get the result."""
         told: list[str | None] = [None, None]
         if _rank() == 0:
             try:
@@ -93,18 +93,18 @@ class Servers:
         self._weights = told[0] or ""
 
     def rest(self) -> None:
-        """A server has memory of its own; there is nothing to give back."""
+        """Nothing to do: a server has its own memory."""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Completions as they end. A group goes to one server, which computes its prompt once."""
+        """Yield completions as they finish. A group goes to one server, which computes its prompt once."""
         calls = []
         for request in requests:
             place = zlib.crc32(repr(list(request.prompt)).encode()) % len(self.servers)
             calls.append(partial(self._answer, self.servers[place], request, sampling))
-        yield from self._awaited(calls, lambda left: f"with {left} of {len(requests)} answers to come")
+        yield from self._awaited(calls, lambda left: f"with {left} of {len(requests)} answers outstanding")
 
     def _awaited(self, calls: Sequence[Callable[[], T]], told: Callable[[int], str]) -> Iterator[tuple[int, T]]:
-        """What each call gives, as they end. While nothing comes the servers' pulse is taken; `told` says what so many of them were for."""
+        """Yield each call's result as it finishes. If none comes for a while, check the servers; `told` describes what is outstanding."""
         pool = ThreadPoolExecutor(min(len(calls), self.concurrency * len(self.servers)) or 1, thread_name_prefix="vllm")
         waiting: dict[Future[T], int] = {}
         ended: SimpleQueue[Future[T]] = SimpleQueue()
@@ -127,36 +127,36 @@ class Servers:
         finally:
             if waiting:
                 pool.shutdown(wait=False, cancel_futures=True)
-                while not all(future.done() for future in waiting):  # a thread that was about to ask asks after the first time
+                while not all(future.done() for future in waiting):  # repeat: a thread may open a connection after the first abort
                     self.close_connections()
                     time.sleep(0.05)
             pool.shutdown(wait=True)
 
     def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
-        """Each server: one that skipped a reload is not hidden by the others."""
+        """One scorer for each server, so that every server's reload is checked."""
         return {f"the vLLM server at {server.url}": partial(self._score, server) for server in self.servers}
 
     def close_connections(self) -> None:
-        """Break what is under way."""
+        """Abort all requests in progress."""
         for server in self.servers:
             server.abort()
 
     def close(self) -> None:
-        """Close the connections and remove the weights that were handed over. The servers go on; they are not ours."""
+        """Close the connections and remove the weights that were sent. The servers keep running: this client did not start them."""
         for server in self.servers:
             server.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _sent(self, model: Any, version: int) -> str:
-        """Write the weights where the servers can read them, and have each load them in place and forget its cache; their name."""
+        """Write the weights to the shared folder, let each server load them and clear its cache; return the name of the weights."""
         name, before = f"{self._run}-{version}", self._weights
         folder = self._home / name
-        model.save_pretrained(folder)
-        for server in self.servers:
-            self._done(server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-            if not self._done(server, "/reset_prefix_cache").json().get("success"):
-                raise SamplerError(f"{server.url} did not reset its prefix cache for version {version}: somebody else is using it. {AGAIN}")
-            self._done(server, "/update_weight_version", {"new_version": name})
+        model.save_pretrained(folder, state_dict=in_precision(model, self.dtype))
+        self._done(self.servers, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        for server, reply in zip(self.servers, self._done(self.servers, "/reset_prefix_cache"), strict=True):
+            if not reply.json().get("success"):
+                raise SamplerError(f"{server.url} did not reset its prefix cache for version {version}: another client uses it. {AGAIN}")
+        self._done(self.servers, "/update_weight_version", {"new_version": name})
         if before and before != name:
             shutil.rmtree(self._home / before, ignore_errors=True)
         return name
@@ -167,15 +167,15 @@ class Servers:
         spans = {span["version"] for span in choice.get("weight_versions") or []}
         if spans != {self._weights} and self._weights:
             raise SamplerError(
-                f"{server.url} answered with other weights than it was sent: they are called {', '.join(sorted(spans)) or 'nothing'}, "
-                f"and {self._weights} was sent. It was restarted, or somebody else loads weights into it. {AGAIN}"
+                f"{server.url} sampled with the weights {', '.join(sorted(spans)) or '(no name)'}, but {self._weights} were sent. "
+                f"It was restarted, or another client loads weights into it. {AGAIN}"
             )
         logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
         return finished([int(token) for token in choice["token_ids"]], logprobs, str(choice["finish_reason"]), sampling)
 
     def _score(self, server: Http, tokens: Sequence[int]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        reply = self._done(server, "/inference/v1/generate", {"token_ids": list(tokens), "sampling_params": params})
+        [reply] = self._done([server], "/inference/v1/generate", {"token_ids": list(tokens), "sampling_params": params})
         found = reply.json()["prompt_logprobs"]
         return [float(scores[str(token)]["logprob"]) for token, scores in zip(tokens[1:], found[1:], strict=True)]
 
@@ -184,42 +184,47 @@ class Servers:
         try:
             choice = reply.json()["choices"][0]
             if not isinstance(choice["token_ids"], list) or not isinstance(choice["logprobs"]["content"], list):
-                raise TypeError("no lists")
+                raise TypeError("not lists")
             return dict(choice)
         except (ValueError, LookupError, TypeError) as error:
             raise SamplerError(
-                f"{server.told(reply)}; that is no completion with token ids and log-probabilities; was it started as `{COMMAND}`?"
+                f"{server.told(reply)}; that is not a completion with token ids and log-probabilities; start it as `{COMMAND}`"
             ) from error
 
-    def _done(self, server: Http, path: str, body: Any = None) -> Reply:
-        """One order to a server, carried out."""
-        order = partial(server.ask, "POST", path, body, until=time.monotonic() + self.patience.deadline_s)
-        [(_, reply)] = self._awaited([order], lambda _: f"when {path} was to be done")
+    def _done(self, servers: Sequence[Http], path: str, body: Any = None) -> list[Reply]:
+        """Send one command to several servers at once and wait until all are done. Failures of several are one error."""
+        until = time.monotonic() + self.patience.deadline_s
+        commands = [partial(server.ask, "POST", path, body, until=until) for server in servers]
+        replies = dict(self._awaited(commands, lambda _: f"during {path}"))
+        if faults := [fault for i, server in enumerate(servers) if (fault := self._fault(server, path, replies[i]))]:
+            raise SamplerError("; ".join(faults))
+        return [replies[i] for i in range(len(servers))]
+
+    def _fault(self, server: Http, path: str, reply: Reply) -> str:
+        """What is wrong with the reply to a command; empty if nothing is."""
         if reply.status == 404 and path in ORDERS:
-            raise SamplerError(f"{server.url} has no {path}, so it takes no weights; start it as `{COMMAND}`")
-        if reply.status != 200:
-            hint = " Is it serving the model that is trained?" if path == "/collective_rpc" else ""
-            raise SamplerError(f"{server.told(reply)}, when it was told to do {path}.{hint} {AGAIN}")
-        return reply
+            return f"{server.url} has no {path}, so it cannot load weights; start it as `{COMMAND}`"
+        hint = " Check that it serves the model that is trained." if path == "/collective_rpc" else ""
+        return "" if reply.status == 200 else f"{server.told(reply)}, for {path}.{hint} {AGAIN}"
 
     def _pulse(self, awaited: str) -> None:
-        """Are the servers still there? Asked when no answer came for a while."""
+        """Check the health of the servers; raise SamplerError if one does not respond or is not healthy."""
         for server in self.servers:
             try:
                 reply = server.ask("GET", "/health", until=time.monotonic() + self.patience.heartbeat_s)
             except NoReply as error:
-                raise SamplerError(f"{error}: no sign of life, {awaited}. {AGAIN}") from None
+                raise SamplerError(f"{error}: its health check failed, {awaited}. {AGAIN}") from None
             if reply.status != 200:
                 raise SamplerError(f"{server.told(reply)}: its engine is dead, {awaited}. {AGAIN}")
 
     def _met(self, server: Http) -> int:
-        """Wait for the server to come up, and see that it can do what is needed; its longest sequence."""
+        """Wait for the server to start and check its version and its log-probabilities; return its longest sequence."""
         until = time.monotonic() + self.patience.start_s
         while True:
             try:
                 if server.ask("GET", "/health", until=until).status == 200:
                     break
-                told = "it is up and not well"
+                told = "it runs but is not healthy"
             except NoReply as error:
                 told = str(error)
             if time.monotonic() + 0.5 > until:
@@ -232,10 +237,28 @@ class Servers:
                 server, {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "top_k": 1, "logprobs": 0, "ignore_eos": True}}
             )
         except (ValueError, LookupError, TypeError) as error:
-            raise ConfigError(f"{server.url} is no vLLM server: {type(error).__name__}: {error}; start one as `{COMMAND}`") from error
-        if abs(sure["logprobs"]["content"][0]["logprob"]) > 1e-6:  # of the only token that was allowed
-            raise ConfigError(f"{server.url} reports raw log-probabilities, not those that it samples from; start it as `{COMMAND}`")
+            raise ConfigError(f"{server.url} is not a vLLM server: {type(error).__name__}: {error}; start one as `{COMMAND}`") from error
+        if abs(sure["logprobs"]["content"][0]["logprob"]) > 1e-6:  # with top_k 1, the only possible token
+            raise ConfigError(f"{server.url} reports raw log-probabilities, not the sampling distribution's; start it as `{COMMAND}`")
         return length
+
+
+def in_precision(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | None:
+    """The weights in the engine's precision, on the CPU: bfloat16 halves what is written and read. None if they are in it already.
+
+    Vectors are not converted: they are small, and an engine keeps some of them (in routers and state-space layers) in float32.
+    """
+    if dtype is None or getattr(torch, dtype) == model.dtype:
+        return None
+    made: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    cast = {}
+    for name, weight in model.state_dict().items():
+        key = weight.data_ptr(), weight.shape  # tied weights stay tied
+        if key not in made:
+            lower = weight.is_floating_point() and weight.ndim > 1
+            made[key] = weight.to(getattr(torch, dtype) if lower else weight.dtype).to("cpu")
+        cast[name] = made[key]
+    return cast
 
 
 def _rank() -> int:

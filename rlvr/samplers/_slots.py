@@ -1,8 +1,8 @@
-"""Slots: keys and values of the answers being written, one row each, in memory that is there beforehand.
+"""Slots: keys and values of the running answers, one row each, in preallocated memory.
 
-Rows 0 to n - 1 are those that are live, so every step computes live rows only. A row that ends gives its slot to the last
-one; one that waits takes the slot after the last. Each row has a length of its own: nothing is padded, and nothing but what
-a mask hides lies beyond it. Query heads that share a key are laid along the query's length, so no key is copied.
+Rows 0 to n - 1 are live, so every step computes live rows only. When a row finishes, the last live row moves to its slot;
+a waiting answer takes the slot after the last one. Each row has its own length: nothing is padded, and everything beyond the
+length is masked. Query heads that share a key are laid out along the query's length, so no key is copied.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlvr.model.attention import adopt, handed
+from rlvr.model.attention import handed
 
 GROWTH = 1.5
 PREFILL_TOKENS = 4096
-"""How many tokens of prompts are computed at once: a matter of memory and speed alone."""
+"""How many prompt tokens are computed at a time: affects memory and speed only."""
 
 
 class Slots:
-    """The state of a model in the middle of several answers.
+    """The state of a model with several answers in progress.
 
     >>> Slots(model).refills                                 # doctest: +SKIP
     True
     """
 
     refills = True
-    """New rows may come while others are being written."""
+    """New rows may be added while others are being written."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.width = model, 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.filling: tuple[int, Tensor] | None = None
-        """While prompts are computed: the first slot they go to, and which prompt each slot from there on begins with."""
+        """While prompts are computed: the first slot they go to, and the prompt of each slot from there on."""
         self.at_B = self.position_B = torch.zeros(0, dtype=torch.long)
         self.mask_BW = torch.zeros(0)
         self.rows = 0
 
     def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Compute each prompt but for its last token, and write it to the slots from `start` on, one for each owner, in order."""
+        """Compute each prompt without its last token, and write it to the slots from `start` on, one for each owner, in order."""
         self.rows, longest = rows, max(map(len, prompts)) - 1
         self._reserve(start, longest)
         together = max(1, PREFILL_TOKENS // max(1, longest))
@@ -56,7 +56,7 @@ class Slots:
         if longest < 1:
             return
         ids_PL = torch.zeros(len(prompts), longest, dtype=torch.long)
-        for row, prompt in enumerate(prompts):  # padded on the right: under causal attention nobody sees it
+        for row, prompt in enumerate(prompts):  # padded on the right: causal attention never reads the padding
             ids_PL[row, : len(prompt) - 1] = torch.tensor(prompt[:-1])
         self.filling = start, torch.tensor(owners, device=device)
         positions = torch.arange(longest, device=device)[None]
@@ -64,12 +64,12 @@ class Slots:
         self.filling = None
 
     def copy(self, source: int, *, start: int, count: int, length: int) -> None:
-        """Give the slots from `start` on what another one holds in its first places: the same prompt again."""
+        """Copy the prompt of another slot to the slots from `start` on: it is the same prompt."""
         for memory in (*self.keys, *self.values):
             memory[start : start + count, :, :length] = memory[source, :, :length]
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
-        """One more token for each of the first rows; the logits of the next."""
+        """Append one token to each of the first rows; returns the logits of the next token."""
         rows, width = len(token_B), int(position_B.max()) + 1
         self._reserve(rows, width)
         if len(self.at_B) != rows:
@@ -81,16 +81,16 @@ class Slots:
         return output.logits[:, -1].float()
 
     def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """The rows `movers` take the places `holes`; the first `left` rows remain."""
+        """Move the rows `movers` to the places `holes`; the first `left` rows remain."""
         if len(holes):
             for memory in (*self.keys, *self.values):
                 memory[holes] = memory[movers]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Attention of a step's new tokens to their own rows; or of prompts to themselves, kept for the rows that own them."""
+        """Attention of a step's new tokens to their own rows; or of prompts to themselves, stored for the rows that own them."""
         if layer == len(self.keys):
             shape = self.rows, key.shape[1], self.width, key.shape[3]
-            self.keys.append(key.new_zeros(shape))  # zeros, since a weight of 0 on what is not a number is not 0
+            self.keys.append(key.new_zeros(shape))  # zeros, because 0 times NaN is not 0
             self.values.append(value.new_zeros(*shape[:3], value.shape[3]))
         keys, values = self.keys[layer], self.values[layer]
         if self.filling is not None:
@@ -109,7 +109,7 @@ class Slots:
         return seen.reshape(rows, 1, query.shape[1], -1)
 
     def _reserve(self, live: int, width: int) -> None:
-        """Room for longer rows; the first `live` rows are kept."""
+        """Make room for longer rows; the first `live` rows are kept."""
         if width <= self.width:
             return
         old, self.width = self.width, max(16, int(width * GROWTH))
@@ -117,24 +117,3 @@ class Slots:
             for layer, memory in enumerate(memories):
                 memories[layer] = memory.new_zeros(*memory.shape[:2], self.width, memory.shape[3])
                 memories[layer][:live, :, :old] = memory[:live]
-
-
-def fits(model: Any) -> str:
-    """Try a step on two rows against the whole rows at once: '' if slots may be used, else the reason why not."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    prompts = [[(7 * j + 3) % vocabulary for j in range(length)] for length in (6, 3)]
-    more = [5 % vocabulary, 2 % vocabulary]
-    device = model.device
-
-    def truth() -> Tensor:
-        rows = [torch.tensor([[*prompt, token]], device=device) for prompt, token in zip(prompts, more, strict=True)]
-        return torch.stack([model(input_ids=row, use_cache=False).logits[0, -2:].float() for row in rows])
-
-    def trial() -> Tensor:
-        slots = Slots(model)
-        slots.fill(prompts, [0, 1], start=0, rows=2)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        last = torch.tensor([prompt[-1] for prompt in prompts], device=device)
-        return torch.stack([slots.step(last, lengths - 1), slots.step(torch.tensor(more, device=device), lengths)], 1)
-
-    return adopt(model, truth, trial)

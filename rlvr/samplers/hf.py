@@ -1,14 +1,14 @@
 """Sample with a Hugging Face causal language model, in this process: for laptops, tests and small machines.
 
-What differs from `model.generate`:
+Differences from `model.generate`:
   - each distinct prompt is computed once, however many answers it gets;
-  - an answer that has ended leaves the batch, and one that waits takes its place;
-  - keys and values stand in memory that is there beforehand, and no row is padded (`_slots`);
-  - every answer has random numbers of its own, so it does not depend on what is sampled beside it;
-  - the log-probability handed back is under the very distribution that was sampled from.
+  - a finished answer leaves the batch, and a waiting one takes its place;
+  - keys and values are in preallocated memory, and no row is padded (`_slots`; for models that do not fit, see `_fitting`);
+  - every answer has its own random numbers, so it does not depend on the other answers in the batch;
+  - the returned log-probability is under the distribution that was actually sampled from.
 
-The same seed gives the same tokens in any company, but for rounding: the last bits of a logit depend on how many rows are
-multiplied at once, and a random number that falls within them of the border between two tokens takes the other one. In
+The same seed gives the same tokens in any batch, except for rounding: the last bits of a logit depend on how many rows are
+multiplied together, and a random number that is that close to the border between two tokens selects the other one. In
 float32 that is about one token in a million. The same requests in the same order always give the same bits.
 """
 
@@ -25,14 +25,16 @@ from torch.nn.functional import pad
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Feed, Listed, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.model.device import device_from
 from rlvr.model.weights import model_from
 from rlvr.samplers._choice import choose, uniform
-from rlvr.samplers._padded import Padded
-from rlvr.samplers._slots import Slots, fits
+from rlvr.samplers._fitting import Memory, fits, without_slots
+from rlvr.samplers._recomputed import Recomputed
+from rlvr.samplers._slots import Slots
 
 
 class HFSampler(Sampler):
-    """Samples from the trainer's own model, or from one in a folder.
+    """Sample from the trainer's own model, or from one in a folder.
 
     >>> HFSampler(batch_size=64).batch_size
     64
@@ -46,26 +48,36 @@ class HFSampler(Sampler):
         """`hf:DIR` is the model in that folder, with its own tokenizer."""
         return {"model": rest}
 
-    def __init__(self, *, batch_size: int = 512, model: str | None = None) -> None:
-        """Say who is sampled from.
+    def __init__(self, *, batch_size: int = 512, model: str | None = None, device: str | None = None) -> None:
+        """Set the model and the batch size.
 
         Args:
-            batch_size: how many answers are under way at once.
-            model: a folder that holds a model; None: the trainer hands its own over.
+            batch_size: how many answers are sampled at the same time.
+            model: a folder with a model; None: the trainer passes its own.
+            device: the device of that model, for example cuda:1; None: the accelerator, or the CPU without one.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; at least 1 answer must be sampled at a time")
         self.batch_size, self.tokenizer = batch_size, model
         self.model: Any = None
         self.padded = ""
-        """Why rows are padded; empty where they stand in slots."""
+        """Why slots cannot be used; empty if they can."""
+        self.kind: type[Memory] = Slots
         if model is not None:
-            self.load(model_from(ModelConfig(path=model)), 0)
+            place = device_from(device)
+            self.load(model_from(ModelConfig(path=model)).to(place), 0)
 
     def load(self, model: Any, version: int) -> None:
-        """The trainer's model is sampled from as it stands; nothing is copied."""
+        """Sample from the trainer's model directly; nothing is copied."""
         if model is not self.model:
-            self.model, self.padded = model, fits(model)
+            self.padded = fits(model)
+            self.kind = without_slots(model) if self.padded else Slots
+            self.model = model
+
+    def suits(self, model: Any) -> str:
+        """Refuse a model whose own probabilities cannot be sampled from."""
+        self.load(model, 0)
+        return f"each token computes its whole row again, since {self.padded}" if self.kind is Recomputed else ""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """As many at a time as `batch_size` allows, those with a common prompt side by side."""
@@ -86,7 +98,7 @@ class HFSampler(Sampler):
                     continue
                 if not desk:
                     rows = min(self.batch_size, len(queue) + feed.coming)
-                    desk = _Desk(Padded(self.model) if self.padded else Slots(self.model), sampling, rows)
+                    desk = _Desk(self.kind(self.model), sampling, rows)
                 if queue and desk.inviting:
                     invited, queue = queue[: desk.free], queue[desk.free :]
                     desk.begin(invited)
@@ -101,9 +113,9 @@ class HFSampler(Sampler):
 
 
 class _Desk:
-    """Answers under way, one row each, in the first `live` rows. B = rows, T = the longest cap on an answer."""
+    """The running answers, one row each, in the first `live` rows. B = rows, T = the longest limit of an answer."""
 
-    def __init__(self, memory: Padded | Slots, sampling: Sampling, rows: int) -> None:
+    def __init__(self, memory: Memory, sampling: Sampling, rows: int) -> None:
         self.memory, self.sampling = memory, sampling
         self.rows, self.live = rows, 0
         self.asked = list[tuple[int, Request]]()
@@ -120,7 +132,7 @@ class _Desk:
 
     @property
     def inviting(self) -> bool:
-        """New rows come several at a time: computing a prompt for one alone would hold up everybody."""
+        """Add new rows several at a time: computing a prompt for one alone would delay all others."""
         return not self.live or (self.memory.refills and self.free >= max(1, self.rows // 8))
 
     @torch.inference_mode()
@@ -157,7 +169,7 @@ class _Desk:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
-        """One more token in every row; the answers that end with it."""
+        """Sample one more token in every row; returns the answers that end with it."""
         live = slice(0, self.live)
         at, count_B = torch.arange(self.live, device=self.token_B.device), self.count_B[live]
         logits_BV = self.memory.step(self.token_B[live], self.position_B[live])
@@ -180,7 +192,7 @@ class _Desk:
         return done
 
     def _close_up(self, ended_B: Tensor, left: int) -> None:
-        """The last live rows move to where rows have ended."""
+        """Move the last live rows to the places of finished rows."""
         holes, movers = ended_B[:left].nonzero()[:, 0], (~ended_B[left:]).nonzero()[:, 0] + left
         for state in (self.token_B, self.position_B, self.count_B, self.cap_B, self.uniform_BT, self.logprob_BT, self.said_BT):
             state[holes] = state[movers]

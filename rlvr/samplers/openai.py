@@ -1,15 +1,15 @@
-"""Ask any OpenAI-compatible endpoint: text for evaluation, token ids where it gives them.
+"""Sample from an OpenAI-compatible endpoint, as text or, if it supports them, as token ids.
 
 {name: openai, url: "https://api.openai.com/v1", model: gpt-4.1-mini}              conversations in, text out
 {name: openai, url: "http://localhost:8000/v1", model: tiny, tokenizer: DIR}       token ids in and out, with log-probabilities
 
-Asked for text, it counts in tokens of its own: `max_new_tokens` is sent on to it, its whole text is judged, `finish_reason` says whether
-that was cut, and its `usage` is what the figures count. Asked for token ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), its
-server must give them back and score them under the distribution it samples from: `vllm serve DIR --logprobs-mode processed_logprobs`.
+With text, tokens are counted by the endpoint: `max_new_tokens` is sent to it, the whole text is judged, `finish_reason` tells whether
+it was cut off, and token counts come from `usage`. With token ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), the server must
+return them with the log-probabilities of the sampling distribution: `vllm serve DIR --logprobs-mode processed_logprobs`.
 
-The key is read from the environment (OPENAI_API_KEY, or the variable that `key_variable` names) at every request and is written
-nowhere. What is too busy (408, 409, 429, 5xx, no answer) is asked again, later and later and not in step; `Retry-After` is obeyed.
-An answer that cannot be had within the deadline is a failed episode; a request that is refused for good stops the run.
+The key is read from the environment (OPENAI_API_KEY, or the variable named by `key_variable`) at every request and is never
+written. A busy endpoint (408, 409, 425, 429, 5xx, no response) is tried again with exponential backoff and jitter; `Retry-After` is
+respected. An answer that does not arrive within the deadline is a failed episode; a request that is rejected permanently stops the run.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from rlvr.samplers._http import Http, NoReply, Reply
 
 BUSY = frozenset({408, 409, 425, 429, *range(500, 600)})
 UNFIT = frozenset({400, 413, 422})
-"""A request that others like it were not refused for: a filter took offence, or the prompt is too long."""
+"""Statuses that may concern one request only: a content filter, or a prompt that is too long."""
 STOPPED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
 CUT = ("length", "max_tokens", "model_length")
-"""How endpoints say that an answer came to its end, and that it was cut."""
+"""Finish reasons of endpoints: STOPPED for a complete answer, CUT for a truncated one."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 LOOK_S = 0.2
 """How long it waits for an answer before the rest is looked after."""
 REACHED_S = 30.0
-"""How long the first connection may take."""
+"""Timeout of the first connection, in seconds."""
 
 
 class OpenAISampler(Sampler):
-    """Sends each request to an endpoint, some at a time.
+    """Sends requests to an endpoint, up to `concurrency` at a time.
 
     >>> OpenAISampler(url="http://localhost:8000/v1", model="tiny").concurrency
     16
@@ -59,7 +59,7 @@ class OpenAISampler(Sampler):
         url, _, named = rest.partition("#")
         model, _, tokenizer = named.partition("#")
         if not model:
-            raise ConfigError("the policy openai: names no model; write openai:URL#MODEL, as in openai:http://localhost:8000/v1#tiny")
+            raise ConfigError("the policy openai: has no model; write openai:URL#MODEL, as in openai:http://localhost:8000/v1#tiny")
         return {"url": url, "model": model} | ({"tokenizer": tokenizer} if tokenizer else {})
 
     def __init__(
@@ -74,17 +74,17 @@ class OpenAISampler(Sampler):
         attempt_s: float = 120.0,
         deadline_s: float = 600.0,
     ) -> None:
-        """Say whom to ask, and how patiently.
+        """Set the endpoint, the model and the timeouts.
 
         Args:
             url: the endpoint, up to and with /v1.
-            model: what it calls the model.
-            tokenizer: a folder: ask with token ids and get log-probabilities; None: ask with text.
-            key_variable: the variable of the environment that holds the key.
-            concurrency: how many requests are under way at once.
-            retries: how often a request is repeated that was refused for a while.
-            attempt_s: how long one request may take.
-            deadline_s: how long an answer may take, all attempts together.
+            model: the name of the model at the endpoint.
+            tokenizer: a folder: use token ids and log-probabilities; None: use text.
+            key_variable: the environment variable with the key.
+            concurrency: how many requests are in progress at a time.
+            retries: how often a request is repeated while the endpoint is busy.
+            attempt_s: timeout of one request, in seconds.
+            deadline_s: timeout of one answer, all attempts together, in seconds.
         """
         for name, value in {"concurrency": concurrency, "attempt_s": attempt_s, "deadline_s": deadline_s, "retries": retries + 1}.items():
             if not value > 0:
@@ -96,22 +96,22 @@ class OpenAISampler(Sampler):
         self._words: Tokenizer | None = None
         self._limit = "max_tokens"
         self._heard = False
-        """Whether it has answered anything yet: then a refusal is about that one request."""
+        """Whether a request has succeeded: after that, a rejection concerns a single request."""
         self._closed = threading.Event()
 
     def ready(self) -> None:
-        """Somebody listens there: a wrong port is found at once, and not once a sample."""
+        """Check that the endpoint accepts connections, so that a wrong port is one early error and not one per sample."""
         try:
             self.http.reach(until=time.monotonic() + min(self.attempt_s, REACHED_S))
         except NoReply as error:
-            raise NoReply(f"{error}; start the server, or mend the address") from None
+            raise NoReply(f"{error}; start the server, or fix the URL") from None
 
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
-        """How text is written as tokens, where the endpoint gives text."""
+        """Keep the tokenizer, which encodes the endpoint's text."""
         self._words = tokenizer
 
     def load(self, model: Any, version: int) -> None:
-        """An endpoint keeps its own weights."""
+        """Always raises: an endpoint cannot load the trainer's weights."""
         raise ConfigError("the sampler openai cannot take new weights, so it cannot train; use vllm (placement: server) or hf")
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
@@ -139,7 +139,7 @@ class OpenAISampler(Sampler):
                 future.cancel()
 
     def close(self) -> None:
-        """Break off what is under way."""
+        """Abort all requests in progress."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.http.close()
@@ -153,9 +153,9 @@ class OpenAISampler(Sampler):
             return Completion([], [], "error", str(error))
 
     def _text(self, request: Request, sampling: Sampling) -> Completion:
-        """A conversation in, the whole text out; how long it is, is counted by the endpoint in tokens of its own."""
+        """Send the conversation and return the whole text; its length is the endpoint's own token count."""
         if self._words is None or request.task is None:
-            raise SamplerError("the sampler openai was asked before it was bound to an environment, or without a task")
+            raise SamplerError("the sampler openai got a request before `bind`, or one without a task")
         body = {"messages": conversation(request, self._words)} | self._sampling(request, sampling)
         reply = self._asked("/chat/completions", body)
         try:
@@ -164,18 +164,18 @@ class OpenAISampler(Sampler):
             text, reason = choice["message"].get("content") or "", str(choice["finish_reason"])
             usage = used(said.get("usage"))
             if not isinstance(text, str):
-                raise TypeError("its content is no text")
+                raise TypeError("its content is not a string")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise NoReply(f"{self.http.told(reply)}; that is no chat completion ({type(error).__name__})") from None
+            raise NoReply(f"{self.http.told(reply)}; that is not a chat completion ({type(error).__name__})") from None
         if reason not in (*STOPPED, *CUT):
             return Completion([], [], "error", f"the endpoint ended an answer of {len(text)} characters by {reason!r}")
         tokens = self._words.encode(text)
-        if reason in STOPPED or not tokens:  # cut before its first word (hidden thought took all the room): nothing was said
+        if reason in STOPPED or not tokens:  # cut off before any text, for example by hidden reasoning
             tokens.append(self._words.eos_id)
         return Completion(tokens, [0.0] * len(tokens), "length" if reason in CUT else "stop", usage=usage)
 
     def _tokens(self, request: Request, sampling: Sampling) -> Completion:
-        """Ids in, ids out."""
+        """Send token ids and return token ids."""
         body = {"prompt": list(request.prompt), "logprobs": 0, "return_token_ids": True, "stop_token_ids": sorted(sampling.stop_ids)}
         reply = self._asked("/completions", body | {"ignore_eos": True} | self._sampling(request, sampling))
         try:
@@ -183,11 +183,11 @@ class OpenAISampler(Sampler):
             logprobs = [float(logprob) for logprob in choice["logprobs"]["token_logprobs"]]
             tokens, reason = choice.get("token_ids"), str(choice["finish_reason"])
         except (ValueError, LookupError, TypeError) as error:
-            raise NoReply(f"{self.http.told(reply)}; that is no completion with log-probabilities ({type(error).__name__})") from None
+            raise NoReply(f"{self.http.told(reply)}; that is not a completion with log-probabilities ({type(error).__name__})") from None
         if not isinstance(tokens, list):
-            raise ConfigError(f"{self.http.url} gives no token ids back; leave the tokenizer out to evaluate it by its text")
+            raise ConfigError(f"{self.http.url} returns no token ids; remove the tokenizer to evaluate it by its text")
         if len(tokens) != len(logprobs):
-            return Completion([], [], "error", f"the endpoint gave {len(tokens)} tokens and {len(logprobs)} log-probabilities")
+            return Completion([], [], "error", f"the endpoint returned {len(tokens)} tokens and {len(logprobs)} log-probabilities")
         return finished([int(token) for token in tokens], logprobs, reason, sampling)
 
     def _sampling(self, request: Request, sampling: Sampling) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class OpenAISampler(Sampler):
         return settings | {self._limit: request.max_tokens}
 
     def _asked(self, path: str, body: dict[str, Any]) -> Reply:
-        """The reply, asked for again while the endpoint is busy; NoReply once there is no time or no attempt left."""
+        """Send a request, again while the endpoint is busy; NoReply if no time or no attempt is left."""
         until, told, attempts = time.monotonic() + self.deadline_s, "", 0
         while True:
             reply: Reply | None = None
@@ -211,7 +211,7 @@ class OpenAISampler(Sampler):
                     return reply
                 told = self.http.told(reply)
                 if reply.status == 400 and "max_tokens" in body and "max_completion_tokens" in told:
-                    self._limit = "max_completion_tokens"  # the name that newer models insist on
+                    self._limit = "max_completion_tokens"  # the name that newer models require
                     body[self._limit] = body.pop("max_tokens")
                     continue
                 if reply.status in UNFIT and self._heard:
@@ -225,7 +225,7 @@ class OpenAISampler(Sampler):
 
 
 def used(usage: Any) -> tuple[int, int]:
-    """Tokens read and written as the endpoint reports them, hidden thought included; 0 where it does not tell.
+    """The input and output tokens that the endpoint reports, hidden reasoning included; 0 if it does not report them.
 
     >>> used({"prompt_tokens": 12, "completion_tokens": 5})
     (12, 5)
@@ -235,7 +235,7 @@ def used(usage: Any) -> tuple[int, int]:
 
 
 def patience(reply: Reply | None, attempt: int) -> float:
-    """How long to wait before asking again: as long as the endpoint says, or twice as long each time, with chance in it."""
+    """How long to wait before the next attempt: what the endpoint says, or exponential backoff with jitter."""
     said = (reply.headers.get("retry-after", "") if reply else "").strip()
     if said.replace(".", "", 1).isdecimal() and said.isascii():
         return float(said)
@@ -248,23 +248,23 @@ def patience(reply: Reply | None, attempt: int) -> float:
 
 
 def refused(reply: Reply, told: str, model: str, key_variable: str) -> str:
-    """What to do about a refusal that asking again will not change."""
+    """The message for a rejection that a repetition would not change, with what to do."""
     if reply.status in (401, 403):
         return f"{told}; set the key in the environment variable {key_variable}, or name another one with key_variable"
     if reply.status == 404:
-        return f"{told}; does the URL end where /chat/completions follows (often in /v1), and is the model called {model!r} there?"
+        return f"{told}; check that the URL ends before /chat/completions (often in /v1) and that the endpoint has a model {model!r}"
     return told
 
 
 def conversation(request: Request, words: Tokenizer) -> list[dict[str, str]]:
-    """The messages so far: the task's own, and then what was said in turn, read back from the marks of the tokenizer of text."""
+    """The messages so far: the task's prompt, then the turns, decoded from the role tokens of the byte tokenizer."""
     assert request.task is not None
     messages = [dict(message) for message in request.task.prompt]
     later = list(request.prompt[len(words.render(request.task.prompt)) :])
     role, said = "assistant", list[int]()
     for token in later:
         if token in (USER, POLICY, EOS):
-            if said or (role, token) in (("assistant", EOS), ("user", POLICY)):  # either may have said nothing
+            if said or (role, token) in (("assistant", EOS), ("user", POLICY)):  # a turn may be empty
                 messages.append({"role": role, "content": words.decode(said)})
             role, said = ("user" if token == USER else "assistant"), []
         else:

@@ -1,9 +1,9 @@
-"""Replay given answers: the shipped fake, for tests, for checks of an environment, and for baselines without a model.
+"""Replay given answers without a model: for tests, checks of environments, and baselines.
 
-{name: scripted, answer: gold}      the environment's own gold solution: must score the maximum
-{name: scripted, answer: noop}      an empty answer: must score the floor
+{name: scripted, answer: gold}      the environment's gold solution, which must get the full score
+{name: scripted, answer: noop}      an empty answer, which must get the lowest score
 {name: scripted, answer: random}    uniformly random tokens
-{name: scripted, answers: ["7"]}    these texts, turn by turn
+{name: scripted, answers: ["7"]}    these texts, one per turn
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SCRIPTS = ("gold", "noop", "random")
 
 
 class Scripted(Sampler):
-    """Says what it was told to say.
+    """Returns scripted answers.
 
     >>> Scripted(answer="noop").answer
     'noop'
     """
 
     policy_form = "scripted:gold|noop|random"
-    tokenizer = "bytes"  # any text survives it
+    tokenizer = "bytes"  # it can encode any text
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
@@ -36,14 +36,14 @@ class Scripted(Sampler):
         return {"answer": rest}
 
     def __init__(self, *, answer: str = "gold", answers: list[str] | None = None) -> None:
-        """Say what it says.
+        """Set the script.
 
         Args:
             answer: gold (the environment's solution), noop (nothing) or random (tokens).
-            answers: these texts instead, turn by turn.
+            answers: these texts instead, one per turn.
         """
         if answers is None and answer not in SCRIPTS:
-            raise ConfigError(f"the script {answer!r} is not known; {suggest(answer, SCRIPTS)}; or give answers: [text, ...]")
+            raise ConfigError(f"there is no script {answer!r}; {suggest(answer, SCRIPTS)}; or give answers: [text, ...]")
         if answers is not None and not answers:
             raise ConfigError("answers is an empty list; give at least one text")
         self.answer, self.answers = answer, answers
@@ -51,11 +51,11 @@ class Scripted(Sampler):
         self._tokenizer: Tokenizer | None = None
 
     def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
-        """Remember whose gold solutions to say, and how to write them."""
+        """Keep the environment, which has the gold solutions, and the tokenizer."""
         self._environment, self._tokenizer = environment, tokenizer
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """One completion a request, at once."""
+        """Yield one completion for each request."""
         for index, request in enumerate(requests):
             yield index, self._complete(request)
 
@@ -68,7 +68,7 @@ class Scripted(Sampler):
 
     def _complete(self, request: Request) -> Completion:
         if self._tokenizer is None:
-            raise SamplerError("the scripted sampler was asked before it was bound to an environment and a tokenizer")
+            raise SamplerError("the scripted sampler got a request before `bind`")
         tokenizer = self._tokenizer
         if self.answers is None and self.answer == "random":
             return _random(request, tokenizer)
@@ -86,10 +86,10 @@ class Scripted(Sampler):
         gold = self._environment.gold(request.task)
         if gold is None:
             raise SamplerError(
-                f"{type(self._environment).__name__} knows no gold solution for {request.task.id!r}; use scripted:noop or scripted:random"
+                f"{type(self._environment).__name__} has no gold solution for {request.task.id!r}; use scripted:noop or scripted:random"
             )
         if not isinstance(gold, str):
-            raise EnvError(f"{type(self._environment).__name__}.gold gave {gold!r:.80} for {request.task.id!r}; it must be a text")
+            raise EnvError(f"{type(self._environment).__name__}.gold returned {gold!r:.80} for {request.task.id!r}; it must be a string")
         return gold
 
 

@@ -1,14 +1,14 @@
-"""Sample with vLLM: in the training process, or from servers of its own.
+"""Sample with vLLM, in the training process or from separate servers.
 
 {name: vllm}                                                         one engine in this process (placement: colocated)
-{name: vllm, placement: server, urls: ["http://localhost:8000"]}     one or more servers, found by URL
+{name: vllm, placement: server, urls: ["http://localhost:8000"]}     one or more servers, by URL
 
-A server is started as `VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out`. It takes
-orders from whoever reaches it, so let only the trainer reach it. Weights go by way of `weights_folder`, which both must see.
+Start a server with `VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out`. It accepts
+commands from any client, so make it reachable for the trainer only. Weights are sent through `weights_folder`, which both must see.
 
-Token ids go in and come out, each request has a seed of its own, and the log-probability handed back is under the very
-distribution that was sampled from. New weights are loaded in place after every update, the prefix cache is emptied, and a
-probe is scored on both sides: the run stops if the engine did not take them.
+Requests and completions are token ids, each request has its own seed, and the returned log-probabilities are those of the
+sampling distribution. After every update the new weights are loaded in place, the prefix cache is cleared, and trainer and
+engine score a probe: the run stops if the engine did not load the weights.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from transformers import AutoConfig
 from rlvr.contracts import Completion, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError, suggest
 from rlvr.samplers._colocated import Colocated, Place
-from rlvr.samplers._probe import Probe
+from rlvr.samplers._probe import LENGTH, Probe
 from rlvr.samplers._server import Patience, Servers
 from rlvr.samplers._vllm_version import check_version, installed
 
 PLACEMENTS = ("colocated", "server")
 COLDEST = 0.01
-"""vLLM raises a lower temperature to this one, and would sample from another distribution than the one asked for."""
+"""vLLM raises lower temperatures to this one, and so would not sample from the requested distribution."""
 
 
 class Engine(Protocol):
-    """What both placements offer."""
+    """The interface of both placements."""
 
     where: str
     max_model_len: int
 
     def take(self, model: Any, version: int) -> None:
-        """Load the trainer's weights and forget what was cached."""
+        """Load the trainer's weights and clear the cache."""
 
     def rest(self) -> None:
-        """Nothing is sampled until the next weights."""
+        """Called when nothing is sampled until the next weights."""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Completions as they end."""
+        """Yield completions as they finish."""
         ...
 
     def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
-        """Each engine by its name, and how it scores: the log-probability of each token but the first."""
+        """For each engine, by name, a function that returns the log-probability of each token except the first."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 class VLLMSampler(Sampler):
@@ -66,6 +66,8 @@ class VLLMSampler(Sampler):
     company = 1024
     _engine: Engine | None = None
     _probe: Probe | None = None
+    _precision: str | None = None
+    _longest = 0
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
@@ -87,80 +89,89 @@ class VLLMSampler(Sampler):
         sleep: bool = True,
         urls: list[str] | None = None,
         weights_folder: str | None = None,
-        concurrency: int = 128,
+        concurrency: int | None = None,
         start_s: float = 120.0,
         heartbeat_s: float = 10.0,
         deadline_s: float = 600.0,
         probe_tolerance: float | None = None,
     ) -> None:
-        """Say where the engine stands, and what it may have.
+        """Set where the engine runs and which resources it may use.
 
         Args:
-            placement: colocated: in this process; server: found by `urls`.
-            model: a folder that holds a model; None: the trainer hands its own over.
-            dtype: the engine's precision; auto: the trainer's.
-            max_model_len: the longest prompt and answer together; None: the model's own.
-            max_num_seqs: how many answers are under way at once.
-            memory_fraction: the engine's share of a GPU's memory, weights and cache together.
-            kv_cache_gb: room for keys and values; None: what is left of its share.
-            tensor_parallel_size: over how many GPUs the engine cuts the model.
-            enforce_eager: no captured graphs: slower, and up sooner.
-            sleep: leave the GPU's memory to the trainer between rollouts.
-            urls: the servers, as in http://localhost:8000.
-            weights_folder: where weights are left for servers; they and the trainer must see it.
-            concurrency: how many requests are under way at once, over all servers.
-            start_s: how long a server may take to come up.
-            heartbeat_s: after so long without an answer a server is asked for a sign of life.
-            deadline_s: how long one answer may take, or new weights.
-            probe_tolerance: how far the probe's log-probabilities may be off; None: by precision.
+            placement: colocated: in this process; server: at `urls`.
+            model: a folder with a model; None: the trainer's model.
+            dtype: the precision of the engine and of weights sent to servers; auto: the precision the trainer computes in.
+            max_model_len: the longest prompt and answer together; None: the most this run needs, or the model's own.
+            max_num_seqs: how many answers are sampled at a time.
+            memory_fraction: the engine's fraction of a GPU's memory, weights and cache together.
+            kv_cache_gb: memory for the KV cache; None: the rest of memory_fraction.
+            tensor_parallel_size: only 1; for a model on several GPUs start a server (placement: server).
+            enforce_eager: no CUDA graphs: samples more slowly, starts faster.
+            sleep: release the GPU's memory to the trainer between rollouts.
+            urls: the servers, for example http://localhost:8000.
+            weights_folder: where weights are written for servers; they and the trainer must see it.
+            concurrency: how many requests are in progress at a time, on average per server; None: max_num_seqs.
+            start_s: timeout for a server to start, in seconds.
+            heartbeat_s: after so many seconds without a completion a server's health is checked.
+            deadline_s: timeout of one completion, and of loading new weights, in seconds.
+            probe_tolerance: how much the probe's log-probabilities may differ; None: by precision.
         """
         if placement not in PLACEMENTS:
             raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
         if (placement == "server") != bool(urls):
             raise ConfigError(
-                f"placement is {placement!r} and urls is {urls!r}; a server has a URL (urls: [...]), an engine in this process none"
+                f"placement is {placement!r} and urls is {urls!r}; a server needs URLs (urls: [...]), an engine in this process has none"
             )
-        above_zero(max_num_seqs=max_num_seqs, tensor_parallel_size=tensor_parallel_size, concurrency=concurrency)
-        above_zero(start_s=start_s, heartbeat_s=heartbeat_s, deadline_s=deadline_s)
-        if not 0 < memory_fraction <= 1:
-            raise ConfigError(f"memory_fraction is {memory_fraction}; it is the engine's share of a GPU's memory, above 0 and at most 1")
+        concurrency = max_num_seqs if concurrency is None else concurrency
+        above_zero(max_num_seqs=max_num_seqs, concurrency=concurrency, start_s=start_s, heartbeat_s=heartbeat_s, deadline_s=deadline_s)
+        check_gpu(memory_fraction, tensor_parallel_size)
         if placement == "colocated":
             check_version(installed())
-            self.holds_trainer_up = "an engine in this process takes turns with it; start a server (placement: server, urls: [...])"
+            self.holds_trainer_up = "its engine runs in the training process; use a server (placement: server, urls: [...])"
         self.placement, self.tokenizer, self.probe_tolerance = placement, model, probe_tolerance
         self.urls, self.weights_folder, self.concurrency = urls or [], weights_folder, concurrency
         self.patience = Patience(deadline_s, heartbeat_s, start_s)
-        self.place = Place(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, tensor_parallel_size, enforce_eager, sleep)
+        self.place = Place(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep)
         self._model = model
 
+    def prepare(self, *, precision: str, max_length: int) -> None:
+        """Set the defaults of `dtype` and `max_model_len` for this run."""
+        self._precision, self._longest = precision, max_length
+
+    def figures(self) -> dict[str, float]:
+        """How much the log-probabilities of the probe differ between trainer and engine."""
+        return {} if self._probe is None else self._probe.figures()
+
     def load(self, model: Any, version: int) -> None:
-        """The trainer's weights, loaded in place and proven by the probe."""
+        """Load the trainer's weights in place and check them with the probe."""
         if self._engine is None:
             self._engine = self._started(model)
         self._engine.take(model, version)
         if self._probe is None:
             vocabulary = model.get_input_embeddings().num_embeddings
-            self._probe = Probe(vocabulary, self._dtype(model), tolerance=self.probe_tolerance, room=self._engine.max_model_len - 1)
+            room, dtype = self._engine.max_model_len - 1, self._dtype(model)
+            self._probe = Probe(vocabulary, dtype, precision=self._precision, tolerance=self.probe_tolerance, room=room)
+        self._probe.begin()
         for where, score in self._engine.scorers().items():
             self._probe.check(score, model, where, version)
 
     def rest(self) -> None:
-        """Leave the GPU's memory to the trainer until the next weights come."""
+        """Release the GPU's memory to the trainer until the next weights."""
         if self._engine is not None:
             self._engine.rest()
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Each completion the moment it ends."""
+        """Yield each completion as soon as it finishes."""
         if self._engine is None:
             if self._model is None:
-                raise SamplerError("the vllm sampler has no model yet; the trainer hands it over, or write vllm:DIR")
+                raise SamplerError("the vllm sampler has no model yet: `load` was not called and no folder is given; write vllm:DIR")
             self._engine = self._started(self._model)
         if 0 < sampling.temperature < COLDEST:
             raise ConfigError(f"temperature is {sampling.temperature}; vLLM samples at 0 (greedy) or at {COLDEST} and above")
         longest = max((len(request.prompt) + request.max_tokens for request in requests), default=0)
         if longest > self._engine.max_model_len:
             raise ConfigError(
-                f"a prompt and its answer may be {longest} tokens, and {self._engine.where} holds {self._engine.max_model_len}; "
+                f"a prompt and its answer may be {longest} tokens, and {self._engine.where} allows {self._engine.max_model_len}; "
                 "set rollout.max_length or rollout.max_completion_length lower, or rollout.sampler.max_model_len higher"
             )
         yield from self._engine.stream(requests, sampling)
@@ -173,26 +184,53 @@ class VLLMSampler(Sampler):
 
     def _started(self, model: Any) -> Engine:
         if self.placement == "server":
-            return Servers(self.urls, self.patience, concurrency=self.concurrency, folder=self.weights_folder)
-        return Colocated(model, replace(self.place, dtype=self._dtype(model)), deadline_s=self.patience.deadline_s)
+            return Servers(self.urls, self.patience, dtype=self._asked, concurrency=self.concurrency, folder=self.weights_folder)
+        place = replace(self.place, dtype=self._dtype(model), max_model_len=self.place.max_model_len or self._needed(model))
+        return Colocated(model, place, deadline_s=self.patience.deadline_s)
+
+    @property
+    def _asked(self) -> str | None:
+        return self._precision if self.place.dtype == "auto" else self.place.dtype
+
+    def _needed(self, model: Any) -> int | None:
+        """The length that this run needs: the KV cache must hold one sequence of that length. None: the model's own."""
+        if isinstance(model, str) or not self._longest:
+            return None
+        needed, known = max(self._longest, LENGTH + 1), getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        return needed if known and needed < known else None
 
     def _dtype(self, model: Any) -> str:
-        """The trainer's own precision where none is asked for; vLLM's own "auto" makes float16 out of float32."""
-        if self.place.dtype != "auto":
-            return self.place.dtype
+        """The precision, by default that of the trainer: vLLM's own "auto" would turn float32 into float16."""
+        if self._asked is not None:
+            return self._asked
         if not isinstance(model, str):
             return str(model.dtype).removeprefix("torch.")
         return str(AutoConfig.from_pretrained(model).dtype or "bfloat16").removeprefix("torch.")
 
 
 def above_zero(**values: float) -> None:
-    """Refuse counts and waits that are none.
+    """Raise ConfigError for counts and timeouts that are not above 0.
 
     >>> above_zero(concurrency=1)
     """
     for name, value in values.items():
         if not value > 0:
             raise ConfigError(f"{name} is {value}; it must be above 0")
+
+
+def check_gpu(memory_fraction: float, tensor_parallel_size: int) -> None:
+    """Refuse what is not part of one GPU: an engine in this process has the trainer's, and a server is started with its own settings.
+
+    >>> check_gpu(0.4, 1)
+    """
+    if not 0 < memory_fraction <= 1:
+        raise ConfigError(f"memory_fraction is {memory_fraction}; a fraction of a GPU's memory must be above 0 and at most 1")
+    if tensor_parallel_size != 1:
+        raise ConfigError(
+            f"tensor_parallel_size is {tensor_parallel_size}, but an engine in the training process runs on one GPU, the trainer's; start "
+            f"`vllm serve DIR --tensor-parallel-size {tensor_parallel_size}` on other GPUs and set placement: server, urls: [...], without "
+            "tensor_parallel_size"
+        )
 
 
 make = VLLMSampler

@@ -1,4 +1,4 @@
-"""The calculator's parser and numbers. Every number has a size limit, checked before the work and not after."""
+"""The calculator's parser and numbers. Every number has a size limit, checked before the computation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlvr.errors import ToolError
 LONGEST = 2_000
 """How many characters an expression may have."""
 DEEPEST = 60
-"""How many parentheses may be open at once, signs and powers included."""
+"""How many parentheses may be open together, signs and powers included."""
 MOST_BITS = 12_000
-"""How large the two halves of a fraction may get: about 3,600 digits."""
+"""The maximum size of numerator and denominator: about 3,600 digits."""
 DIGITS = 34
-"""How many digits a number has that is not exact."""
+"""How many digits an inexact number has."""
 _ABOUT = Context(prec=DIGITS)
 TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,4})?|\.\d+)|([A-Za-z_]\w*)|(\*\*|//|[-+*/%^(),]))", re.ASCII)
 SIGNS = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "²": "^2", "³": "^3", "√": "sqrt", "π": "pi"}
@@ -26,7 +26,7 @@ SIGNS = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "²": "^2", "�
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number, and whether it is exactly that.
+    """A number, and whether it is exact.
 
     >>> Value(Fraction(1, 3)).exact
     True
@@ -53,7 +53,7 @@ def evaluate(expression: str) -> Value:
 
 
 def shown(value: Value) -> str:
-    """The number in digits: exact where its digits end, with its fraction where they do not.
+    """The number in digits: exact if its decimals end, as a fraction if they do not.
 
     >>> shown(Value(Fraction(22, 7))), shown(Value(Fraction(-5, 4)))
     ('22/7 (about 3.142857142857142857142857142857143)', '-1.25')
@@ -78,7 +78,7 @@ def _about(number: Fraction) -> str:
 
 
 def _places(denominator: int) -> int:
-    """How many decimals a fraction has; more than 200 where they do not end."""
+    """How many decimals a fraction has; more than 200 if they do not end."""
     twos = fives = 0
     while denominator % 2 == 0 and twos <= 200:
         denominator, twos = denominator // 2, twos + 1
@@ -118,7 +118,7 @@ class _Parser:
     def finish(self) -> None:
         if self.at < len(self.tokens):
             if self.next() == ",":
-                raise ToolError("a comma only parts the numbers of a function; write 1000 for 1,000")
+                raise ToolError("a comma only separates the arguments of a function; write 1000 for 1,000")
             raise ToolError(f"{self.next()!r} is not expected after {' '.join(self.tokens[max(0, self.at - 3) : self.at])!r}")
 
     def sum(self, depth: int) -> Value:
@@ -141,7 +141,7 @@ class _Parser:
 
     def signed(self, depth: int) -> Value:
         if depth > DEEPEST:
-            raise ToolError(f"the expression has more than {DEEPEST} signs in a row")
+            raise ToolError(f"the expression has more than {DEEPEST} consecutive signs")
         if self.take("-"):
             inner = self.signed(depth + 1)
             return Value(-inner.number, inner.exact)
@@ -159,7 +159,7 @@ class _Parser:
         token = self.next()
         self.at += 1
         if not token:
-            raise ToolError("the expression ends where a number should be")
+            raise ToolError("the expression ends where a number is expected")
         if token == "(":
             inner = self.sum(depth + 1)
             self._close()
@@ -174,7 +174,7 @@ class _Parser:
 
     def _function(self, name: str, depth: int) -> Value:
         if not self.take("("):
-            raise ToolError(f"after {name} comes a parenthesis: {name}(...)")
+            raise ToolError(f"{name} must be followed by a parenthesis: {name}(...)")
         given = [self.sum(depth + 1)]
         while self.take(","):
             given.append(self.sum(depth + 1))
@@ -182,19 +182,19 @@ class _Parser:
         fewest, most, function = FUNCTIONS[name]
         if not fewest <= len(given) <= most:
             wanted = str(fewest) if fewest == most else f"{fewest} or more" if most > 2 else f"{fewest} or {most}"
-            raise ToolError(f"{name} takes {wanted} numbers, and here are {len(given)}")
+            raise ToolError(f"{name} takes {wanted} numbers, got {len(given)}")
         value = function(given)
         return _checked(Value(value.number, value.exact and all(one.exact for one in given)))
 
     def _close(self) -> None:
         if not self.take(")"):
-            raise ToolError("a parenthesis is not closed" if not self.next() else f"{self.next()!r} stands where ')' should")
+            raise ToolError("a parenthesis is not closed" if not self.next() else f"{self.next()!r} is where ')' is expected")
 
 
 def _literal(token: str) -> Fraction:
     mantissa, _, exponent = token.lower().partition("e")
     if len(mantissa) > 1_500 or abs(int(exponent or 0)) > 1_500:
-        raise ToolError(f"{token[:20]}... is too long a number; at most 1500 digits are read")
+        raise ToolError(f"{token[:20]}... has too many digits; at most 1500 are allowed")
     return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
 
 
@@ -220,7 +220,7 @@ def _power(base: Value, exponent: Value) -> Value:
         power = int(exponent.number) % 2 + 2 if trivial and exponent.number != 0 else int(exponent.number)
         return _checked(Value(base.number**power, exact))
     if base.number < 0:
-        raise ToolError("a root of a negative number is no real number")
+        raise ToolError("a root of a negative number is not a real number")
     if exact and exponent.number == Fraction(1, 2):
         return _sqrt([base])
     if abs(exponent.number) > 10**6:
@@ -233,16 +233,16 @@ def _decimal(work: Callable[..., Decimal], *given: Value) -> Value:
     try:
         found = work(context, *(context.divide(Decimal(v.number.numerator), Decimal(v.number.denominator)) for v in given))
     except ArithmeticError as error:
-        raise ToolError("the result is too large, too small, or no real number") from error
+        raise ToolError("the result is too large, too small, or not a real number") from error
     if not found.is_finite():
-        raise ToolError("the result is infinite, or no number")
+        raise ToolError("the result is infinite or not a number")
     return _checked(Value(Fraction(found), exact=False))
 
 
 def _sqrt(given: Sequence[Value]) -> Value:
     number = given[0].number
     if number < 0:
-        raise ToolError("a root of a negative number is no real number")
+        raise ToolError("a root of a negative number is not a real number")
     top, bottom = math.isqrt(number.numerator), math.isqrt(number.denominator)
     if top * top == number.numerator and bottom * bottom == number.denominator:
         return Value(Fraction(top, bottom))
@@ -252,14 +252,14 @@ def _sqrt(given: Sequence[Value]) -> Value:
 def _whole(given: Sequence[Value], name: str, most: int = 0) -> list[int]:
     for one in given:
         if one.number.denominator != 1 or one.number < 0:
-            raise ToolError(f"{name} takes whole numbers from 0, and here is {shown(one)[:40]}")
+            raise ToolError(f"{name} takes whole numbers from 0, got {shown(one)[:40]}")
         if most and one.number > most:
-            raise ToolError(f"{name} takes numbers up to {most}, and here is {shown(one)[:40]}")
+            raise ToolError(f"{name} takes numbers up to {most}, got {shown(one)[:40]}")
     return [int(one.number) for one in given]
 
 
 def _round(given: Sequence[Value]) -> Value:
-    """Halves go away from zero, as at school."""
+    """Round half away from zero, as taught at school."""
     places = 0
     if len(given) == 2:
         if given[1].number.denominator != 1 or not -100 <= given[1].number <= 100:
@@ -297,7 +297,7 @@ FUNCTIONS: Mapping[str, tuple[int, int, Callable[[Sequence[Value]], Value]]] = {
     "ln": (1, 1, lambda g: _decimal(lambda c, a: c.ln(a), g[0])),
     "log10": (1, 1, lambda g: _decimal(lambda c, a: c.log10(a), g[0])),
 }
-"""Name to the fewest and the most numbers it takes, and what it does."""
+"""Name, the minimum and maximum number of arguments, and the function."""
 CONSTANTS: Mapping[str, Fraction] = {
     "pi": Fraction("3.14159265358979323846264338327950288419716939937510"),
     "e": Fraction("2.71828182845904523536028747135266249775724709369996"),

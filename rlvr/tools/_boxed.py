@@ -1,4 +1,4 @@
-"""What the tools that work in a sandbox box share: how an outcome is told to the policy."""
+"""The common part of the tools that use a sandbox box: the text of an outcome for the policy."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ WORDS = {
     Stop.TLE: "[stopped: it ran longer than {timeout:g} s]",
     Stop.MLE: "[stopped: it used too much memory]",
     Stop.OLE: "[stopped: it wrote too much]",
-    Stop.SV: "[stopped: it did what is not allowed here]",
+    Stop.SV: "[stopped: it made a forbidden call]",
     Stop.CE: "[it could not be compiled]",
 }
 
 
 def run(box: Box, source: str, language: Literal["bash", "python"], timeout: float) -> str:
-    """Run it in the box, and what came out as one text. ToolCrash when the box itself failed."""
+    """Run a program in the box and return its output as one text. ToolCrash if the box itself failed."""
     outcome = box.run(source, language=language, timeout=timeout)
     if outcome.stop is Stop.IE:
         raise ToolCrash(f"the sandbox failed: {outcome.reason or 'no reason given'}")
-    return told(outcome, timeout)
+    return outcome_text(outcome, timeout)
 
 
-def told(outcome: Outcome, timeout: float) -> str:
-    r"""What a program wrote, its errors, and how it ended if that was not well.
+def outcome_text(outcome: Outcome, timeout: float) -> str:
+    r"""A program's output, its errors, and how it ended if it failed.
 
-    >>> told(Outcome(Stop.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
+    >>> outcome_text(Outcome(Stop.RE, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
     'a\nno b\n[exit code 2]'
     """
     parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (outcome.stdout, outcome.stderr)]
@@ -43,7 +43,7 @@ def told(outcome: Outcome, timeout: float) -> str:
 
 
 def seconds(timeout: float) -> float:
-    """A time limit from a configuration; ValueError when it is none.
+    """A time limit from a configuration; ValueError if it is not valid.
 
     >>> seconds(10)
     10.0

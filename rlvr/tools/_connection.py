@@ -1,4 +1,4 @@
-"""One connection to an MCP server, driven from ordinary threads: the SDK runs in an event loop in a thread of its own."""
+"""One connection to an MCP server, used from ordinary threads: the SDK runs in an event loop in a separate thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlvr.errors import ConfigError, MissingExtra, ToolCrash, ToolError
 from rlvr.turns import ToolSpec
 
 GRACE_S = 5.0
-"""How long is waited for the SDK itself, beyond a deadline that it should have kept."""
+"""How long to wait for the SDK itself, beyond a deadline that it should have kept."""
 MOST_TOOLS = 128
 MOST_PAGES = 64
 
@@ -33,7 +33,7 @@ class Connection:
         self.errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in stop)
 
     def start(self, timeout: float) -> list[ToolSpec]:
-        """Connect, and say what the server offers. ToolCrash when it does not come up."""
+        """Connect, and return what the server offers. ToolCrash if it does not start."""
         sdk = _sdk()
         ready: Future[list[ToolSpec]] = Future()
         self.thread = threading.Thread(target=self._thread, args=(sdk, ready), name="rlvr-mcp", daemon=True)
@@ -48,11 +48,11 @@ class Connection:
             raise ToolCrash(f"the MCP server {self._shown()} did not start: {_plain(error)}{self._said()}") from error
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The text of one result. ToolError for what the server calls an error, and for a call that takes too long."""
+        """The text of one result. ToolError for what the server reports as an error, and for a call that takes too long."""
         if self.loop is None or self.thread is None or not self.thread.is_alive():
-            raise ToolCrash(f"the MCP server {self._shown()} is gone{self._said()}")
+            raise ToolCrash(f"the MCP server {self._shown()} exited{self._said()}")
         asked = asyncio.run_coroutine_threadsafe(self._asked(name, dict(arguments)), self.loop)
-        late = f"the call took longer than {self.timeout:g} s and was given up"
+        late = f"the call took longer than {self.timeout:g} s and was cancelled"
         try:
             found = asked.result(self.timeout + GRACE_S)
         except TimeoutError as error:
@@ -62,11 +62,11 @@ class Connection:
             raise ToolCrash(f"the MCP server {self._shown()} failed: {_plain(error)}{self._said()}") from error
         text = "\n".join(block.text if block.type == "text" else f"[{block.type} is not shown]" for block in found.content)
         if found.is_error:
-            raise ToolError(text or "the server gives no reason")
+            raise ToolError(text or "the server gave no reason")
         return text or "[no output]"
 
     def stop(self) -> None:
-        """Disconnect. Waits a moment for the server to end; called any number of times."""
+        """Disconnect. Waits a moment for the server to exit; may be called any number of times."""
         if self.loop is not None and self.over is not None:
             with suppress(RuntimeError):  # the loop is closed already
                 self.loop.call_soon_threadsafe(self.over.set)
@@ -88,7 +88,7 @@ class Connection:
         connecting = asyncio.ensure_future(self._connected(sdk, ready))
         ended = asyncio.ensure_future(self.over.wait())
         await asyncio.wait({connecting, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not connecting.done() and not ready.done():  # stopped before it came up
+        if not connecting.done() and not ready.done():  # stopped before it was ready
             connecting.cancel()
         try:
             await connecting
@@ -115,7 +115,7 @@ class Connection:
         return self.target if isinstance(self.target, str) else " ".join(self.target)[:80]
 
     def _said(self) -> str:
-        """The last line of what the server wrote as an error."""
+        """The last line that the server wrote to its error output."""
         try:
             self.errors.seek(0)
             lines = self.errors.read(100_000).strip().splitlines()
@@ -152,14 +152,12 @@ async def _offered(client: Any) -> list[ToolSpec]:
         if not cursor:
             break
     if len(found) > MOST_TOOLS:
-        raise ConfigError(
-            f"the MCP server offers {len(found)} tools, more than {MOST_TOOLS} are not put into a prompt; choose some with `only`"
-        )
+        raise ConfigError(f"the MCP server offers {len(found)} tools, at most {MOST_TOOLS} are put into a prompt; select some with `only`")
     return sorted(found, key=lambda spec: spec.name)
 
 
 def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A server's schema without titles and references: what a prompt needs, in the words that `rlvr.contracts.schema` checks.
+    """A server's schema without titles and references, limited to the keywords that `rlvr.contracts.schema` checks.
 
     >>> plain_schema({"title": "A", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"title": "X", "type": "integer"}}})
     {'properties': {'x': {'type': 'integer'}}}
@@ -196,7 +194,7 @@ def _plain_part(part: Any, named: Mapping[str, Any], depth: int) -> Any:
 
 
 def _plain(error: BaseException) -> str:
-    """The innermost reason; the SDK wraps errors in groups."""
+    """The innermost error; the SDK wraps errors in groups."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ from rlvr.tools._boxed import run, seconds
 
 
 class Bash(Tool):
-    """Runs commands in the box. A command past its time is stopped, and the box lives on.
+    """Runs commands in the box. A command over its time limit is stopped, and the box stays usable.
 
     >>> Bash().timeout
     30.0

@@ -1,4 +1,4 @@
-"""Arithmetic, exact as far as it goes: whole numbers, fractions and decimals of any length."""
+"""Arithmetic, exact wherever possible: whole numbers, fractions and decimals of any length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlvr.tools._arithmetic import evaluate, shown
 
 
 class Calculator(Tool):
-    """Arithmetic by a parser of its own: nothing that the policy wrote is evaluated as code.
+    """Arithmetic with its own parser: nothing that the policy wrote is evaluated as code.
 
     >>> Calculator().calculator("2^100 - 1")
     '1267650600228229401496703205375'
@@ -22,9 +22,9 @@ class Calculator(Tool):
 
     @tool
     def calculator(self, expression: str) -> str:
-        """Work out an arithmetic expression exactly.
+        """Compute an arithmetic expression exactly.
 
-        It knows + - * / // % ^ ( ) and sqrt, abs, min, max, floor, ceil, round, gcd, lcm, factorial, comb, exp, ln, log10, pi, e.
+        It supports + - * / // % ^ ( ) and sqrt, abs, min, max, floor, ceil, round, gcd, lcm, factorial, comb, exp, ln, log10, pi, e.
 
         Args:
             expression: for example (3 + 4) * 12 / 5.

@@ -10,7 +10,7 @@ MOST_BYTES = 1_000_000
 
 
 class Files(Tool):
-    """Three tools on the files of the box: read some lines, write a file, replace a text in one.
+    """Three tools for the files of the box: read some lines, write a file, replace a text in one.
 
     >>> [spec.name for spec in Files().specs()]
     ['read_file', 'write_file', 'edit_file']
@@ -33,7 +33,7 @@ class Files(Tool):
         if not every:
             return "[the file is empty]"
         if first > len(every):
-            raise ToolError(f"{path} has {len(every)} lines; line {first} is behind its end")
+            raise ToolError(f"{path} has {len(every)} lines; line {first} is past its end")
         part = every[first - 1 : first - 1 + lines]
         rest = len(every) - (first - 1 + len(part))
         numbered = [f"{number}\t{line}" for number, line in enumerate(part, start=first)]
@@ -41,23 +41,23 @@ class Files(Tool):
 
     @tool
     def write_file(self, path: str, text: str) -> str:
-        """Write a text file. What it held before is gone.
+        """Write a text file. Existing content is replaced.
 
         Args:
-            path: the file; folders above it are made.
-            text: all that the file shall hold.
+            path: the file; its parent folders are created.
+            text: the whole content of the file.
         """
         self._write(path, text)
         return f"Wrote {len(text)} characters to {path}."
 
     @tool
     def edit_file(self, path: str, old: str, new: str) -> str:
-        """Replace a text in a file by another one. The old text must stand there exactly once.
+        """Replace a text in a file by another one. The old text must occur exactly once.
 
         Args:
             path: the file.
-            old: the text as it stands there, with its spaces and line breaks.
-            new: what shall stand there instead.
+            old: the text exactly as it is in the file, with its spaces and line breaks.
+            new: the new text.
         """
         if not old:
             raise ToolError("old is empty; give the text to be replaced, or use write_file")
@@ -65,7 +65,7 @@ class Files(Tool):
         times = text.count(old)
         if times != 1:
             advice = "read the file and copy the text exactly" if times == 0 else "give more of the text around it"
-            raise ToolError(f"the old text stands {times} times in {path}, it must stand there once; {advice}")
+            raise ToolError(f"the old text occurs {times} times in {path}, it must occur once; {advice}")
         self._write(path, text.replace(old, new))
         line = text[: text.index(old)].count("\n") + 1
         return f"Replaced it in {path}, line {line}."
@@ -80,13 +80,13 @@ class Files(Tool):
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ToolError(f"{path} is no text in UTF-8") from error
+            raise ToolError(f"{path} is not UTF-8 text") from error
 
     def _write(self, path: str, text: str) -> None:
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ToolError("the text holds characters that cannot be written in UTF-8") from error
+            raise ToolError("the text has characters that cannot be written in UTF-8") from error
         if len(data) > MOST_BYTES:
             raise ToolError(f"the file would be larger than {MOST_BYTES} bytes")
         try:
@@ -97,7 +97,7 @@ class Files(Tool):
 
 def _sound(path: str) -> str:
     if not path or "\0" in path or not path.isprintable():
-        raise ToolError("the path is empty or holds characters that no path may hold")
+        raise ToolError("the path is empty or has characters that are not allowed in a path")
     return path
 
 

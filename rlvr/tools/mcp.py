@@ -1,4 +1,4 @@
-"""The tools of any MCP server, started as a process or reached over HTTP; one connection a conversation."""
+"""The tools of any MCP server, started as a process or reached over HTTP; one connection for each conversation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlvr.turns import ToolSpec
 
 
 class Mcp(Tool):
-    """Whatever the server offers, asked once when the conversation begins and fixed from then on, sorted by name.
+    """All tools that the server offers, listed once when the conversation starts, fixed from then on, sorted by name.
 
-    A server that is a process is started for each conversation, so its state is the conversation's own. It runs as this user,
-    outside any sandbox: start only servers that you trust. What the server calls an error, and a call that takes too long,
-    is told to the policy; a server that is gone ends the conversation without a score.
+    A server that is a process is started for each conversation, so its state belongs to the conversation. It runs as this user,
+    outside any sandbox: start only servers that you trust. What the server reports as an error, and a call that takes too long,
+    is shown to the policy; a server that exited ends the conversation without a score.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class Mcp(Tool):
         Args:
             command: the program and its arguments, for example [python, server.py].
             url: the address of a server over streamable HTTP, instead of a command.
-            env: variables for the program; it gets few others.
+            env: environment variables for the program; it gets few others.
             cwd: the folder that it starts in.
-            prefix: goes before the name of each tool, for servers whose names clash.
+            prefix: put before the name of each tool, for servers whose names clash.
             only: the names of the tools that are used; empty means all.
             timeout: how many seconds one call may take.
             start_timeout: how many seconds starting may take.
@@ -58,7 +58,7 @@ class Mcp(Tool):
         self._specs: tuple[ToolSpec, ...] = ()
 
     def begin(self) -> None:
-        """Start the server or connect to it, and ask what it offers."""
+        """Start the server or connect to it, and list its tools."""
         self.connection = Connection(self.command or self.url, self.env, self.cwd, self.timeout)
         offered = self.connection.start(self.start_timeout)
         if missing := sorted(set(self.only) - {spec.name for spec in offered}):
@@ -67,19 +67,19 @@ class Mcp(Tool):
         self._specs = tuple(ToolSpec(self.prefix + spec.name, spec.description, spec.parameters) for spec in used)
 
     def end(self) -> None:
-        """Disconnect; a server that is a process ends."""
+        """Disconnect; a server that is a process exits."""
         if self.connection is not None:
             self.connection.stop()
             self.connection = None
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """What the server offers. Known once the tool is opened."""
+        """The server's tools. Known once the tool is opened."""
         if self.connection is None:
             raise ConfigError("the tools of an MCP server are known once it is started; open the tool first")
         return self._specs
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """One call of the server."""
+        """Make one call to the server."""
         if self.connection is None:
             raise ToolCrash("the MCP server is not connected")
         return self.connection.call(name.removeprefix(self.prefix), arguments)

@@ -7,7 +7,7 @@ from rlvr.tools._boxed import run, seconds
 
 
 class Python(Tool):
-    """Runs code in a Python session of the box. Code past its time is stopped, and the box lives on.
+    """Runs code in a Python session of the box. Code over its time limit is stopped, and the box stays usable.
 
     >>> Python(timeout=5).timeout
     5.0

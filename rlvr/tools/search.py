@@ -12,7 +12,7 @@ from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, MissingExtra, ToolError
 
 SUFFIXES = (".txt", ".md", ".rst")
-"""The files of a folder that are read."""
+"""The file types in a folder that are indexed."""
 MOST_RESULTS = 20
 LONGEST_QUERY = 2_000
 
@@ -31,14 +31,14 @@ class Passage:
 
 
 class Search(Tool):
-    """BM25 over a folder of text files or a JSONL file of passages. The index is made once and serves all conversations."""
+    """BM25 over a folder of text files or a JSONL file of passages. The index is built once and used by all conversations."""
 
     def __init__(self, *, path: str, passage_chars: int = 1_000, shown_chars: int = 600) -> None:
         """Keyword arguments are the settings.
 
         Args:
-            path: a folder of .txt, .md and .rst files, cut into passages at empty lines; or JSONL lines {"text", "id"?, "title"?}.
-            passage_chars: how long a passage of a file becomes; paragraphs are put together up to that.
+            path: a folder of .txt, .md and .rst files, split into passages at empty lines; or JSONL lines {"text", "id"?, "title"?}.
+            passage_chars: the length of a passage of a file; paragraphs are joined up to that.
             shown_chars: how much of each passage is shown.
         """
         if min(passage_chars, shown_chars) < 20:
@@ -46,7 +46,7 @@ class Search(Tool):
         self.shown_chars = shown_chars
         self.passages = tuple(_passages(Path(path).expanduser(), passage_chars))
         if not self.passages:
-            raise ConfigError(f"{path!r} holds no passages; a folder needs {', '.join(SUFFIXES)} files, a JSONL file lines with a text")
+            raise ConfigError(f"{path!r} has no passages; a folder needs {', '.join(SUFFIXES)} files, a JSONL file lines with a text")
         self._bm25s = _bm25s()
         self.index = self._bm25s.BM25()
         texts = [f"{passage.title}\n{passage.text}" for passage in self.passages]
@@ -57,7 +57,7 @@ class Search(Tool):
         """Search the documents by words and get the best passages, the best first.
 
         Args:
-            query: words that the passage should hold.
+            query: words that the passage should contain.
             limit: how many passages, at most 20.
         """
         if not 1 <= limit <= MOST_RESULTS:
@@ -66,11 +66,11 @@ class Search(Tool):
             raise ToolError(f"the query has {len(query)} characters; at most {LONGEST_QUERY} are allowed")
         words = self._tokens([query])
         if not words or not words[0]:
-            return "No passage holds any of these words."
+            return "No passage contains any of these words."
         found, scores = self.index.retrieve(words, k=min(limit, len(self.passages)), show_progress=False)
         best = [self.passages[int(n)] for n, score in zip(found[0], scores[0], strict=True) if score > 0]
         shown = (f"[{rank}] {p.title + ' ' if p.title else ''}({p.id})\n{self._cut(p.text)}" for rank, p in enumerate(best, start=1))
-        return "\n\n".join(shown) or "No passage holds any of these words."
+        return "\n\n".join(shown) or "No passage contains any of these words."
 
     def _tokens(self, texts: list[str]) -> list[list[str]]:
         tokens: list[list[str]] = self._bm25s.tokenize(texts, return_ids=False, show_progress=False)
@@ -118,7 +118,7 @@ def _lines(path: Path) -> Iterator[Passage]:
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:
-    """Paragraphs, put together up to a size; a longer one is cut."""
+    """Paragraphs, joined up to a size; a longer one is split."""
     held = ""
     for paragraph in filter(None, (part.strip() for part in text.split("\n\n"))):
         if held and len(held) + len(paragraph) + 2 > size:

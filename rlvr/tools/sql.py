@@ -1,4 +1,4 @@
-"""Questions to a SQLite database: read only, or on a scratch copy of the conversation's own."""
+"""Queries on a SQLite database: read-only, or on a scratch copy for each conversation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlvr.tools._boxed import seconds
 LONGEST_CELL = 200
 """How many characters of one value are shown."""
 LARGEST_VALUE = 100_000
-"""How many bytes one value may have: with it, no single function of SQLite takes long, and the time limit can hold."""
+"""The maximum size of one value in bytes: with it, no single SQLite function takes long, and the time limit can be enforced."""
 LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: LARGEST_VALUE,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,
@@ -23,9 +23,9 @@ LIMITS = {
     sqlite3.SQLITE_LIMIT_COLUMN: 100,
 }
 STEPS = 40
-"""After how many steps of SQLite's machine the clock is looked at."""
+"""The number of SQLite virtual machine steps between two checks of the clock."""
 SCRATCH_PAGES = 16_384
-"""How large a scratch copy may grow: 64 MiB of 4 KiB pages."""
+"""The maximum size of a scratch copy: 64 MiB of 4 KiB pages."""
 READING = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -33,13 +33,13 @@ READING = {
     sqlite3.SQLITE_RECURSIVE,
 }
 NEVER = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
-"""What no statement may do: reach other files, or change the limits."""
+"""What no statement may do: access other files, or change the limits."""
 LOOKING = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
-"""The pragmas that only look."""
+"""The pragmas that only read."""
 
 
 class Sql(Tool):
-    """One statement a call, with limits on time, rows and sizes. Other files cannot be reached.
+    """One statement for each call, with limits on time, rows and sizes. Other files cannot be accessed.
 
     >>> with Sql(script="create table t(n); insert into t values (1), (2)").session() as sql:
     ...     print(sql.sql("select sum(n) as total from t"))
@@ -59,9 +59,9 @@ class Sql(Tool):
         """Keyword arguments are the settings.
 
         Args:
-            path: the database file. A task may bring its own, as `database` in what it gives to its tools.
-            script: SQL that makes the database, instead of a file. A task may bring its own, as `script`.
-            mode: read changes nothing; scratch gives each conversation a copy in memory, in which it may change all.
+            path: the database file. A task may provide its own, as `database` in the data for its tools.
+            script: SQL that creates the database, instead of a file. A task may provide its own, as `script`.
+            mode: read changes nothing; scratch gives each conversation a copy in memory, which it may change.
             timeout: how many seconds one statement may take.
             max_rows: how many rows are shown.
         """
@@ -76,12 +76,12 @@ class Sql(Tool):
         self.connection: sqlite3.Connection | None = None
 
     def begin(self) -> None:
-        """Open the database, or make the copy."""
+        """Open the database, or create the copy."""
         data = self.context.data
         own = "database" in data or "script" in data
         path, script = (str(data.get("database", "")), str(data.get("script", ""))) if own else (self.path, self.script)
         if not path and not script:
-            raise ConfigError("the tool 'sql' has no database; set path or script, or use it in an environment whose tasks bring one")
+            raise ConfigError("the tool 'sql' has no database; set path or script, or use it in an environment whose tasks provide one")
         self.connection = self._scratch(script, path) if script or self.mode == "scratch" else self._file(path)
         if script and self.mode == "read":
             self.connection.execute("pragma query_only = on")
@@ -90,7 +90,7 @@ class Sql(Tool):
         self.connection.set_authorizer(self._allowed)
 
     def end(self) -> None:
-        """Close it; a copy is gone."""
+        """Close it; a copy is discarded."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
@@ -122,7 +122,7 @@ class Sql(Tool):
         if "interrupted" in str(error) and time.monotonic() > end:
             return ToolError(f"the statement took longer than {self.timeout:g} s and was stopped")
         if "not authorized" in str(error) or "readonly" in str(error) or "query_only" in str(error):
-            what = "it may only read" if self.mode == "read" else "it may not reach other files or change settings"
+            what = "it may only read" if self.mode == "read" else "it may not access other files or change settings"
             return ToolError(f"the statement is not allowed: {what} ({error})")
         if str(error).startswith(("file is not a database", "disk I/O error", "database disk image")):
             return ToolCrash(f"the database failed: {error}")

@@ -1,4 +1,4 @@
-"""Hand in the answer and end the conversation."""
+"""Submit the answer and end the conversation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlvr.contracts.tool import Final, Tool, ToolExample, tool
 
 
 class Submit(Tool):
-    """For tasks whose answer is declared by a call, and not by a turn without one.
+    """For tasks whose answer is given by a call, and not by a turn without one.
 
     >>> Submit().submit("42")
     '42'
@@ -16,7 +16,7 @@ class Submit(Tool):
 
     @tool
     def submit(self, answer: str) -> str:
-        """Hand in the final answer. The conversation ends with it.
+        """Submit the final answer. The conversation ends with it.
 
         Args:
             answer: the answer, and nothing else.

@@ -1,1 +1,1 @@
-"""A run or an evaluation as one HTML file."""
+"""Write a training run or an evaluation as one HTML file."""

@@ -3,7 +3,7 @@
 const WIDTH = 320, HEIGHT = 120, LEFT = 50, RIGHT = 6, TOP = 8, BOTTOM = 16;
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb]/g;
 
-/** A text with the characters named that act on what stands around them: control, line separators, turns of direction. */
+/** A text in which control characters, line separators and direction marks are replaced by their code points. */
 function visible(text) {
   return text.replace(UNSEEN, (found) => `⟨U+${found.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
@@ -16,7 +16,7 @@ function make(tag, className = "", text = "") {
   return made;
 }
 
-/** A part of a drawing; its kind of name is taken from a drawing that the page has already. */
+/** An SVG element; the namespace is taken from an SVG that the page already has. */
 function draw(tag, attributes, text = "") {
   const made = document.createElementNS($("canvas").namespaceURI, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -24,7 +24,7 @@ function draw(tag, attributes, text = "") {
   return made;
 }
 
-/** A number as a person reads it. */
+/** A number in a readable form. */
 function short(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
@@ -33,7 +33,7 @@ function short(value, digits = 3) {
   return String(Number(value.toPrecision(size >= 100 ? 4 : digits)));
 }
 
-/** The same panel of one run or of two: title, curves (those of the `other` run broken), and a legend that tells the values under the pointer. */
+/** A panel of one or two runs: title, curves (dashed for the `other` run), and a legend with the values under the pointer. */
 function curve(panels) {
   const { title } = panels[0], figure = make("figure", "curve"), scale = scales(panels);
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
@@ -72,20 +72,20 @@ function curve(panels) {
   return figure;
 }
 
-/** The place of the step that is next to one. */
+/** The index of the step closest to a given one. */
 function nearest(steps, step) {
   let best = 0;
   steps.forEach((found, at) => { if (Math.abs(found - step) < Math.abs(steps[best] - step)) best = at; });
   return best;
 }
 
-/** From steps and values to places in the drawing. */
+/** Map steps and values to coordinates in the drawing. */
 function scales(panels) {
   let low = Infinity, high = -Infinity;
   for (const value of panels.flatMap((panel) => Object.values(panel.lines).flat())) {
     if (value !== null) { low = Math.min(low, value); high = Math.max(high, value); }
   }
-  if (low > 0 && low < high / 2) low = 0; // a quantity that starts near nothing is shown from nothing
+  if (low > 0 && low < high / 2) low = 0; // start the axis at 0 if the lowest value is small
   if (low === high) { low -= low ? Math.abs(low) / 2 : 0; high += high ? Math.abs(high) / 2 : 1; }
   const first = Math.min(...panels.map(({ steps }) => steps[0])), last = Math.max(...panels.map(({ steps }) => steps[steps.length - 1]));
   const across = WIDTH - LEFT - RIGHT, down = HEIGHT - TOP - BOTTOM, span = last - first || 1;
@@ -94,7 +94,7 @@ function scales(panels) {
   return { low, high, first, last, x, y, stepAt: (place) => first + ((place - LEFT) / across) * span };
 }
 
-/** A line through the values that are there, and dots where they are few. */
+/** A line through the values that are not null, and dots if they are few. */
 function series(panel, name, className, scale) {
   const places = [];
   panel.lines[name].forEach((value, at) => { if (value !== null) places.push([scale.x(panel.steps[at]).toFixed(1), scale.y(value).toFixed(1)]); });

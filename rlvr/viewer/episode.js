@@ -1,12 +1,12 @@
-// One episode, with its group and its verdict; and beside it, where two runs are compared, the same one of the other run.
-// Everything from a run goes in through textContent.
+// One episode with its group and its verdict; if two runs are compared, next to the same episode of the other run.
+// All data of a run is inserted through textContent.
 
 const UNREADABLE = "\ufffd";
 const tone = (score) => (score === null ? "warn" : score === 1 ? "good" : score === 0 ? "bad" : "");
 const scored = (score) => (score === null ? "none" : short(score));
 const gained = (of, episode) => (of.trained ? [`advantage ${short(of.number("advantage", episode))}`] : []);
 
-/** How tokens can be coloured: by which name, and how one token is (a colour and how deep, or nothing where it is not known). */
+/** The ways to colour tokens: a name, and a function from a token to a colour and its depth (null if not known). */
 const COLOURS = {
   "log-probability": ({ logprob }) => ["--line-1", -logprob / 5],
   "log-ratio, trainer to sampler": ({ ratio }) => (ratio === null ? null : [ratio < 0 ? "--bad" : "--good", Math.abs(ratio) / 0.5]),
@@ -23,7 +23,7 @@ function tableOf(names, lines, className = "") {
   return table;
 }
 
-/** Everything about one episode; `actions` says what its buttons do. */
+/** All elements of one episode; `actions` has the handlers of its buttons. */
 async function episodeOf(episode, colour, actions) {
   const twin = other ? other.find(run.key(episode)) : -1;
   const pairs = twin < 0 ? [[run, episode]] : [[run, episode], [other, twin]];
@@ -34,7 +34,7 @@ async function episodeOf(episode, colour, actions) {
     beside = [make("div", "beside")];
     sides.forEach(([of], nth) => { const side = make("section"); side.append(make("h2", "", of.head.name), ...bodies[nth]); beside[0].append(side); });
   }
-  const alone = other && twin < 0 ? [make("p", "quiet", `${other.head.name} has no such episode`)] : [];
+  const alone = other && twin < 0 ? [make("p", "quiet", `${other.head.name} does not have this episode`)] : [];
   return [...topOf(episode, said, actions.close), ...groupOf(run, episode, actions.show), ...conversation(said, spokenOf(run, sides[0][3])), ...alone, ...beside];
 }
 
@@ -48,7 +48,7 @@ function topOf(episode, said, close) {
   return [top];
 }
 
-/** The answers to the same question at the same time, side by side. */
+/** The answers of one group, side by side. */
 function groupOf(of, episode, show) {
   const members = of.group(episode);
   if (members.length < 2) return [];
@@ -63,7 +63,7 @@ function groupOf(of, episode, show) {
   return [make("h2", "", `group of ${members.length}`), group];
 }
 
-/** What was said, as the tokens have it: [by the policy or not, text] for each stretch. */
+/** The text of the tokens: [whether the policy chose it, text] for each stretch. */
 function spokenOf(of, [ids, stretches]) {
   let at = 0;
   return stretches.map((length, nth) => {
@@ -72,7 +72,7 @@ function spokenOf(of, [ids, stretches]) {
   });
 }
 
-/** The question, the turns where there were several, and the reference. A training run keeps no messages: there the tokens tell. */
+/** The prompt, the turns if there are several, and the reference. A training run stores no messages: there the text comes from tokens. */
 function conversation(said, spoken) {
   const part = (title, text) => [make("h2", "", title), make("pre", "", text)], texts = spoken.filter(([, text]) => text);
   const found = (said.prompt || []).flatMap((message) => part(message.role, message.content));
@@ -84,7 +84,7 @@ function conversation(said, spoken) {
 
 const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1));
 
-/** What differs from run to run: the verdict, the answer, the tokens. */
+/** What differs between the runs: the verdict, the answer, the tokens. */
 function bodyOf(of, episode, said, tokens, colour, recolour) {
   const score = of.number("score", episode), fault = of.word("fault", episode), verdict = make("p", "verdict");
   verdict.append(make("b", tone(score), `score ${scored(score)}`), make("span", "quiet", gained(of, episode).join("")));
@@ -93,7 +93,7 @@ function bodyOf(of, episode, said, tokens, colour, recolour) {
   return [verdict, ...judged(said), make("h2", "", "answer"), make("pre", "", said.text ?? ""), ...tokensOf(of, episode, tokens, colour, recolour)];
 }
 
-/** The verdict beyond its reason: named parts, tests one by one, and whatever else the verifier noted. */
+/** The details of the verdict: named parts, tests one by one, and other notes of the verifier. */
 function judged(said) {
   const found = [], detail = { ...said.detail };
   if (said.parts) found.push(make("h2", "", "parts"), tableOf(["part", "score"], Object.entries(said.parts).map(([name, value]) => [name, short(value)])));
@@ -104,15 +104,15 @@ function judged(said) {
     found.push(tableOf(["test", "", "why"], detail.tests.map((test) => [String(test.name ?? ""), mark(test), String(test.why ?? "")]), "words"));
     delete detail.tests;
   }
-  if (Object.keys(detail).length) found.push(make("h2", "", "noted by the verifier"), make("pre", "", plain(detail)));
+  if (Object.keys(detail).length) found.push(make("h2", "", "notes of the verifier"), make("pre", "", plain(detail)));
   return found;
 }
 
 function tokensOf(of, episode, [ids, stretches, logprobs, ratios, advantages], colour, recolour) {
   const pick = make("button", "colour", colour), title = make("h2", "", "tokens by "), pre = make("pre", "tokens");
   pick.addEventListener("click", recolour);
-  title.append(pick, make("span", "quiet", "  pale: given to the policy"));
-  if (!ratios && colour.startsWith("log-ratio")) title.append(make("span", "quiet", "; the trainer never looked at this episode"));
+  title.append(pick, make("span", "quiet", "  pale: not chosen by the policy"));
+  if (!ratios && colour.startsWith("log-ratio")) title.append(make("span", "quiet", "; this episode was not trained on"));
   let own = true, left = 0, stretch = 0, chosen = 0;
   for (const id of ids) {
     while (!left && stretch < stretches.length) { left = stretches[stretch++]; own = !own; }
@@ -130,7 +130,7 @@ function tokensOf(of, episode, [ids, stretches, logprobs, ratios, advantages], c
   return [title, pre];
 }
 
-/** The colour of one token, and its numbers where the pointer rests on it. */
+/** The colour of one token, and its numbers as a tooltip. */
 function paint(span, id, token, trained, colour) {
   const [hue, depth] = COLOURS[colour](token) ?? ["--quiet", 0];
   span.style.setProperty("--hue", `var(${hue})`);

@@ -1,5 +1,5 @@
-// The page: its head, filters, a list that draws only what is seen, keys. What is chosen stands in the address, so a page that
-// reads itself again (while its run goes on) comes back as it was.
+// The page: its head, filters, a list that draws only the visible rows, keyboard shortcuts. The selection is stored in the URL, so that
+// a page that reloads (while its run continues) keeps it.
 
 const ROW = 26, COLOUR_NAMES = run.trained ? Object.keys(COLOURS) : EVALUATED;
 const VERDICTS = { right: (s) => s === 1, partial: (s) => s !== null && s > 0 && s < 1, wrong: (s) => s === 0, unscored: (s) => s === null };
@@ -38,7 +38,7 @@ function paintHead() {
   $("curves").append(...[...titles].map((title) => curve(panels.filter((panel) => panel.title === title))));
 }
 
-/** Say how many episodes the list does not have, because only the other run does. */
+/** Show how many episodes are only in the other run, and therefore not in the list. */
 function tellUnseen() {
   const unseen = other.columns.score.filter((_, episode) => run.find(other.key(episode)) < 0).length;
   if (unseen) $("against").append(make("b", "warn", `   ${unseen.toLocaleString("en")} episodes are only in ${other.head.name}, and not listed`));
@@ -50,7 +50,7 @@ function options(name, words) {
   $(`f-${name}`).append(new Option("all", ""), ...words.map((word) => new Option(visible(word), word)));
 }
 
-/** The episodes' numbers of a column's words that pass a test; nothing is asked where there is no test. */
+/** A filter of episodes by the words of a column; no filter if there is no test. */
 function asked(name, test) {
   if (!test) return [];
   const { words, at } = run.columns[name], passes = words.map(test);
@@ -64,7 +64,7 @@ function stepRange(text) {
   return [low, found[3] !== undefined ? Number(found[3]) : found[2] ? Infinity : low];
 }
 
-/** What an episode must pass, as the form has it. */
+/** The filters chosen in the form. */
 function tests() {
   const value = (name) => $(`f-${name}`).value, { score, step } = run.columns;
   const verdict = VERDICTS[value("verdict")], difference = DIFFERENCES[value("difference")];
@@ -78,7 +78,7 @@ function tests() {
   return found;
 }
 
-/** Show what passes. A search that comes before all texts are read shows what it finds in those that are, and then the rest. */
+/** Apply the filters. A search that starts before all texts are loaded shows the matches so far, and the rest later. */
 function filter() {
   const { episodes } = run.head, passed = tests(), unread = $("f-search").value && run.texts.length < episodes;
   if (unread) run.read().then(filter);
@@ -86,20 +86,20 @@ function filter() {
   for (let episode = 0; episode < episodes; episode++) if (passed.every((test) => test(episode))) state.shown.push(episode);
   state.at = state.shown.indexOf(state.open);
   const share = state.shown.length === episodes ? "" : `${state.shown.length.toLocaleString("en")} of `;
-  $("count").textContent = `${share}${episodes.toLocaleString("en")} episodes${unread ? ", still reading …" : ""}`;
+  $("count").textContent = `${share}${episodes.toLocaleString("en")} episodes${unread ? ", still loading …" : ""}`;
   $("height").style.height = `${state.shown.length * ROW}px`;
   $("window").scrollTop = Math.max(0, state.at - 5) * ROW;
   drawRows();
   remember();
 }
 
-/** The score that the same episode has in the other run; undefined where that has no such episode. */
+/** The score of the same episode in the other run; undefined if it has no such episode. */
 function twinScore(episode) {
   state.twins ??= run.columns.score.map((_, at) => other.find(run.key(at)));
   return state.twins[episode] < 0 ? undefined : other.columns.score[state.twins[episode]];
 }
 
-/** How much the names of all tasks have in common, up to a slash: the list leaves it out. */
+/** The length of the common prefix of all task names, up to a slash: the list omits it. */
 function commonPrefix([first = "", ...others]) {
   let length = first.lastIndexOf("/") + 1;
   for (const name of others) {
@@ -138,7 +138,7 @@ function rowOf(episode, at) {
   return row;
 }
 
-/** Go to a place in the list; open what is there where something is open, or where that was asked for. */
+/** Select a row of the list; open its episode if `open` is set or another episode is open. */
 function choose(at, open) {
   if (!state.shown.length) return;
   state.at = Math.min(Math.max(at, 0), state.shown.length - 1);
@@ -174,7 +174,7 @@ function close() {
   drawRows();
 }
 
-/** The next answer to the same question, or the one before. */
+/** Open the next or the previous answer of the group. */
 function sibling(by) {
   const members = state.open < 0 ? [] : run.group(state.open), next = members[members.indexOf(state.open) + by];
   if (next !== undefined) show(next);
@@ -185,9 +185,9 @@ function recolour() {
   if (state.open >= 0) show(state.open);
 }
 
-// ---- what is chosen, in the address ---------------------------------------------------------------------------------------------
+// ---- the selection, in the URL --------------------------------------------------------------------------------------------------
 
-/** Write down what is chosen. */
+/** Store the selection in the URL. */
 function remember(more = {}) {
   const chosen = new URLSearchParams([...new FormData($("filters"))].filter(([, value]) => value));
   if (state.open >= 0) chosen.set("open", run.key(state.open));
@@ -195,7 +195,7 @@ function remember(more = {}) {
   history.replaceState(null, "", `#${chosen}`);
 }
 
-/** Choose again what was written down. */
+/** Restore the selection from the URL. */
 function recall() {
   const chosen = new URLSearchParams(location.hash.slice(1)), open = chosen.has("open") ? run.find(chosen.get("open")) : -1;
   for (const [name, value] of chosen) if ($("filters").elements[name]) $("filters").elements[name].value = value;
@@ -205,7 +205,7 @@ function recall() {
   if (open >= 0) show(open);
 }
 
-/** Read the page again, but not under a person's hands. */
+/** Reload the page, but not while the user is active. */
 function reload() {
   if ($("help").open || Date.now() - state.touched < 3000) return setTimeout(reload, 1000);
   remember({ top: $("window").scrollTop, colour: state.colour });
@@ -244,7 +244,7 @@ function onKey(event) {
 }
 
 async function start() {
-  if (!globalThis.DecompressionStream) throw new Error("this browser is too old to unpack the episodes; any of 2023 or later can");
+  if (!globalThis.DecompressionStream) throw new Error("this browser cannot decompress the episodes; use a browser of 2023 or later");
   await Promise.all([run, other].filter(Boolean).map((of) => of.open()));
   if (other) tellUnseen();
   state.prefix = commonPrefix(run.columns.task.words);
@@ -256,7 +256,7 @@ async function start() {
   $("filters").addEventListener("reset", () => setTimeout(filter));
   recall();
   if (reloadSeconds) setTimeout(reload, 1000 * reloadSeconds);
-  else setTimeout(() => run.read(), 300); // so that the first search finds the texts read
+  else setTimeout(() => run.read(), 300); // load the texts before the first search
 }
 
 paintHead();
@@ -268,5 +268,5 @@ addEventListener("pointerdown", () => { state.touched = Date.now(); });
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("theme").addEventListener("click", nextTheme);
 $("keys").addEventListener("click", () => $("help").showModal());
-// The head of the page is drawn while the episodes are still being read; they come after this script.
+// The head of the page is drawn while the episodes are still loading; they come after this script.
 addEventListener("DOMContentLoaded", () => start().catch((error) => { $("count").textContent = String(error.message || error); }));

@@ -1,23 +1,23 @@
 "use strict";
-// What a run said, as the page holds it: a head, columns of all episodes, and packs of texts and tokens.
+// The data of a run in the page: a head, columns of all episodes, and compressed packs of texts and tokens.
 
 const HUNDREDTH = 100, THOUSANDTH = 1000;
 const $ = (id) => document.getElementById(id);
 
-/** The bytes that a part of the page holds. */
+/** The bytes of a part of the page. */
 function bytesOf(id) {
   const raw = atob($(id).textContent), bytes = new Uint8Array(raw.length);
   for (let at = 0; at < raw.length; at++) bytes[at] = raw.charCodeAt(at);
   return bytes;
 }
 
-/** A part of the page, unpacked. */
+/** A part of the page, decompressed and parsed. */
 function unpacked(id) {
   const stream = new Blob([bytesOf(id)]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(stream).json();
 }
 
-/** One run. Its columns are there once `open` has ended; texts and tokens are unpacked when they are asked for. */
+/** One run. Its columns are available after `open`; texts and tokens are decompressed when they are requested. */
 class Run {
   constructor(head, prefix) {
     this.head = head;
@@ -40,10 +40,10 @@ class Run {
 
   number(name, episode) { return this.columns[name][episode]; }
 
-  /** The episodes that answer the same question at the same time. */
+  /** The episodes of the same group. */
   group(episode) { return this.groups.get(this.columns.group.at[episode]); }
 
-  /** What names an episode in any run: where it was asked what, for the how many-th time. */
+  /** The key of an episode in any run: environment, step, task and sample. */
   key(episode) {
     const { step, sample } = this.columns;
     return `${this.word("env", episode)} ${step[episode]} ${this.word("task", episode)} ${sample[episode]}`;
@@ -55,14 +55,14 @@ class Run {
     return this.places.get(key) ?? -1;
   }
 
-  /** What an episode says ("texts"), or which tokens it has ("tokens"). */
+  /** The texts ("texts") or the tokens ("tokens") of an episode. */
   async part(kind, episode) {
     const id = `${this.prefix}${kind}-${Math.floor(episode / chunk)}`;
     if (!this.packs.has(id)) this.packs.set(id, unpacked(id));
     return (await this.packs.get(id))[episode % chunk];
   }
 
-  /** Read the texts of all episodes for searching, in small letters; piece by piece, so that the page stays awake. */
+  /** Load the texts of all episodes for the search, in lower case; in chunks, so that the page stays responsive. */
   read() { return (this.reading ??= this.readAll()); }
 
   async readAll() {

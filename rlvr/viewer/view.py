@@ -1,9 +1,9 @@
-"""A run as one HTML file that needs nothing else: no server, no request, no library. Or two runs, the one beside the other.
+"""Write one run, or two for comparison, as a self-contained HTML file: no server, no request, no library.
 
-The page is `rlvr/viewer/`: a frame, a style and a few scripts. What the run said is put in as base64, so no byte of it is ever read as
-HTML or as a script, whatever a model wrote; the scripts show it with `textContent` alone, and the page forbids every other script.
-First comes its head, the curves and figures, which is small and drawn before anything is unpacked; then the parts
-(`rlvr.viewer.viewparts`).
+The page is built from the files in `rlvr/viewer/`: a frame, a style sheet and a few scripts. The data of the run is embedded as base64,
+so nothing that a model wrote is ever parsed as HTML or as a script; the scripts show it through `textContent` only, and the page's
+content security policy forbids every other script. The head (curves and figures) is small, comes first and is drawn before anything is
+decompressed; the parts with the episodes follow (`rlvr.viewer.viewparts`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PAGE = Path(__file__).parent
 SCRIPTS = ("run.js", "curves.js", "episode.js", "page.js")
 METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
 MARK = b'content="rlvr view"'
-"""By this a page is known as one of ours."""
+"""Marks a file as a page written by rlvr, which may be overwritten."""
 PAUSE_S = 5.0
-"""How often a run that is watched is looked at; less often where writing its page takes long."""
+"""The interval between checks of a watched run; longer if writing its page takes long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was made of a run.
+    """The page that was written.
 
     >>> Written(Path("runs/a/view.html"), episodes=1536, bytes=90_000).episodes
     1536
@@ -50,14 +50,14 @@ class Written:
 
 
 def view(run: str | Path, out: str | Path | None = None, *, against: str | Path | None = None, reload_s: int = 0) -> Written:
-    """Write the page of a training run or an evaluation; where nothing is said, into its own folder.
+    """Write the page of a training run or an evaluation, by default as `view.html` in its folder.
 
-    With `against` every curve and every episode has the other run's beside it. With `reload_s` the page reads itself again
-    after so many seconds.
+    With `against`, every curve and every episode is shown next to that of the other run. With `reload_s`, the page reloads itself
+    after this many seconds.
     """
     run, out, against = Path(run), Path(out) if out else None, Path(against) if against else None
     if out and not _ours(out):
-        raise ConfigError(f"{out} is there already and no page of rlvr's, and nothing of yours is ever overwritten; choose another --out")
+        raise ConfigError(f"{out} exists and is not a page written by rlvr, so it is not overwritten; choose another --out")
     out = out or run / "view.html"
     heads: list[dict[str, Any]] = []
     parts: dict[str, str] = {}
@@ -65,11 +65,11 @@ def view(run: str | Path, out: str | Path | None = None, *, against: str | Path 
         head, rows, spec = _read(folder)
         mine, count = parts_of(rows, tokenizer_of(spec), prefix)
         if not count and not head["panels"]:
-            raise NotFound(f"{folder} has nothing to show yet: no step and no episode is written down; look again a little later")
+            raise NotFound(f"{folder} has nothing to show yet: it has no step and no episode; try again later")
         heads.append(head | {"episodes": count})
         parts |= mine
     if len({head["kind"] for head in heads}) > 1:
-        raise ConfigError(f"{run} and {against} are no match: one is a training run, the other an evaluation; give two of a kind")
+        raise ConfigError(f"{run} and {against} cannot be compared: one is a training run, the other an evaluation")
     text = _page({"runs": heads, "chunk": CHUNK, "reload_s": reload_s}, parts)
     try:
         write_whole(out, text)
@@ -86,7 +86,7 @@ def watch(
     told: Callable[[Written], None] = lambda written: None,
     pause_s: float = PAUSE_S,
 ) -> Written:
-    """Write the page again whenever the run has grown, until the run has ended or a person ends this; the last page stays as it is."""
+    """Write the page again whenever the run has grown, until the run is finished or Ctrl-C; the last page does not reload."""
     run = Path(run)
     _read(run)
     size = -1
@@ -104,7 +104,7 @@ def watch(
 
 
 def _ours(path: Path) -> bool:
-    """Whether a page may be written there: nothing stands there, or an earlier page."""
+    """Whether a page may be written there: the path is free, or has an earlier page."""
     if not path.is_file():
         return True
     with path.open("rb") as file:
@@ -112,12 +112,12 @@ def _ours(path: Path) -> bool:
 
 
 def _size(run: Path) -> int:
-    """How much a run has written down."""
+    """The size of a run's logs in bytes."""
     return sum((run / name).stat().st_size for name in (ROWS, METRICS) if (run / name).is_file())
 
 
 def _page(head: Mapping[str, Any], parts: Mapping[str, str]) -> str:
-    """The frame with style, scripts and data in it. Its policy names our script by its digest: no other one runs, nothing is fetched."""
+    """The complete page. Its content security policy allows our script by its digest: no other script runs, nothing is fetched."""
     style, script = ("".join((PAGE / name).read_text("utf-8") for name in names) for names in (["page.css"], SCRIPTS))
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
     data = "\n".join(_part(name, text) for name, text in parts.items())
@@ -138,18 +138,18 @@ def _digest(text: str) -> str:
 
 
 def _read(run: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]], str]:
-    """The head of a run, its episodes, and which tokenizer it speaks."""
+    """The head of a run, its episodes, and the name of its tokenizer."""
     if (run / PLAN).is_file():
         rows = last_rows(run) if (run / ROWS).is_file() else iter(())
         return _evaluation(run), rows, plan_of(run).policy.partition(":")[2]
     if (run / "config.yaml").is_file():
         config = config_of(run)
         return _training(run), iter(_log(run, ROWS)), config.tokenizer or config.model.path or ""
-    raise NotFound(f"{run} is no run: it has neither config.yaml nor {PLAN}; name a folder that `rlvr train` or `rlvr eval` wrote")
+    raise NotFound(f"{run} is not a run: it has neither config.yaml nor {PLAN}; name a folder that `rlvr train` or `rlvr eval` wrote")
 
 
 def _training(run: Path) -> dict[str, Any]:
-    """What stands at the top of a training run: its curves."""
+    """The head of a training run: its curves."""
     metrics, timings = (list(_log(run, name)) for name in (METRICS, TIMINGS))
     clock: dict[Any, dict[str, Any]] = {row.get("step"): row for row in timings}
     rows = [clock.get(row.get("step"), {}) | row for row in metrics]
@@ -160,7 +160,7 @@ def _training(run: Path) -> dict[str, Any]:
 
 
 def _evaluation(run: Path) -> dict[str, Any]:
-    """What stands at the top of an evaluation: a line of figures for each environment, once it has come to its end."""
+    """The head of an evaluation: a line of figures for each environment, once it is finished."""
     plan, report = plan_of(run), _json(run / REPORT)
     head = ["environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed"]
     lines = [_figures(name, env) for name, env in report.get("envs", {}).items()]
@@ -170,7 +170,7 @@ def _evaluation(run: Path) -> dict[str, Any]:
 
 
 def _state(run: Path) -> dict[str, str]:
-    """A run has its report from its end on."""
+    """Whether the run is finished: only then it has a report."""
     return {} if (run / REPORT).is_file() else {"state": "unfinished"}
 
 
@@ -184,7 +184,7 @@ def _figures(name: str, env: Mapping[str, Any]) -> list[str]:
 
 
 def _log(run: Path, name: str) -> Iterable[dict[str, Any]]:
-    """The rows of a log; none where the run has not begun it."""
+    """The rows of a log; none if the run has not written any yet."""
     return rows_of(run / name) if (run / name).is_file() else ()
 
 

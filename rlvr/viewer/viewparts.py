@@ -1,8 +1,8 @@
-"""The episodes of a run as the parts of its page, each packed on its own, so that a page of many thousands opens at once.
+"""Pack the episodes of a run as parts of its page, compressed separately, so that a page of many thousands opens immediately.
 
-columns    what the list of episodes shows and filters by, one array a column
-texts-N    500 episodes: answers, prompts, reasons; unpacked when one is opened, or searched
-tokens-N   the same episodes: token ids, who chose them, log-probabilities, log-ratios, advantages
+columns    what the list of episodes shows and filters by, one array for each column
+texts-N    500 episodes: answers, prompts, reasons; decompressed when one is opened, or for a search
+tokens-N   the same episodes: token ids, which of them the policy chose, log-probabilities, log-ratios, advantages
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rlvr.errors import ConfigError
 from rlvr.evaluation.samples import ROWS, counted
 
 CHUNK = 500
-"""Episodes that are unpacked together."""
+"""How many episodes are compressed together."""
 GLIMPSE = 100
 """Characters of an answer that the list shows."""
 HUNDREDTH, THOUSANDTH = 100, 1000
-"""Log-probabilities are kept to two places, log-ratios and advantages to three: enough for a colour."""
+"""Log-probabilities are rounded to two decimals, log-ratios and advantages to three: enough for a colour."""
 
 
 @dataclass(slots=True)
 class Coded:
-    """A column of words that repeat: each word once, and which one each line has.
+    """A dictionary-coded column: each word once, and for each row the index of its word.
 
     >>> column = Coded()
     >>> for end in ("terminated", "truncated", "terminated"): column.append(end)
@@ -42,7 +42,7 @@ class Coded:
     at: list[int] = field(default_factory=list)
 
     def append(self, word: str) -> None:
-        """One more line."""
+        """Add a row."""
         self.at.append(self.words.setdefault(word, len(self.words)))
 
     def plain(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Coded:
 
 
 class Columns:
-    """What the list shows of each episode.
+    """The columns of the episode list.
 
     >>> Columns().count
     0
@@ -63,10 +63,10 @@ class Columns:
         self.words = {name: Coded() for name in ("task", "env", "group", "fault", "end", "reason")}
         self._members: Counter[str] = Counter()
         self._alike: dict[tuple[str, int, str], dict[str, int]] = {}
-        """The groups of one step whose tasks have one name: which number each has."""
+        """For groups of one step whose tasks have the same name: the number of each."""
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """One more episode."""
+        """Add an episode."""
         verdict, env = row["verdict"] or {}, str(row.get("env", ""))
         group = f"{env} {row['group']}".strip()
         alike = self._alike.setdefault((env, row["step"], str(row["task_id"])), {})
@@ -105,7 +105,7 @@ def parts_of(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, prefix
             fits += sum(_fits(row, tokenizer) for row in chunk) if tokenizer else 0
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{ROWS}: an episode after the first {columns.count // CHUNK * CHUNK} is not what rlvr writes "
+            f"{ROWS}: an episode after the first {columns.count // CHUNK * CHUNK} does not have the format that rlvr writes "
             f"({type(error).__name__}: {error}); was the file changed?"
         ) from error
     told = tokenizer if fits > columns.count / 2 else None
@@ -115,13 +115,13 @@ def parts_of(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, prefix
 
 
 def packed(data: Any) -> str:
-    """Plain data as the page unpacks it: JSON, gzip, base64. Equal data, equal bytes."""
-    text = json.dumps(data, separators=(",", ":"))  # ASCII: half a surrogate pair in an answer stays what it was
+    """Plain data as gzipped JSON in base64, as the page reads it. Equal data gives equal bytes."""
+    text = json.dumps(data, separators=(",", ":"))  # ASCII keeps a lone surrogate in an answer
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What is read: everything that is there of the answer, the prompt and the judgement."""
+    """The texts of an episode: the available parts of the answer, the prompt and the verdict."""
     verdict = row["verdict"] or {}
     found = {name: row.get(name) for name in ("text", "prompt", "reference", "error", "reward", "turns", "policy_version")}
     found |= {name: verdict.get(name) for name in ("reason", "parts", "detail")}
@@ -129,7 +129,7 @@ def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tokens(row: Mapping[str, Any]) -> list[list[int] | None]:
-    """Token ids; lengths of the stretches that the policy did not and did choose, by turns; and what is known of each token it chose."""
+    """Token ids; lengths of the stretches not chosen and chosen by the policy, alternating; numbers of each token it chose."""
     runs = [(own, len(list(same))) for own, same in groupby(row["acted"], bool)]
     stretches = [0] * (bool(runs) and runs[0][0]) + [length for _, length in runs]
     known = (("logprobs", -HUNDREDTH), ("log_ratio", THOUSANDTH), ("advantages", THOUSANDTH))
@@ -141,7 +141,7 @@ def _chosen(values: Sequence[float] | None, acted: Sequence[int], scale: int) ->
 
 
 def _fits(row: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
-    """Whether the ids of an answer read as its text: with the wrong tokenizer they do not."""
+    """Whether the ids of an answer decode to its text: with the wrong tokenizer they do not."""
     if row["turns"] != 1:
         return True
     try:

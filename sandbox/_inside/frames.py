@@ -1,6 +1,6 @@
-"""The one format between us and a supervisor: two lengths, a JSON header, then named parts as raw bytes.
+"""The only format between us and a supervisor: two lengths, a JSON header, then named parts as raw bytes.
 
-Both ends use this file; nothing that crosses is ever unpickled or evaluated. Runs inside the container too: standard library only.
+Both ends use this file; nothing received is ever unpickled or evaluated. Runs inside the container too: standard library only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ LARGEST, SMALL = 1 << 30, 1 << 16
 
 
 class Torn(Exception):
-    """The stream ended, or what came is no frame."""
+    """The stream ended, or the received bytes are not a frame."""
 
 
 def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
-    r"""A frame as the pieces to send: one when it is small, else as they are, for a copy of what is large costs memory.
+    r"""A frame as the chunks to send: one chunk if it is small; large parts are not copied, which would cost memory.
 
     >>> pack({}, {})
     [b'\x00\x00\x00\r\x00\x00\x00\x00{"parts": []}']
@@ -31,7 +31,7 @@ def pack(header: Mapping[str, Any], parts: Mapping[str, bytes]) -> list[bytes]:
 
 
 def unpack(exactly: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The next frame, from a function that reads that many bytes or raises `Torn`."""
+    """Read the next frame, with a function that reads the given number of bytes or raises `Torn`."""
     header_length, blob_length = HEADER.unpack(exactly(HEADER.size))
     if header_length > LARGEST or blob_length > LARGEST:
         raise Torn(f"a frame of {header_length} and {blob_length} bytes")

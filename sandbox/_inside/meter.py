@@ -1,8 +1,8 @@
-"""What a program uses, measured from where it cannot reach: its control group, or else the process table.
+"""Measure what a program uses, from where it cannot interfere: its control group, or else the process table.
 
 One container runs one program at a time, so the container's control group *is* the program (its children, its threads, its
 files in memory and its shared memory included). Without control groups (the process sandbox, some runtimes) the descendants
-of the supervisor are added up, which is slower and can be raced. Runs inside the container: standard library only.
+of the supervisor are added up, which is slower and has races. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 def descendants(root: int, spared: set[int]) -> list[int]:
-    """Every living process below `root`, except `spared` themselves. Zombies are not living."""
+    """Every living process below `root`, except `spared` themselves."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             fields = stat(int(name))
-            if fields and fields[0] not in ("Z", "X"):
+            if fields and not dead(fields):
                 parents[int(name)] = int(fields[1])
     below = []
     for pid in parents:
@@ -34,7 +34,7 @@ def descendants(root: int, spared: set[int]) -> list[int]:
 
 
 def stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty when the process is gone."""
+    """The fields of /proc/PID/stat starting at the state; empty if the process no longer exists."""
     try:
         with open(f"/proc/{pid}/stat", "rb", 0) as file:
             return file.read().rpartition(b")")[2].decode().split()
@@ -42,8 +42,13 @@ def stat(pid: int) -> list[str]:
         return []
 
 
+def dead(fields: list[str]) -> bool:
+    """Whether a process is dead. State Z alone is not enough: a living process whose first thread has exited has it too."""
+    return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+
+
 def waited(pid: int) -> float:
-    """Seconds that a process stood ready while the machine ran somebody else: no fault of its own."""
+    """Seconds that a process was ready to run while the processor ran others: not the program's fault."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb", 0) as file:
             return int(file.read().split()[1]) / 1e9
@@ -52,7 +57,7 @@ def waited(pid: int) -> float:
 
 
 class GroupMeter:
-    """Reads the control group of the container, version 1 or 2; files are held open, a reading costs microseconds."""
+    """Reads the control group of the container, version 1 or 2; the files are kept open, so a reading costs microseconds."""
 
     def __init__(self) -> None:
         two = os.path.exists(f"{GROUP}/cgroup.controllers")
@@ -67,34 +72,34 @@ class GroupMeter:
             raise OSError("the control group cannot be read")
 
     def begin(self) -> int:
-        """Before a program: what is in use now (the kernel's own caches of what earlier ones looked for) is not its doing."""
+        """Before a program: record what is in use now (such as kernel caches left by earlier programs), so that it is not charged."""
         self._idle = self.exact()
         return self.memory()
 
     def memory(self) -> int:
-        """Bytes in use above those of the beginning, page cache left out only where it matters."""
+        """Bytes in use above the start; the page cache is left out only where it matters."""
         return int(os.pread(self._memory, 64, 0)) - self._idle
 
     def over(self, limit: int) -> bool:
-        """Whether more than `limit` bytes are in use: a quick look first, an exact one when that looks bad."""
+        """Whether more than `limit` bytes are in use: a cheap check first, an exact one if the limit looks exceeded."""
         return self.memory() > limit and self.exact() - self._idle > limit
 
     def exact(self) -> int:
-        """Bytes in use that the kernel could not simply drop."""
+        """Bytes in use that the kernel could not simply free."""
         raw = os.pread(self._stat, 16384, 0)
         return int(os.pread(self._memory, 64, 0)) - _field(raw, b"active_file") - _field(raw, b"inactive_file")
 
     def cpu(self) -> float:
-        """Seconds of processor time of everything in the container since it began."""
+        """Seconds of processor time of everything in the container since it started."""
         return self._seconds(os.pread(self._cpu, 4096, 0))
 
     def kills(self) -> int:
-        """How often the kernel killed a process here for want of memory."""
+        """How often the kernel killed a process here because memory ran out."""
         return _field(os.pread(self._kills, 4096, 0), b"oom_kill")
 
 
 class TreeMeter:
-    """Adds up the supervisor's descendants: the best that can be had without a control group."""
+    """Adds up the supervisor's descendants: the best available measure without a control group."""
 
     name = "process table"
 
@@ -102,15 +107,17 @@ class TreeMeter:
         self._root, self._spared, self._gone, self._seen = root, spared, 0.0, dict[int, float]()
 
     def begin(self) -> int:
-        """Before a program: nothing of it lives yet."""
+        """Before a program: none of its processes exists yet."""
         return 0
 
     def memory(self) -> int:
-        """Bytes of memory of all living descendants, each one's share of what they share."""
+        """Bytes of memory of all living descendants; shared memory is divided among those that share it."""
         total = 0
         for pid in descendants(self._root, self._spared):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb", 0) as file:
-                total += _field(file.read().replace(b":", b""), b"Pss") << 10
+            for thread in _threads(pid):  # any living thread can report it; the first one may have exited
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/smaps_rollup", "rb", 0) as file:
+                    total += _field(file.read().replace(b":", b""), b"Pss") << 10
+                    break
         return total
 
     def over(self, limit: int) -> bool:
@@ -134,11 +141,18 @@ class TreeMeter:
 
 
 def meter(root: int, spared: set[int], use_group: bool) -> GroupMeter | TreeMeter:
-    """The best meter there is."""
+    """The best available meter."""
     if use_group:
         with contextlib.suppress(OSError, ValueError):
             return GroupMeter()
     return TreeMeter(root, spared)
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def _opened(name: str) -> int:

@@ -1,7 +1,7 @@
-"""Namespaces for a supervisor that runs without a container: as many as the kernel grants, and an honest list of them.
+"""Namespaces for a supervisor that runs without a container: as many as the kernel grants, and a list of those in force.
 
-The order is: a user namespace when we are not root; network, inter-process communication, host name; small folders in memory in
-place of those that anybody may write to; a process space with a /proc of its own. Standard library only.
+The order is: a user namespace when we are not root; network, inter-process communication, host name; small in-memory folders in
+place of world-writable ones; a process space with a /proc of its own. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter(disk_mb: int) -> list[str]:
-    """Go as far in as the kernel allows. Returns in the process that shall be the supervisor; lists what holds."""
+    """Enter as many namespaces as the kernel allows. Returns the list of those in force, in the process that becomes the supervisor."""
     held: list[str] = []
     root = os.geteuid() == 0
     if not root and not _own_user():
@@ -35,19 +35,19 @@ def enter(disk_mb: int) -> list[str]:
     if libc.unshare(NEW_PID) == 0:
         _descend()
         if libc.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None) != 0:
-            os._exit(96)  # a /proc of other processes would blind us: begin again without this namespace
+            os._exit(96)  # a /proc of other processes would be useless: start again without this namespace
         held.append("processes")
     return held
 
 
 def _cover(place: str, size_mb: int, mode: int) -> bool:
-    """Put a small empty folder of ours over one that everybody may write to."""
+    """Mount a small empty folder of ours over a world-writable one."""
     options = f"mode={mode:o},size={size_mb}m,nr_inodes=4096".encode()
     return not os.path.isdir(place) or bool(libc.mount(b"tmpfs", place.encode(), b"tmpfs", NOSUID | NODEV, options) == 0)
 
 
 def _own_user() -> bool:
-    """Become root of a user namespace of our own, so that the rest is allowed."""
+    """Become root of our own user namespace, so that the rest is allowed."""
     uid, gid = os.geteuid(), os.getegid()
     if libc.unshare(NEW_USER) != 0:
         return False
@@ -61,7 +61,7 @@ def _own_user() -> bool:
 
 
 def _descend() -> None:
-    """Go on as the first process of the new process space; what stays behind only waits, and hands on the exit status."""
+    """Continue as the first process of the new process space; the original process only waits and passes on the exit status."""
     pid = os.fork()
     if pid:
         os.close(0)

@@ -1,8 +1,8 @@
-"""The folders a program may write to: given to it before, emptied after, whatever it left in them.
+"""The folders a program may write to: lent to it before, emptied afterwards, whatever it left in them.
 
 A place belongs to the supervisor and is lent through its *group*, so that the program can fill it but never lock us out of
-it. Folders that the program made inside are its own; those are emptied under its own user id, by a helper that opens each
-folder and moves it up before emptying it, so that neither rights nor depth matter. Runs inside the container: standard library only.
+it. Folders that the program created inside are its own; those are emptied under its own user id, by a helper that opens each
+folder and moves it up before emptying it, so that neither permissions nor depth matter. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def lend(places: list[str], gid: int | None) -> None:
 
 
 def empty(places: list[str], uid: int | None, gid: int | None) -> None:
-    """Leave nothing of a program's in any place. Raises OSError when something stays."""
+    """Remove everything of a program from every place. Raises OSError if something remains."""
     for place in places:
         if uid is None:
-            os.chmod(place, 0o700)  # a program that runs as we do may have shut it
+            os.chmod(place, 0o700)  # a program that runs under our user id may have changed the mode
         for name in os.listxattr(place):
             os.removexattr(place, name)
         with os.scandir(place) as entries:
@@ -45,17 +45,23 @@ def empty(places: list[str], uid: int | None, gid: int | None) -> None:
             raise OSError(f"{place} could not be emptied: {os.listdir(place)[:3]}")
 
 
-def foreign(places: list[str], uids: set[int]) -> set[str]:
-    """The names at the top of any place that belong to none of these users."""
+def foreign(places: list[str], uids: set[int], laid: set[tuple[int, int]]) -> set[str]:
+    """The names at the top of any place that belong to none of these users and are not files that we put there.
+
+    Our files are recognised by device and inode number, because the program may rename them.
+    """
     found = set()
     for place in places:
         with os.scandir(place) as entries:
-            found |= {entry.name for entry in entries if entry.stat(follow_symlinks=False).st_uid not in uids}
+            for entry in entries:
+                about = entry.stat(follow_symlinks=False)
+                if about.st_uid not in uids and (about.st_dev, about.st_ino) not in laid:
+                    found.add(entry.name)
     return found
 
 
 def as_user(uid: int | None, gid: int | None, work: Callable[[], None]) -> None:
-    """Do something small in a process of its own, under another user id where there is one, within a deadline."""
+    """Run a small function in a separate process, under another user id if one is given, within a deadline."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -74,13 +80,12 @@ def as_user(uid: int | None, gid: int | None, work: Callable[[], None]) -> None:
         if done:
             return
         time.sleep(0.0005)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    os.kill(pid, signal.SIGKILL)  # it is reaped with the other orphans
     raise OSError(f"the helper for user {os.getuid() if uid is None else uid} did not end within {PATIENCE_S:.0f} s")
 
 
 def _flatten(place: str) -> None:
-    """Remove every folder in `place`: their folders come up first, under names nobody else has."""
+    """Remove every folder in `place`: their subfolders are moved up first, under unique names."""
     os.chdir(place)
     count = 0
     while folders := [entry.name for entry in os.scandir(".") if entry.is_dir(follow_symlinks=False)]:

@@ -1,4 +1,4 @@
-"""What isolation is really in force, read from the kernel by the supervisor itself. Runs inside the container: standard library only."""
+"""Find out which isolation is in force, read from the kernel by the supervisor itself. Runs inside the container: standard library only."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 
-def isolation(settings: dict[str, Any], filtered: bool, meter: str, spaces: list[str]) -> list[str]:
-    """Short names of what holds here and now; what could not be seen is not listed."""
+def isolation(settings: dict[str, Any], filtered: bool, meter: str, ended: str, spaces: list[str]) -> list[str]:
+    """Short names of what is in force; what cannot be observed is not listed."""
     status = dict(line.split(":\t", 1) for line in _text("/proc/self/status").splitlines() if ":\t" in line)
-    found = [f"memory and processor time by {meter}"]
+    found = [f"memory and processor time by {meter}", f"every program ended by {ended}"]
     if spaces:
         found.append(f"namespaces: {', '.join(spaces)}")
     if settings["uid"] is not None:
@@ -20,6 +20,8 @@ def isolation(settings: dict[str, Any], filtered: bool, meter: str, spaces: list
         found.append("no new privileges")
     if int(status.get("CapEff", "ffffffffff"), 16) & ~0xE0 == 0:
         found.append("no capabilities but kill, setuid, setgid (the supervisor's)")
+    if int(status.get("CapBnd", "ffffffffff"), 16) == 0:
+        found.append("no capability can be gained")
     if os.getpid() == 1:
         found.append("a process space of its own")
     names = [line.split(":")[0].strip() for line in _text("/proc/net/dev").splitlines()[2:]]

@@ -1,31 +1,34 @@
-"""What a program says, and where it reads from: capped, never waited for. Runs inside the container: standard library only."""
+"""The output and input of a program: output is capped and read without blocking. Runs inside the container: standard library only."""
 
 from __future__ import annotations
 
 import os
 
+from rlvr.sandbox._inside.zygotes import Born
+
 CHUNK = 1 << 18
 
 
 class Run:
-    """One program on its way: what it said so far, what it used, and why it was stopped."""
+    """One running program: its output so far, what it used, and why it was stopped."""
 
     def __init__(self, limits: dict[str, float]) -> None:
         self.limits = limits
         self.said: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray(), "report": bytearray()}
         self.stop, self.reason, self.cut, self.peak, self.cpu, self.wall = "", "", False, 0, 0.0, 0.0
-        self.pids: list[int] = []
+        self.born: list[Born] = []
+        self.fatal = ""
         self.waited: dict[int, float] = {}
         self.exit: int | None = None
 
     def halt(self, stop: str, reason: str) -> None:
-        """Note the first reason to stop it."""
+        """Record the reason to stop it; only the first one counts."""
         if not self.stop:
             self.stop, self.reason = stop, reason
 
 
 def read(run: Run, number: int, name: str) -> int:
-    """Take what there is: how many bytes, 0 at the end of the stream, -1 for nothing yet."""
+    """Read what is available: the number of bytes, 0 at the end of the stream, -1 if there is nothing yet."""
     try:
         data = os.read(number, CHUNK)
     except BlockingIOError:
@@ -35,20 +38,20 @@ def read(run: Run, number: int, name: str) -> int:
     said += data[: max(room, 0)]
     if len(data) > room:
         run.cut = True
-        run.halt("OLE", f"it wrote more than {limit} bytes")
+        run.halt("OLE", f"the program wrote more than {limit} bytes")
         return 0
     return len(data)
 
 
 def drain(run: Run, ours: dict[int, str]) -> None:
-    """What was written before the end and not yet read; every writer is dead by now."""
+    """Read what was written before the end and not yet read; every writer is dead by now."""
     for number, name in ours.items():
         while read(run, number, name) > 0:
             pass
 
 
 def memory_file(data: bytes) -> int:
-    """A descriptor to read `data` from: no pipe to fill, no file to find."""
+    """A descriptor to read `data` from: neither a pipe that can fill up nor a named file."""
     if not data:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     number = os.memfd_create("input", os.MFD_CLOEXEC)

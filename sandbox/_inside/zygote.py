@@ -1,8 +1,8 @@
 """The warm interpreter that every program is forked from. Runs inside the container: standard library only.
 
-It is forked off the supervisor before the first program is read, and never sees one: a program's source and input reach the
-forked child as descriptors, so that no memory of any child holds a word of an earlier program, of a test or of a verdict.
-The child gives up root for a user id that nobody had before, puts its limits on, and becomes `python3 -I -B answer.py`.
+It is forked from the supervisor before the first program is read, and never sees one: a program's source and input reach the
+forked child as descriptors, so that no child's memory holds data of an earlier program, of a test or of a verdict.
+The child gives up root for an unused user id, sets its limits, and becomes `python3 -I -B answer.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import gc
 import io
@@ -26,30 +25,39 @@ import traceback
 import types
 from typing import Any, NoReturn
 
+from rlvr.sandbox._inside import nest, rights, seccomp
+
 WARM = """
     abc argparse array base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum fractions functools
     hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics string struct sys textwrap threading
     time traceback typing
 """
 SEES = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
-HIGH = 100  # descriptors are parked here while 0 to 9 are laid out
-SET_DUMPABLE, SET_PARENT_DEATH = 4, 1
+libc = nest.libc
+HIGH = 100  # descriptors are moved here while 0 to 9 are set up
+SET_DUMPABLE = 4
 
 
 def warm() -> None:
-    """Import once what most programs import, and take it out of the collector's sight."""
+    """Import once what most programs import, and exclude it from garbage collection."""
     for name in WARM.split():
         __import__(name)
     gc.collect()
     gc.freeze()
 
 
-def serve(door: socket.socket) -> dict[str, Any] | None:
-    """Fork a child for every order that comes through `door`. Hands the order back in the child, None at the end in the parent."""
+def serve(door: socket.socket, nested: bool) -> dict[str, Any] | None:
+    """Fork a child for every order received from `door`. Returns the order in the child, None at the end in the parent."""
+    if nested:
+        nest.prepare()
+    rights.keep(rights.SETUID | rights.SETGID | (rights.SYS_ADMIN if nested else 0))
+    if not nested:  # in a nest every program installs it for itself: entering a nest needs calls that the filter refuses
+        seccomp.apply(seccomp.PROGRAM)
+    home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    living: set[int] = set()
+    living: dict[int, int] = {}
     while True:
         ready, _, _ = select.select([door.fileno(), read], [], [])
         if read in ready:
@@ -60,16 +68,17 @@ def serve(door: socket.socket) -> dict[str, Any] | None:
             order, descriptors = _receive(door)
             if order is None:
                 return None
-            pid = os.fork()
+            init = order["nest"]
+            pid = nest.patiently(lambda init=init: nest.fork(init, home) if init else os.fork())  # type: ignore[misc]
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 order["descriptors"] = descriptors
                 return order
-            living.add(pid)
+            living[pid] = order["serial"]
             for number in descriptors:
                 os.close(number)
-            door.send(json.dumps({"pid": pid}).encode())
+            door.send(json.dumps({"serial": order["serial"], "pid": pid}).encode())
 
 
 def _receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -81,16 +90,17 @@ def _receive(door: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     return (json.loads(message) if message else None), list(numbers)
 
 
-def _report(door: socket.socket, living: set[int]) -> None:
+def _report(door: socket.socket, living: dict[int, int]) -> None:
     for pid in list(living):
         done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
-            living.discard(pid)
-            door.send(json.dumps({"pid": pid, "status": status, "peak_kb": used.ru_maxrss, "cpu": used.ru_utime + used.ru_stime}).encode())
+            spent = used.ru_utime + used.ru_stime
+            message = {"serial": living.pop(pid), "status": status, "peak_kb": used.ru_maxrss, "cpu": spent}
+            door.send(json.dumps(message).encode())
 
 
 def become(order: dict[str, Any]) -> None:
-    """In the child: turn into the program that was ordered, and run it to its end."""
+    """In the child: turn into the ordered program, and run it to its end."""
     try:
         source = _settle(order)
     except BaseException:
@@ -103,7 +113,9 @@ def become(order: dict[str, Any]) -> None:
 
 
 def _settle(order: dict[str, Any]) -> bytes:
-    """Descriptors, limits, identity, folder, environment: everything that a fresh process would have."""
+    """Descriptors, limits, identity, folder, environment: everything that a fresh process has."""
+    if order["nest"]:
+        nest.settle(order["oom"])
     os.setsid()
     parked = [fcntl.fcntl(number, fcntl.F_DUPFD, HIGH) for number in order["descriptors"]]
     for number, place in zip(parked, order["places"], strict=True):
@@ -127,7 +139,10 @@ def _settle(order: dict[str, Any]) -> bytes:
         os.setgroups([])
         os.setresgid(order["gid"], order["gid"], order["gid"])
         os.setresuid(order["uid"], order["uid"], order["uid"])
-    ctypes.CDLL(None).prctl(SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
+    rights.none()
+    if order["filter"]:
+        seccomp.apply(seccomp.PROGRAM)
+    libc.prctl(SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
     os.chdir(order["folder"])
     os.umask(0o022)
     os.environ.clear()
@@ -136,7 +151,7 @@ def _settle(order: dict[str, Any]) -> bytes:
     if not order["argv"]:
         with open(9, "rb") as file:
             source = file.read()
-    os.write(8, b"+")  # from here on, whatever goes wrong is the program's own doing
+    os.write(8, b"+")  # from here on, any failure is caused by the program
     os.close(8)
     return source
 
@@ -151,7 +166,7 @@ def _execute(argv: list[str]) -> NoReturn:
 
 
 def run_python(source: bytes) -> None:
-    """Run `source` as the main module, as `python3 -I -B answer.py` would. What it raises is shown without our frames."""
+    """Run `source` as the main module, as `python3 -I -B answer.py` does. Its traceback is shown without our frames."""
     for name in [name for name in sys.modules if name.split(".")[0] == "rlvr"]:
         del sys.modules[name]
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0)), "utf-8", "surrogateescape")  # type: ignore[misc]
@@ -164,7 +179,7 @@ def run_python(source: bytes) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__="answer.py", __builtins__=__builtins__)
     sys.modules["__main__"] = main
-    leave = os._exit  # whatever the program does to our modules, this ends it
+    leave = os._exit  # works whatever the program did to our modules
     status = 1
     try:
         code = compile(source, "answer.py", "exec", dont_inherit=True)
@@ -193,10 +208,10 @@ def _status(code: object) -> int:
 
 
 def _finish(main: types.ModuleType, status: int) -> int:
-    """What the interpreter does at its end, without taking itself apart: that alone would cost more than all the rest."""
+    """Do what the interpreter does on exit, without tearing itself down: that alone would cost more than all the rest."""
 
     def let_go() -> None:
-        """Objects go while modules, functions and classes, which their last words may need, are still there."""
+        """Delete the program's objects while modules, functions and classes, which their finalizers may need, still exist."""
         kept = (types.ModuleType, types.FunctionType, type)
         for name in [name for name, value in main.__dict__.items() if not isinstance(value, kept) and name != "__builtins__"]:
             main.__dict__.pop(name, None)
@@ -204,7 +219,7 @@ def _finish(main: types.ModuleType, status: int) -> int:
     for step in (threading._shutdown, atexit._run_exitfuncs, let_go):  # type: ignore[attr-defined]
         with contextlib.suppress(BaseException):
             step()
-    for stream in (sys.stdout, sys.__stdout__):  # the program may have put another one in its place
+    for stream in (sys.stdout, sys.__stdout__):  # the program may have replaced it
         try:
             if stream is not None and not stream.closed:
                 stream.flush()

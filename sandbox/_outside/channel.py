@@ -1,7 +1,7 @@
-"""Talking to a supervisor, wherever it runs: start it with our own files, then one request, one reply.
+"""Talk to a supervisor, wherever it runs: start it with our own files, then send one request and receive one reply at a time.
 
-A channel is any pair of "send bytes" and "receive some bytes" with a deadline. The supervisor's files travel over it first,
-so that an image needs nothing of ours and never gets out of step with the installed version.
+A channel is any pair of "send bytes" and "receive some bytes" with a deadline. The supervisor's files are sent over it first,
+so that the image needs no file of ours and always matches the installed version.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ import json
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Outcome, Program, Stop
-from rlvr.errors import SandboxError
 from rlvr.sandbox._inside.frames import pack, unpack
 
 HERE = Path(__file__).parents[1] / "_inside"
-FILES = ("frames", "meter", "namespaces", "places", "probe", "seccomp", "streams", "zygote", "supervisor")
+FILES = (
+    *("frames", "meter", "namespaces", "places", "probe", "rights", "seccomp", "nest", "zygotes", "streams", "ends", "toolchains"),
+    *("stage", "zygote", "supervisor"),
+)
 BOOT = """
 import json, os, sys, types
 def exactly(count):
@@ -45,8 +47,8 @@ module.main(settings)
 """
 COMMAND = ["python3", "-I", "-B", "-c", BOOT]
 HARD, PATIENCE_S, AFTER_S, START_S = 10.0, 60.0, 40.0, 120.0
-"""The supervisor gives up after HARD times the wall limit; we wait that long and PATIENCE_S more before we call it dead, and to
-learn why and to take it away costs AFTER_S at the most. That is the deadline of every verdict, once its turn has come."""
+"""The supervisor gives up after HARD times the wall limit; we wait PATIENCE_S longer before we treat it as dead. To
+learn why and to remove it takes at most AFTER_S. The sum is the deadline of every verdict, counted from when the program starts."""
 
 
 class Channel(ABC):
@@ -61,18 +63,18 @@ class Channel(ABC):
 
     @abstractmethod
     def receive(self, room: memoryview, deadline: float) -> int:
-        """Put at least one byte into `room` before the deadline and say how many, or raise `Torn`."""
+        """Read at least one byte into `room` before the deadline and return how many, or raise `Torn`."""
 
     @abstractmethod
     def alive(self) -> bool:
-        """Whether the supervisor still listens, as far as one can tell without asking: it never speaks first."""
+        """Whether the supervisor still listens, as far as that is known without a request: it never sends first."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the supervisor; it kills what it runs and ends."""
+        """Release the supervisor; it kills what it runs and exits."""
 
     def boot(self, settings: Mapping[str, Any]) -> None:
-        """Send our files, hear the supervisor's first words."""
+        """Send our files and receive the supervisor's first message."""
         deadline = time.monotonic() + START_S
         files = [(name, (HERE / f"{name}.py").read_text("utf-8")) for name in FILES]
         given = json.dumps({"files": files, "settings": settings}).encode()
@@ -80,7 +82,7 @@ class Channel(ABC):
         self.hello, _ = unpack(lambda count: self._exactly(count, deadline))
 
     def run(self, program: Program) -> tuple[Outcome, bool]:
-        """The outcome, and whether the supervisor may go on serving. Raises `Torn` when it is gone."""
+        """Run a program; returns the outcome, and whether the supervisor can continue. Raises `Torn` if it exited."""
         limits = program.limits
         deadline = time.monotonic() + HARD * limits.wall_s + PATIENCE_S
         parts = {"source": program.source.encode("utf-8", "surrogatepass"), "stdin": program.stdin}
@@ -107,7 +109,7 @@ class Channel(ABC):
         return _syntax(outcome, program), not header["fatal"]
 
     def _exactly(self, count: int, deadline: float) -> bytearray:
-        """The next `count` bytes, put in place as they come: buffers that grow would leave this process's memory in pieces."""
+        """Receive the next `count` bytes into one buffer of that size: growing buffers would fragment this process's memory."""
         data, at = bytearray(count), 0
         with memoryview(data) as room:
             while at < count:
@@ -117,25 +119,33 @@ class Channel(ABC):
 
 def readable(number: int, seconds: float) -> bool:
     """Whether something (or the end) can be read from a descriptor within so many seconds."""
-    poll = select.poll()  # not `select.select`, which knows the first 1024 descriptors only
+    poll = select.poll()  # not `select.select`, which supports the first 1024 descriptors only
     poll.register(number, select.POLLIN)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
-def refuse(program: Program, most_mb: int, languages: tuple[str, ...] | None) -> str:
-    """Why this program cannot be run here at all; empty when it can."""
-    if program.limits.memory_mb > most_mb:
-        return f"limit memory_mb is {program.limits.memory_mb}, and this sandbox has {most_mb}; raise the sandbox's memory_mb"
-    if languages is not None and program.language not in languages:
-        return f"no toolchain for {program.language!r}; this sandbox has {', '.join(languages)}"
+def refused(program: Program, memory_mb: int, processes: int) -> Outcome | None:
+    """Why a program can never run in a sandbox of this size: the task requests more than it has. None if it can."""
+    limits, why = program.limits, ""
+    if limits.memory_mb > memory_mb:
+        why = f"limit memory_mb is {limits.memory_mb}, but this sandbox has {memory_mb}; raise the sandbox's memory_mb"
+    elif limits.processes > processes:
+        why = f"limit processes is {limits.processes}, but this sandbox has {processes}; raise the sandbox's pids"
     for name in program.files:
         if not name or "/" in name or "\0" in name or name in (".", "..") or len(name.encode("utf-8", "replace")) > 200:
-            raise SandboxError(f"a file is called {name!r}; a file's name is plain, without any folder")
-    return ""
+            why = f"a file has the name {name!r}; a file name must be plain, without a folder"
+    return Outcome(Stop.IE, reason=why, refused=True) if why else None
+
+
+def lacking(program: Program, languages: Sequence[str]) -> Outcome | None:
+    """Why it cannot run in a sandbox with these languages: a fault of the infrastructure. None if it can."""
+    if program.language in languages:
+        return None
+    return Outcome(Stop.IE, reason=f"no toolchain for {program.language!r}; this sandbox has {', '.join(languages)}")
 
 
 def _syntax(outcome: Outcome, program: Program) -> Outcome:
-    """A Python source that does not compile says so in its last line; only a display word depends on it."""
+    """Whether a Python source does not compile, from the last line of its error output; only the displayed verdict depends on it."""
     last = outcome.stderr.rstrip().rpartition(b"\n")[2]
     wrong = last.startswith((b"SyntaxError", b"IndentationError", b"TabError"))
     if program.language == "python" and outcome.stop is Stop.RE and outcome.exit_code == 1 and not outcome.stdout and wrong:

@@ -1,8 +1,10 @@
-"""One hardened container with a supervisor in it, and the stream that leads there.
+"""One hardened container with a supervisor in it, and the stream to it.
 
-The supervisor is root *inside*, with three capabilities: SETUID and SETGID to make every program another user, KILL to end
-them. It needs no more: it owns the folders that it lends, and it reads no file of a program's. Programs run as users without
-any capability. The container ends when our end of its standard input closes, so a killed run leaves nothing running.
+The supervisor is root *inside*, with few capabilities: SETUID and SETGID to run every program as another user, KILL to end them. It needs
+no more: it owns the folders that it lends, and it reads no file of a program's. SETPCAP empties the bounding set before the first program
+comes. SYS_ADMIN is added if each program gets its own process space; it stays with the zygote and the nursery, which read
+nothing that a program wrote, and the supervisor drops it. Programs run as users without any capability. The container ends when our
+end of its standard input closes, so a killed run leaves nothing running.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from rlvr.sandbox._inside.frames import Torn
 from rlvr.sandbox._outside.channel import COMMAND, Channel, readable
 from rlvr.sandbox._outside.engine import LABEL, connect, faults, knock, remove
 
-OVERHEAD_MB = 96  # the supervisor, the zygote, and the output that is being gathered
-CLOSING_S = 20  # for the engine to take a container away
+OVERHEAD_MB = 96  # the supervisor, the zygote, and the output being collected
+CLOSING_S = 20  # for the engine to remove a container
 STREAM = struct.Struct(">BxxxI")
 
 
-def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> dict[str, Any]:
-    """How a container is made: what the engine enforces from outside, whatever happens within."""
+def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = False) -> dict[str, Any]:
+    """The settings of a container: what the engine enforces from outside."""
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
     return {
         "network_mode": "none",
@@ -39,7 +41,7 @@ def hardening(memory_mb: int, disk_mb: int, pids: int, runtime: str | None) -> d
         "memswap_limit": f"{memory_mb + OVERHEAD_MB}m",  # the same: no swap
         "pids_limit": pids,
         "cap_drop": ["ALL"],
-        "cap_add": ["SETUID", "SETGID", "KILL"],
+        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if nests else [])],
         "security_opt": ["no-new-privileges"],  # the engine's own seccomp profile stays on; ours comes on top
         "ipc_mode": "none",
         "auto_remove": True,
@@ -54,10 +56,10 @@ class Container(Channel):
 
     def __init__(self, image: str, settings: dict[str, Any]) -> None:
         self.client = connect()
-        self._coming = 0  # bytes left of the chunk that the engine announced
+        self._coming = 0  # bytes left of the current chunk
         self._errors = bytearray()
         self._socket: socket.socket | None = None
-        # user ids far from anybody's, and other ones in every container: the kernel counts processes by user id
+        # user ids that no one uses, different in every container: the kernel counts processes by user id
         first = random.SystemRandom().randrange(1 << 20, 1 << 30)
         with faults():
             config = self.client.api.create_host_config(**hardening(**settings))
@@ -76,7 +78,7 @@ class Container(Channel):
         self.id: str = created["Id"]
         try:
             self._attach()
-            self.boot({"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True})
+            self.boot({"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True, "nests": settings["nests"]})
         except (Torn, SandboxError) as error:
             said = bytes(self._errors[-500:]).decode(errors="replace").strip()
             self.close()
@@ -90,7 +92,7 @@ class Container(Channel):
             self.client.api.start(self.id)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Send all of it, while reading what may already come back."""
+        """Send all the data, while reading replies that already arrive."""
         if self._socket is None:
             raise Torn("closed")
         try:
@@ -100,7 +102,7 @@ class Container(Channel):
             raise Torn(f"sending failed: {error}") from error
 
     def receive(self, room: memoryview, deadline: float) -> int:
-        """Some bytes of the supervisor's standard output; what it says on standard error is kept for messages."""
+        """Receive some bytes of the supervisor's standard output; its standard error is kept for messages."""
         while not self._coming:
             head = bytearray(STREAM.size)
             self._fill(head, deadline)
@@ -128,7 +130,7 @@ class Container(Channel):
             self._socket.settimeout(max(deadline - time.monotonic(), 0.01))
             count = self._socket.recv_into(room)
         except OSError as error:
-            raise Torn(f"nothing came: {error or type(error).__name__}") from error
+            raise Torn(f"nothing was received: {error or type(error).__name__}") from error
         if not count:
             raise Torn("the stream ended")
         return count
@@ -138,11 +140,11 @@ class Container(Channel):
         return self._socket is not None and not readable(self._socket.fileno(), 0)
 
     def errors(self) -> str:
-        """The last that the supervisor said on standard error."""
+        """The last output of the supervisor on standard error."""
         return bytes(self._errors).decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Close the stream, which ends the supervisor, and take the container away."""
+        """Close the stream, which ends the supervisor, and remove the container."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()

@@ -1,4 +1,4 @@
-"""The Docker Engine as we need it: is it there, has it our image, and which containers of ours has a dead run left behind."""
+"""The Docker Engine as we need it: connect to it, provide our image, and remove containers that a killed run left."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ IMAGE = "rlvr-sandbox:1"
 LABEL = "rlvr.sandbox"
 ANY_VERSION = "1.40"
 HERE = Path(__file__).parents[1]
-ENGINE_HINT = "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to where one listens"
+ENGINE_HINT = "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to the address of one"
 IMAGE_HINT = f"build it with `docker build -t {IMAGE} {HERE}`"
 
 
 def connect(timeout_s: float = 60.0) -> docker.DockerClient:
-    """A client of the engine that DOCKER_HOST names (or the usual socket); SandboxError when none answers."""
+    """A client of the engine that DOCKER_HOST names (or the usual socket); raises SandboxError if none replies."""
     try:
         knock(timeout_s)
-        # the version is asked by a client that was made without talking: one that fails half made leaves its socket open
+        # the client is created without a request, and then asked for the version: one that fails while being created leaves its socket open
         asking = docker.from_env(timeout=int(timeout_s), version=ANY_VERSION)
         try:
             version = asking.api.version(api_version=False)["ApiVersion"]
@@ -37,11 +37,11 @@ def connect(timeout_s: float = 60.0) -> docker.DockerClient:
             asking.close()
         return docker.from_env(timeout=int(timeout_s), version=version)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise SandboxError(f"no Docker Engine answers at {_where()} ({_short(error)}); {ENGINE_HINT}") from error
+        raise SandboxError(f"no Docker Engine replies at {_where()} ({_short(error)}); {ENGINE_HINT}") from error
 
 
 def knock(timeout_s: float) -> None:
-    """OSError where nobody listens: asked of the socket itself, for the SDK leaves open the ones that it cannot connect."""
+    """Raises OSError if nothing listens: tests the socket itself, because the SDK leaves open the ones that it cannot connect."""
     where = _where()
     if where.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as door:
@@ -55,7 +55,7 @@ def _where() -> str:
 
 @contextlib.contextmanager
 def faults() -> Iterator[None]:
-    """Every way in which the engine can fail, as one SandboxError."""
+    """Turn every failure of the engine into one SandboxError."""
     try:
         yield
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
@@ -63,7 +63,7 @@ def faults() -> Iterator[None]:
 
 
 def ensure_image(client: docker.DockerClient, image: str) -> None:
-    """See that the image is there. Ours is built from the Dockerfile beside this file, anyone else's is pulled; both show progress."""
+    """Make sure that the image exists. Ours is built from the Dockerfile next to this file, others are pulled; both show progress."""
     if has_image(client, image):
         return
     try:
@@ -74,12 +74,12 @@ def ensure_image(client: docker.DockerClient, image: str) -> None:
         _show(f"sandbox image {image}", stream)
         client.images.get(image)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError, SandboxError) as error:
-        hint = IMAGE_HINT if image == IMAGE else f"see that `docker pull {image}` works"
-        raise SandboxError(f"the image {image!r} is not there and could not be made ({_short(error)}); {hint}") from error
+        hint = IMAGE_HINT if image == IMAGE else f"check that `docker pull {image}` works"
+        raise SandboxError(f"the image {image!r} was not found and could not be built ({_short(error)}); {hint}") from error
 
 
 def has_image(client: docker.DockerClient, image: str) -> bool:
-    """Whether the engine has this image already."""
+    """Whether the engine already has this image."""
     with faults():
         try:
             client.images.get(image)
@@ -104,7 +104,7 @@ def _show(title: str, stream: Any) -> None:
 
 
 def sweep(client: docker.DockerClient) -> int:
-    """Remove the containers of runs that were killed on this machine. How many there were."""
+    """Remove the containers of killed runs on this machine. Returns how many there were."""
     removed = 0
     with faults():
         for container in client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True):
@@ -115,7 +115,7 @@ def sweep(client: docker.DockerClient) -> int:
 
 
 def remove(client: docker.DockerClient, container: str) -> None:
-    """Take a container away, running or not; one that is already going is as good as gone."""
+    """Remove a container, running or not; one that is already being removed is fine."""
     try:
         client.api.remove_container(container, force=True, v=True)
     except docker.errors.APIError as error:

@@ -1,7 +1,7 @@
-"""A few supervisors, each serving one program at a time; threads queue for them.
+"""A pool of supervisors, each serving one program at a time; threads queue for them.
 
-A supervisor that broke is put away and a fresh one takes its place. Nothing is kept across a fork of this process: a child
-gets a pool of its own.
+A broken supervisor is closed and replaced by a fresh one. Nothing is kept across a fork of this process: a child
+creates its own pool.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ RETIRE_AFTER = 20_000  # programs; long before a container runs out of user ids
 
 
 def processors() -> int:
-    """How many programs can run at once here: the processors that this process may use."""
+    """How many programs can run in parallel here: the processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Pool(Generic[C]):
-    """At most `size` supervisors, started when they are first needed, lent to one thread at a time."""
+    """At most `size` supervisors, started when first needed, lent to one thread at a time."""
 
     def __init__(self, start: Callable[[], C], size: int, queue_s: float) -> None:
         self._start, self.size, self._queue_s = start, size, queue_s
@@ -43,12 +43,12 @@ class Pool(Generic[C]):
         self._line: deque[SimpleQueue[C | None]] = deque()
 
     def take(self) -> C:
-        """A supervisor of one's own: a free one, or a new one, or the next that comes free. SandboxError after the deadline.
+        """Borrow a supervisor: a free one, a new one, or the next that becomes free. SandboxError after the deadline.
 
-        First come, first served: what comes free is handed to whoever has waited longest.
+        First come, first served: a supervisor that becomes free goes to the thread that has waited longest.
         """
         if os.getpid() != self._pid:
-            self._lock = threading.Lock()  # the one we inherited may be held by a thread that we did not
+            self._lock = threading.Lock()  # the inherited lock may be held by a thread that does not exist here
             self._begin()
         self._bury()
         with self._lock:
@@ -66,7 +66,7 @@ class Pool(Generic[C]):
         return handed or self._fresh()
 
     def _bury(self) -> None:
-        """Put away the free ones that died while nobody used them, so that no program meets them."""
+        """Close the free ones that died while idle, so that no program gets them."""
         with self._lock:
             dead = [channel for channel in self._free if not channel.alive()]
             self._free = [channel for channel in self._free if channel not in dead]
@@ -82,15 +82,15 @@ class Pool(Generic[C]):
                 self._vacate()
 
     def _wait(self, place: SimpleQueue[C | None]) -> C | None:
-        """Stand in line; None is the leave to start a new one."""
+        """Join the queue; None is the permission to start a new one."""
         try:
             handed = place.get(timeout=self._queue_s)
         except Empty:
             with self._lock:
                 if place in self._line:
                     self._line.remove(place)
-                    raise SandboxError(f"no sandbox came free within {self._queue_s:.0f} s; {self.size} are all busy") from None
-            handed = place.get()  # it came in the last moment
+                    raise SandboxError(f"no supervisor became free within {self._queue_s:.0f} s; all {self.size} are busy") from None
+            handed = place.get()  # it was handed over in the last moment
         if self._closed:
             raise SandboxError("the sandbox is closed")
         return handed
@@ -107,7 +107,7 @@ class Pool(Generic[C]):
         return fresh
 
     def give(self, channel: C, *, sound: bool) -> None:
-        """Hand it back; one that is not sound is put away."""
+        """Return a supervisor to the pool; a broken one is closed."""
         with self._lock:
             if sound and channel.runs < RETIRE_AFTER and not self._closed:
                 if self._line:
@@ -118,19 +118,19 @@ class Pool(Generic[C]):
         self._put_away(channel)
 
     def _vacate(self) -> None:
-        """There is room for a new one: the next in line may start it."""
+        """There is room for a new one: the next thread in the queue may start it."""
         if self._line:
             self._line.popleft().put(None)
         else:
             self._room += 1
 
     def living(self) -> list[C]:
-        """Every supervisor that runs now."""
+        """Every running supervisor."""
         with self._lock:
             return list(self._all)
 
     def close(self) -> None:
-        """Put all of them away. A program that still runs ends as a fault of the machinery."""
+        """Close all of them. A program that still runs ends as a fault of the infrastructure."""
         if os.getpid() != self._pid:
             return
         with self._lock:

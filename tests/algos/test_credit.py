@@ -158,6 +158,11 @@ def test_where_nothing_differs_an_epsilon_of_zero_is_no_divisor(name: str, how: 
     assert scalars("gdpo", [said(1.0), said(1.0)], advantage_epsilon=0.0) == [[0.0, 0.0]]
 
 
+def test_a_greedy_baseline_needs_a_greedy_answer() -> None:
+    with pytest.raises(ConfigError, match="no group has one"):
+        scalars("remax", [said(1.0), said(0.0)])
+
+
 def test_remax_compares_with_the_greedy_answer() -> None:
     groups = [[said(1.0), said(0.0), said(0.25, greedy=True)], [said(1.0), said(0.0)], [said(1.0), said(None, greedy=True)]]
     assert scalars("remax", *groups) == [[0.75, -0.25, 0.0], [0.0, 0.0], [0.0, 0.0]]
@@ -186,12 +191,12 @@ def test_answers_near_the_cap_are_punished_softly() -> None:
     group = [said(1.0, length=n) for n in (2, 6, 8, 10)]
     got = scalars("dapo", group, overlong_buffer=4, max_completion_length=10, scale_rewards="none")[0]
     assert got == pytest.approx([a - 0.625 for a in (1.0, 1.0, 0.5, 0.0)])
-    with pytest.raises(ConfigError, match="longer than"):
+    with pytest.raises(ConfigError, match="more than max_completion_length, 10"):
         factory("dapo")(overlong_buffer=11, max_completion_length=10)
-    with pytest.raises(ConfigError, match="need the cap"):
+    with pytest.raises(ConfigError, match="need a limit on the answer length"):
         factory("dapo")(overlong_buffer=4).row_weights([1], ["0"])
     factory("dapo")(overlong_buffer=8).row_weights([1], ["0"], max_length=8)
-    with pytest.raises(ConfigError, match="overlong_buffer 64 is longer than an answer may be, which is 8"):
+    with pytest.raises(ConfigError, match="overlong_buffer is 64, more than the longest allowed answer, 8"):
         factory("dapo")(overlong_buffer=64).row_weights([1], ["0"], max_length=8)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 
 from rlvr.answers import CHANNELS, find
+from rlvr.answers.phrases import LANGUAGES
 
 PIECES = [
     *("$", "\\boxed{", "{", "}", "<answer>", "</think>", "<think>", "the answer is ", "#### 1\n", "```\n", "\\boxed{1}", "\\"),
@@ -58,6 +60,16 @@ PIECES = [
         "as wanted",
         "7 or 8 ",
         "\\( ",
+        "\\boxed{7}. Wait, ",
+        "however, we get ",
+        ", but ",
+        "the result is 7. ",
+        "**7**\n\n",
+        "So Tom has **7** ",
+        "#### 7\n\nbye ",
+        "depends on ",
+        "<answer>7</answer> or ",
+        "The answer is 7!",
         "**7** ",
         "_",
     ),
@@ -101,3 +113,51 @@ def test_a_long_row_of_empty_lines_is_read_in_one_go() -> None:
         return max(time.process_time() - began, 1e-3)
 
     assert cost(40_000) < 24 * min(cost(5_000) for _ in range(3))  # eight times as long; 64 times where each line reads all that follow
+
+
+NOUNS = sorted(
+    {
+        mark[0].strip()
+        for row in LANGUAGES
+        for example, _value in row.examples
+        for pattern in (row.noun, row.direct)
+        if pattern and (mark := re.search(pattern, example, re.IGNORECASE))
+    }
+)
+"""Every noun that may stand before an answer, in every language, as the examples write it."""
+
+
+@pytest.mark.parametrize("fill", [" ", "\n", "*", " \n", "_", "**\n", ":", "> "])
+@pytest.mark.parametrize("noun", NOUNS)
+def test_a_long_fill_after_a_noun_is_read_in_one_go(noun: str, fill: str) -> None:
+    def cost(length: int) -> float:
+        best = 9e9
+        for _ in range(2):
+            text = noun + fill * (length // len(fill)) + "x"
+            start = time.process_time()
+            find(text)
+            find(noun + " (final)" + text.removeprefix(noun))
+            best = min(best, time.process_time() - start)
+        return best
+
+    assert cost(6_000) < 8 * cost(1_500) + 0.02  # four times as long; 16 times where two fills share the run, 64 where three do
+
+
+@pytest.mark.parametrize("text", ["#### 1{}é\n#### 2", "#### -{}é\n#### 2", "the total is{}x", "so{}x"])
+def test_a_long_run_of_spaces_within_a_line_is_read_in_one_go(text: str) -> None:
+    def cost(length: int) -> float:
+        start = time.process_time()
+        find(text.format(" " * length))
+        return time.process_time() - start
+
+    assert cost(6_000) < 8 * min(cost(1_500) for _ in range(3)) + 0.02
+
+
+@pytest.mark.parametrize("mark", ["~", "`"])
+def test_a_long_fence_that_is_none_is_read_in_one_go(mark: str) -> None:
+    def cost(length: int) -> float:
+        start = time.process_time()
+        find(mark * length + "`x", "fence")
+        return time.process_time() - start
+
+    assert cost(12_000) < 8 * min(cost(3_000) for _ in range(3)) + 0.02

@@ -4,6 +4,7 @@
 from tests.attacks.task import Attack
 
 BOTH, IO, ALL = ("asserts", "calls"), ("stdio",), ("asserts", "calls", "stdio")
+LEAVES = "import ctypes, os, threading, time\nlibc = ctypes.CDLL(None)\ndef leave(): libc.syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)\n"
 ZERO = "\ndef f(x): return 0\n"
 CALL = "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
 
@@ -109,4 +110,10 @@ HARM = [
     Attack("C38", "sends a message that is too long", "import os\nfor n in (4, 5):\n    try: os.write(n, b'\\xff\\xff\\xff\\xff{}')\n    except OSError: pass" + ZERO, BOTH),
     Attack("C38", "exhausts memory while it hangs", "import os, time\nfor _ in range(11):\n    try:\n        if os.fork() == 0: break\n    except OSError: pass\nx = bytearray(1 << 32)\ntime.sleep(60)" + ZERO, ALL),
     Attack("C38", "does not read what it is asked", "import time\ntime.sleep(60)" + ZERO, BOTH),
+    Attack("C22", "ends its first thread and lives on", LEAVES + "threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\nleave()" + ZERO, ALL),
+    Attack("C22", "ends its first thread within a call", LEAVES + "def f(x):\n    threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()\n    leave()", BOTH),
+    Attack("C22", "leaves a child without a first thread", LEAVES + "if os.fork() == 0:\n    threading.Thread(target=time.sleep, args=(60,)).start()\n    leave()\ntime.sleep(0.2)" + ZERO, ALL),
+    Attack("C22", "leaves children below such a child", LEAVES + "def below():\n    for _ in range(3):\n        if os.fork() == 0:\n            os.setsid()\n            time.sleep(60)\n    time.sleep(60)\nif os.fork() == 0:\n    threading.Thread(target=below).start()\n    leave()\ntime.sleep(0.2)" + ZERO, ALL),
+    Attack("C22", "hides a child that fills the memory for the next answer", LEAVES + "def stay():\n    time.sleep(0.5)\n    held = []\n    while True:\n        try: held.append(bytearray(1 << 20))\n        except MemoryError: pass\n        time.sleep(0.001)\nif os.fork() == 0:\n    try: open('/proc/self/oom_score_adj', 'w').write('0')\n    except OSError: pass\n    threading.Thread(target=stay).start()\n    leave()\ntime.sleep(0.2)" + ZERO, ALL),
+    *(Attack("C22", f"a row of forks, {delay} s after the end", LEAVES + f"r, w = os.pipe()\nif os.fork() == 0:\n    os.close(w)\n    for n in (0, 1, 2): os.close(n)\n    os.read(r, 1)\n    time.sleep({delay})\n    for _ in range(12):\n        if libc.fork(): libc._exit(0)\n    time.sleep(60)\ntime.sleep(0.02)" + ZERO, ALL) for delay in (0, 0.0003, 0.001, 0.002)),
 ]  # fmt: skip

@@ -134,10 +134,10 @@ Case = tuple[str, list[str], list[str]]
 VERIFY = ["--reference", "4", "--answer", "4"]
 # what goes wrong; the command; words that the message must hold
 CASES: list[Case] = [
-    ("no such command", ["trian", "quickstart"], ["No such command 'trian'. Did you mean 'train'? `rlvr --help` explains"]),
-    ("no such option", ["list", "--jsno"], ["'--jsno'; did you mean '--json'? `rlvr list --help` explains"]),
-    ("no such option at all", ["list", "--colour"], ["has no option '--colour'; `rlvr list --help` explains"]),
-    ("no such option before the command", ["--versoin"], ["did you mean '--version'? `rlvr --help`"]),
+    ("no such command", ["trian", "quickstart"], ["No such command 'trian'. Did you mean 'train'? see `rlvr --help`"]),
+    ("no such option", ["list", "--jsno"], ["'--jsno'; did you mean '--json'? see `rlvr list --help`"]),
+    ("no such option at all", ["list", "--colour"], ["has no option '--colour'; see `rlvr list --help`"]),
+    ("no such option before the command", ["--versoin"], ["did you mean '--version'? see `rlvr --help`"]),
     ("a setting of a run as an option", ["train", "quickstart", "--steps", "5"], ["'--steps'", "train.steps=50;"]),
     ("a missing argument", ["show", "env"], ["NAME", "rlvr show --help"]),
     (
@@ -154,19 +154,19 @@ CASES: list[Case] = [
     ("a file that is no Python", ["show", "env", "text.txt:Mine"], ["path/to/file.py:Object"]),
     ("no such object", ["show", "verifier", "broken.py:Raise"], ["'Raise'", "did you mean 'Raises'"]),
     ("a plugin that is no class", ["show", "verifier", "broken.py:NOT_CALLABLE"], ["7", "a class or a function"]),
-    ("a plugin that raises on import", ["show", "env", "raises.py:Mine"], ["OSError", "the disk of the plugin is gone", "mend"]),
-    ("a plugin that does not parse", ["show", "env", "syntax.py:Mine"], ["SyntaxError", "mend"]),
+    ("a plugin that raises on import", ["show", "env", "raises.py:Mine"], ["OSError", "the disk of the plugin is gone", "fix that file"]),
+    ("a plugin that does not parse", ["show", "env", "syntax.py:Mine"], ["SyntaxError", "fix that file"]),
     ("a plugin that misses a package", ["show", "env", "needs_vllm.py:Mine"], ["a_package_that_nobody_has"]),
     ("no such verifier", ["verify", "symbolik", *VERIFY], ["'symbolik'", "Allowed"]),
     ("no such setting", ["verify", "numeric", *VERIFY, "--set", "tolerence=1"], ["did you mean 'tolerance'"]),
     ("a setting without a value", ["verify", "numeric", *VERIFY, "--set", "tolerance"], ["key=value"]),
     ("a setting that is no YAML", ["verify", "numeric", *VERIFY, "--set", "tolerance=[1"], ["not YAML"]),
     ("a setting given twice", ["verify", "numeric", *VERIFY, "--set", "tolerance=1", "--set", "tolerance=2"], ["twice"]),
-    ("a negative tolerance", ["verify", "numeric", *VERIFY, "--set", "tolerance=-1"], ["-1", "from 0 up"]),
+    ("a negative tolerance", ["verify", "numeric", *VERIFY, "--set", "tolerance=-1"], ["-1", "of at least 0"]),
     ("a tolerance that is a word", ["verify", "numeric", *VERIFY, "--set", "tolerance=small"], ["'small'", "a number"]),
     ("a channel that is none", ["verify", "exact", *VERIFY, "--set", "channel=box"], ["'box'", "boxed"]),
     ("a composite of nothing", ["verify", "composite", *VERIFY, "--set", "parts={}"], ["at least one"]),
-    ("a weight below 0", ["verify", "composite", *VERIFY, "--set", "parts={a: {verifier: exact, weight: -1}}"], ["-1", "from 0 up"]),
+    ("a weight below 0", ["verify", "composite", *VERIFY, "--set", "parts={a: {verifier: exact, weight: -1}}"], ["-1", "of at least 0"]),
     ("a part that is no verifier", ["verify", "composite", *VERIFY, "--set", "parts={a: {verifier: exat}}"], ["did you mean 'exact'"]),
     ("a judged section that is none", ["verify", "structure", *VERIFY, "--set", "judged=result"], ["'result'", "think, answer"]),
     ("a constructor that refuses", ["verify", "broken.py:NoRoom", *VERIFY, "--set", "size=1"], ["size 1 is too small"]),
@@ -181,12 +181,12 @@ CASES: list[Case] = [
     ("a malformed line", ["verify", "numeric", "--file", "not_json.jsonl", "--json"], ["not_json.jsonl:2", "not JSON"]),
     ("a line that is a list", ["verify", "numeric", "--file", "list.jsonl"], ["list.jsonl:1", "not an object"]),
     ("a line without an answer", ["verify", "numeric", "--file", "no_answer.jsonl"], ["'answer' is missing"]),
-    ("an answer that is a number", ["verify", "numeric", "--file", "number.jsonl"], ["must be a text"]),
+    ("an answer that is a number", ["verify", "numeric", "--file", "number.jsonl"], ["must be a string"]),
     ("a line with a strange meta", ["verify", "numeric", "--file", "meta.jsonl"], ["meta"]),
-    ("a file without a line", ["verify", "numeric", "--file", "empty.jsonl"], ["no line"]),
+    ("a file without a line", ["verify", "numeric", "--file", "empty.jsonl"], ["has no lines"]),
     ("a file that is no text", ["verify", "numeric", "--file", "latin.jsonl"], ["latin.jsonl:1", "UTF-8"]),
     ("no workers", ["verify", "numeric", "--file", "number.jsonl", "--workers", "0"], ["at least 1"]),
-    ("a kit that is not there", ["check", "sampler", "hf"], ["no kit for a sampler"]),
+    ("a kit that is not there", ["check", "sampler", "hf"], ["no checks for a sampler"]),
     ("a name that no distribution may have", ["new", "verifier", "chess_"], ["'chess_'", "chess_mate"]),
     ("a name that is no name", ["new", "env", "Chess-Mate"], ["'Chess-Mate'", "chess_mate"]),
     ("a name that Python keeps", ["new", "env", "class"], ["'class'"]),
@@ -218,8 +218,8 @@ CASES: list[Case] = [
         ["eval", "gsm8k", "--policy", "scripted:gold", "--set", "path=bad", "--split", "train"],
         ["train.jsonl:2"],
     ),
-    ("an empty data set", ["eval", "gsm8k", "--policy", "scripted:gold", "--set", "path=hollow"], ["no problem at all"]),
-    ("a run that is none", ["replay", "nowhere"], ["no run folder"]),
+    ("an empty data set", ["eval", "gsm8k", "--policy", "scripted:gold", "--set", "path=hollow"], ["has no problems"]),
+    ("a run that is none", ["replay", "nowhere"], ["is not a run folder"]),
     ("a run whose configuration is broken", ["replay", "run"], ["seed"]),
     ("no such recipe", ["train", "quikstart"], ["did you mean 'quickstart'"]),
     ("a recipe that is no YAML", ["train", "no_yaml.yaml"], ["no_yaml.yaml", "not valid YAML"]),
@@ -230,7 +230,7 @@ CASES: list[Case] = [
     ("a wrong type", ["train", "quickstart", "train.steps=many"], ["train.steps", "many"]),
     ("a group of 1", ["train", "quickstart", "rollout.num_generations=1"], ["num_generations", "1"]),
     ("an override that is none", ["train", "quickstart", "fast"], ["key=value"]),
-    ("a run that exists", ["train", "quickstart", "--out", "taken"], ["taken", "never overwritten"]),
+    ("a run that exists", ["train", "quickstart", "--out", "taken"], ["taken", "is not overwritten"]),
     ("a run in a place that cannot be", ["train", "quickstart", "--out", "a_file/run"], ["a_file/run", "cannot be written"]),
     ("to verify what is not resumed", ["train", "quickstart", "--verify"], ["--resume"]),
     ("to resume nothing", ["train", "quickstart", "--resume"], ["--out"]),
@@ -308,7 +308,7 @@ def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: py
         (["eval", "broken.py:Left", "--policy", "scripted:noop"], ["SystemExit: 0", "in task"]),
         (["eval", "broken.py:Unclosable", "--policy", "scripted:noop"], ["no way to close", "in close"]),
         (["eval", "broken.py:Texts", "--policy", "scripted:noop"], ["posed '2+2='", "rlvr.Task"]),
-        (["eval", "broken.py:Numbers", "--policy", "scripted:gold"], ["Numbers.gold gave 7", "must be a text"]),
+        (["eval", "broken.py:Numbers", "--policy", "scripted:gold"], ["Numbers.gold returned 7", "must be a string"]),
         (["eval", "broken.py:NoJudge", "--policy", "scripted:noop"], ["verifier is None", "rlvr.Verifier"]),
         (["verify", "broken.py:LeavesAtOnce", *VERIFY], ["cannot be built: SystemExit"]),
     ],
@@ -318,7 +318,7 @@ def test_a_plugin_that_raises_is_told_where_and_is_no_success(
 ) -> None:
     assert run(arguments) == 2
     said = capsys.readouterr().err
-    assert [word for word in words if word not in said] == [] and "fault of rlvr" not in said and said.startswith("error: "), said
+    assert [word for word in words if word not in said] == [] and "bug in rlvr" not in said and said.startswith("error: "), said
 
 
 @pytest.mark.parametrize(("kind", "name"), [("verifier", "Leaves"), ("verifier", "LeavesAtOnce"), ("env", "Left"), ("env", "Unclosable")])
@@ -382,7 +382,7 @@ def test_a_full_disk_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(listing, "list_plugins", full)
     assert run(["list"]) == 3
     said = capsys.readouterr().err
-    assert "no room left on the disk (writing runs/a/metrics.jsonl)" in said and "fault of rlvr" not in said
+    assert "the disk is full (writing runs/a/metrics.jsonl)" in said and "bug in rlvr" not in said
 
 
 def test_the_table_of_files_is_what_it_says() -> None:

@@ -82,6 +82,7 @@ def test_list_shows_every_kind(capsys: Said) -> None:
         "verifiers",
         "sandboxes",
         "samplers",
+        "tools",
         "algorithms",
         "recipes",
         "suites",
@@ -260,7 +261,7 @@ for line in ("list envs --json", "list verifiers --json", "doctor --json", "eval
     envs = {row["name"]: row for row in json.loads(lines[0])}
     assert "RuntimeError: cracked" in envs["cracked"]["error"] and "error" not in envs["arithmetic"]
     clash = {row["name"]: row for row in json.loads(lines[2])}["numeric"]
-    assert "broken and rlvr both claim" in clash["error"]
+    assert "broken and rlvr both define" in clash["error"]
     assert "cracked" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -292,5 +293,5 @@ def test_every_setting_is_explained(kind: str, capsys: Said) -> None:
 
 def test_an_algorithm_shows_what_counts_in_it(capsys: Said) -> None:
     said = obey(["show", "algorithm", "grpo"], capsys)
-    table, _, idle = said.partition("Of no effect in this mix")
+    table, _, idle = said.partition("Not used by this algorithm")
     assert "How far the ratio may fall below 1" in table and "desirable_from" not in table and "desirable_from" in idle

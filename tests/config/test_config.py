@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import get_scheduler
 
 from rlvr.config.config import SCHEDULES, RunConfig, load, recipes
 from rlvr.errors import ConfigError, NotFound
+from rlvr.learn.update.optimization import Optimization
 from rlvr.runs.runlog import differing
 
 
@@ -69,10 +69,10 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
         (["seed"], r"'seed' is not of the form key=value"),
         (["seed=[1"], r"not YAML"),
         (["seed.x=1"], r"has no keys"),
-        (["train.lr_scheduler=cosin"], r"train.lr_scheduler: 'cosin' is none of the schedules; did you mean 'cosine'"),
-        (["train.lr_scheduler=reduce_lr_on_plateau"], r"none of the schedules; .*Allowed: constant, "),
-        (["data={}", "rollout.curriculum={}"], r"rollout.curriculum is set, but with data nothing is sampled"),
-        (["data={}", "algorithm={name: sft, dynamic_sampling_rounds: 3}"], r"algorithm.dynamic_sampling_rounds is set, but with data"),
+        (["train.lr_scheduler=cosin"], r"train.lr_scheduler: 'cosin' is not a schedule; did you mean 'cosine'"),
+        (["train.lr_scheduler=reduce_lr_on_plateau"], r"is not a schedule; .*Allowed: constant, "),
+        (["data={}", "rollout.curriculum={}"], r"rollout.curriculum is set, but with `data` nothing is sampled"),
+        (["data={}", "algorithm={name: sft, dynamic_sampling_rounds: 3}"], r"algorithm.dynamic_sampling_rounds is set, but with `data`"),
     ],
 )
 def test_what_is_wrong_is_named(overrides: list[str], told: str) -> None:
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_named(overrides: list[str], told: str) -> None:
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="did you mean 'quickstart'"):
         load("quickstrat")
-    for text, told in (("[1, 2]", "holds list"), ("a: [", "not valid YAML"), ("", "holds NoneType")):
+    for text, told in (("[1, 2]", "contains list"), ("a: [", "not valid YAML"), ("", "contains NoneType")):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ConfigError, match=told):
             load(str(tmp_path / "x.yaml"))
@@ -91,12 +91,18 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_that_is_offered_takes_steps(name: str) -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.AdamW([weight], lr=1e-2)
-    schedule = get_scheduler(name, optimizer, num_warmup_steps=2, num_training_steps=6)  # as the learner calls it
-    rates = []
-    for _ in range(5):
-        optimizer.step()
-        schedule.step()
-        rates.append(schedule.get_last_lr()[0])
-    assert all(0 < rate <= 1e-2 for rate in rates) and max(rates) > 5e-3
+    for warmup in (0, 2, 4):
+        made = Optimization(learning_rate=1e-2, lr_scheduler=name, warmup_steps=warmup)
+        optimizer, schedule = made.made_for([torch.nn.Parameter(torch.zeros(1))], 8)
+        rates = []
+        for _ in range(7):
+            rates.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        ramp = [1e-2 * (k + 1) / warmup for k in range(warmup)]
+        assert rates[:warmup] == pytest.approx(ramp), "from the first step on it moves, and it rises to the full rate"
+        assert all(0 < rate <= 1e-2 for rate in rates)
+        if warmup:
+            assert rates[warmup] == pytest.approx(1e-2)  # no second step is lost, and the decay begins after the ramp
+        if name.startswith("constant"):
+            assert rates[warmup:] == pytest.approx([1e-2] * (7 - warmup))

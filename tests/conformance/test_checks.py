@@ -48,8 +48,8 @@ VERIFIER_DEFECTS = [
     ("it can be built", "class Planted(Verifier):", "class Planted:", "not an rlvr.Verifier"),
     ("it says what it is for", '    """The answer is the reference."""\n', "", "no docstring"),
     ("it says what it is for", 'version = "1"', "version = 1", "version is 1"),
-    ("it brings examples of its own", "examples = (", "examples = () and (", "add Example"),
-    ("it brings examples of its own", 'wrong=("41", "24")), Example("7", right=("7",), wrong=("8",))', "),", "add Example"),
+    ("it has examples", "examples = (", "examples = () and (", "add Example"),
+    ("it has examples", 'wrong=("41", "24")), Example("7", right=("7",), wrong=("8",))', "),", "add Example"),
     ("right answers score 1", "answer.strip()", "answer", "' 42'"),
     ("right answers score 1", "float(right == said)", "0.9 * (right == said)", "scored 0.9"),
     ("wrong answers score 0", "float(right == said)", "float(sorted(right) == sorted(said))", "'24'"),
@@ -63,7 +63,7 @@ VERIFIER_DEFECTS = [
     ("a broken reference gives no score", "return Verdict(None, 'no reference', fault=Fault.TASK)", "return Verdict(0.0, '')", "no score"),
     ("a broken reference gives no score", "fault=Fault.TASK", "fault=Fault.INFRA", "fault infra"),
     ("the same answer gets the same verdict", "float(right == said)", "float(right == said and next(COUNTER) % 2)", "then scored"),
-    ("verdicts are the same from many threads", "float(right == said)", "self.shared(right, said)", "among others"),
+    ("verdicts are the same from many threads", "float(right == said)", "self.shared(right, said)", "in parallel with others"),
     ("verdicts are plain JSON", '"compared")', '"compared", detail={"x": object()})', "not JSON serializable"),
     ("it can be closed twice", "    def verify", "    def close(self):\n        self.__dict__.setdefault('n', []).append(1)\n        1 / (len(self.n) < 2)\n\n    def verify", "ZeroDivisionError"),
     ("right answers score 1", "return Verdict(self.score(task.reference, answer.strip()), 'compared')", "return 1.0", "not a Verdict"),
@@ -119,27 +119,27 @@ ENV_DEFECTS = [
     ("every split has tasks, each with its own id", "return Task(", "return (", "not an rlvr.Task"),
     ("a task is a function of split and index", 'random.Random(f"{split}/{index}")', "random", "not always the same"),
     ("a task is a function of split and index", 'f"{split}/{index}"', 'f"{split}/{self.__dict__.setdefault(\'k\', next(COUNTER))}/{index}"', "not always the same"),
-    ("another process gets the same tasks", 'f"{split}/{index}"', "hash(split) + index", "differ there"),
-    ("no task stands in two splits", 'random.Random(f"{split}/{index}").randrange(10000, 99999, 2) * 10 + (7 if split == "test" else 8)', "10000 + index", "would be trained on"),
-    ("every gold can be judged", PLAIN, lenient("0") + "; Lenient.lint = 1; Lenient.verify = lambda self, task, answer: Verdict(None, 'an odd gold', fault=Fault.TASK)", "pay nobody"),
+    ("another process gets the same tasks", 'f"{split}/{index}"', "hash(split) + index", "differ in another process"),
+    ("no task is in two splits", 'random.Random(f"{split}/{index}").randrange(10000, 99999, 2) * 10 + (7 if split == "test" else 8)', "10000 + index", "would be trained on"),
+    ("every gold can be judged", PLAIN, lenient("0") + "; Lenient.lint = 1; Lenient.verify = lambda self, task, answer: Verdict(None, 'an odd gold', fault=Fault.TASK)", "cannot be scored"),
     ("the gold answer scores 1", "return task.reference", "return task.question", "scored 0"),
     ("the gold answer scores 1", "return task.reference", "return ' ' * 40 + task.reference", "max_new_tokens is 32; raise it"),
-    ("the gold answer scores 1", "return task.reference", "return int(task.reference)", "it must be a text"),
+    ("the gold answer scores 1", "return task.reference", "return int(task.reference)", "it must be a string"),
     ("every split has tasks, each with its own id", "    def task", "    splits = 'train'\n    def task", "must be a tuple of names"),
     ("every split has tasks, each with its own id", "    def gold", "    def size(self, split):\n        return '7'\n\n    def gold", "size('train') is '7'"),
     ("an empty answer scores 0", PLAIN, lenient("answer.strip() in task.reference"), "''"),
-    ("the question given back scores 0", PLAIN, lenient("task.reference in (answer, answer[:-1][::-1])"), ">'"),
+    ("the question as an answer scores 0", PLAIN, lenient("task.reference in (answer, answer[:-1][::-1])"), ">'"),
     ("a hedged answer scores 0", PLAIN, lenient("task.reference in answer.split()"), " or "),
     ("a denial of the gold answer scores 0", PLAIN, lenient("task.reference in answer and ' or ' not in answer"), "It is not"),
     ("an injected answer scores 0", PLAIN, lenient("answer == task.reference or 'score' in answer"), "must output a score"),
-    ("the prompt does not give the answer away", '{number}>"', '{number}> (it is {str(number)[::-1]})"', "hold their own answer"),
+    ("the prompt does not contain the answer", '{number}>"', '{number}> (it is {str(number)[::-1]})"', "contain their own answer"),
     ("Gymnasium's own check passes, obs=dict", PLAIN, PLAIN + "\n        self.max_new_tokens = 1", "at least 2"),
     ("Gymnasium's own check passes, obs=ids", "    def gold", "    max_prompt_tokens = 1\n    max_new_tokens = 2\n\n    def gold", "raise max_length"),
     ("Gymnasium's own check passes, obs=onehot_ids", 'f"{split}/{index}"', "time.perf_counter()", "determinis"),
-    ("one seed is one episode", 'random.Random(f"{split}/{index}")', "random", "two different episodes"),
+    ("the same seed gives the same episode", 'random.Random(f"{split}/{index}")', "random", "two different episodes"),
     ("SyncVectorEnv and AsyncVectorEnv agree", 'f"{split}/{index}"', "hash(split) + index", "observations differ"),
-    ("stepping replays what was sampled", PLAIN, lenient("next(COUNTER) % 2"), "stepping paid"),
-    ("stepping replays what was sampled", PLAIN, lenient("1 / 0"), "ZeroDivisionError"),
+    ("stepping gives the same result as sampling", PLAIN, lenient("next(COUNTER) % 2"), "stepping paid"),
+    ("stepping gives the same result as sampling", PLAIN, lenient("1 / 0"), "ZeroDivisionError"),
     ("it can be closed twice", "    def task", "    def close(self):\n        self.__dict__.setdefault('n', []).append(1)\n        1 / (len(self.n) < 2)\n\n    def task", "ZeroDivisionError"),
 ]  # fmt: skip
 
@@ -190,7 +190,7 @@ def test_the_sound_env_passes_and_every_check_has_its_defect(tmp_path: Path) -> 
 def test_settings_that_cannot_travel_are_found(tmp_path: Path) -> None:
     name = planted(tmp_path, ENV, "planted/", "planted/")
     check = only(env_checks(name, {"extra": {1, 2}}), "its settings are plain")
-    assert not check.ok and "travel to other processes" in check.detail
+    assert not check.ok and "are sent to other processes" in check.detail
 
 
 def test_what_cannot_be_built_is_one_failed_check(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_plugin_that_waits_for_ever_is_not_waited_for(kind: str, old: str, tmp
     monkeypatch.setattr("rlvr.conformance.steps.DEADLINE_S", 0.5)
     text = VERIFIER if kind == "verifier" else ENV
     *before, last = stream(kind, planted(tmp_path, text, old, f"threading.Event().wait(3); {old}"), {})
-    assert failures(before) == [] and not last.ok and "not done after 0.5 s" in last.detail
+    assert failures(before) == [] and not last.ok and "not finished after 0.5 s" in last.detail
 
 
 def test_a_verifier_that_locks_itself_up_among_threads_does_not_hold_up_the_end(tmp_path: Path) -> None:
@@ -237,13 +237,13 @@ def test_a_verifier_that_locks_itself_up_among_threads_does_not_hold_up_the_end(
         "(time.sleep(0.05), self.__dict__.setdefault('lock', threading.Lock()).acquire(blocking=threading.active_count() > 3))[0] or 0.0"
     )
     name = planted(tmp_path, VERIFIER, "float(right == said)", f"float(right == said) or {locked}")
-    code = f"import rlvr.conformance.checks as c, rlvr.conformance.steps as s; s.DEADLINE_S = 2; print([x.name for x in c.check_verifier({name!r}) if 'not done' in x.detail])"
+    code = f"import rlvr.conformance.checks as c, rlvr.conformance.steps as s; s.DEADLINE_S = 2; print([x.name for x in c.check_verifier({name!r}) if 'not finished' in x.detail])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=PACKAGE.parent)
     assert done.stdout.strip() == "['verdicts are the same from many threads']", done
 
 
 def test_there_is_no_kit_for_a_sampler() -> None:
-    with pytest.raises(ConfigError, match="no kit for a sampler"):
+    with pytest.raises(ConfigError, match="no checks for a sampler"):
         check_plugin("sampler", "hf")
 
 

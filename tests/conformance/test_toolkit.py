@@ -45,8 +45,8 @@ class Planted(Tool):
 DEFECTS = [
     ("it can be built", "class Planted(Tool):", "class Planted:", "not an rlvr.Tool"),
     ("it says what it is for", '    """Say a text so many times."""\n', "", "no docstring"),
-    ("what the policy is told is complete", "            times: how often.\n", "", "'times' of say has no description"),
-    ("what the policy is told is complete", "text: str", "text", "has no type"),
+    ("its names and descriptions are complete", "            times: how often.\n", "", "'times' of say has no description"),
+    ("its names and descriptions are complete", "text: str", "text", "has no type"),
     ("its examples do what they say", '"abab 1"', '"baba"', "is not in"),
     ("its examples do what they say", "ok=False", "ok=True", "gave ok=False"),
     ("its examples do what they say", "return text * times", "return 7; text * times", "returned 7"),
@@ -82,7 +82,7 @@ def test_state_shared_between_conversations_is_found(tmp_path: Path) -> None:
 
 def test_the_sound_tool_passes(tmp_path: Path) -> None:
     checks = check_tool(planted(tmp_path, "ab", "ab"))
-    assert failures(checks) == [] and [check.name for check in checks if check.skipped] == ["it is refused without its box"]
+    assert failures(checks) == [] and [check.name for check in checks if check.skipped] == ["opening it without its box is refused"]
 
 
 SETTINGS: dict[str, dict[str, Any]] = {"sql": {"script": "create table t(n)"}}

@@ -206,8 +206,9 @@ def test_gsm8k_reads_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "words"), [
-    ("{", "3: "), ("[1]", "no object"), ('{"question": "a"}', "no object"), (json.dumps({"question": " ", "answer": "#### 1"}), "is empty"),
-    (json.dumps({"question": "a", "answer": "1"}), "no number after"), (json.dumps({"question": "a", "answer": 1}), "no object"),
+    ("{", "3: "), ("[1]", "not an object"), ('{"question": "a"}', "not an object"),
+    (json.dumps({"question": " ", "answer": "#### 1"}), "is empty"),
+    (json.dumps({"question": "a", "answer": "1"}), "no number after"), (json.dumps({"question": "a", "answer": 1}), "not an object"),
 ])  # fmt: skip
 def test_a_malformed_line_is_named(line: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(LINE + LINE + line + "\n" + LINE, "utf-8")

@@ -369,7 +369,7 @@ def test_a_full_disk_is_told_and_what_is_there_is_kept(tmp_path: Path, capsys: p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = capsys.readouterr().err
-    assert code == 2 and f"{full} cannot be written: File too large" in said and "the same command goes on" in said
+    assert code == 2 and f"{full} cannot be written: File too large" in said and "run the same command again" in said
     assert 0 < rows(full) < 40 and run([*line, str(full)]) == 0 and results(full) == results(whole)
 
 
@@ -380,7 +380,7 @@ def test_times_and_report_that_cannot_be_written_are_told(name: str, tmp_path: P
     (tmp_path / "episodes.jsonl").write_text("", "utf-8")
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).mkdir()
-    with pytest.raises(ConfigError, match="cannot be written: Is a directory; the samples that are there are kept"):
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory; the stored samples are kept"):
         evaluate_there()
     (tmp_path / name).rmdir()
     assert evaluate_there().sampled == 0
@@ -412,7 +412,7 @@ def test_the_shipped_suites_that_need_no_data(name: str) -> None:
         ("- arithmetic\n- arithmetic\n", "two entries called 'arithmetic'"),
         ("- {env: arithmetic, split: tset}\n", "did you mean 'test'"),
         ("env: arithmetic\n", "not a list of environments"),
-        ("[]\n", "no environment at all"),
+        ("[]\n", "no environments"),
         ("- {env: [\n", "not valid YAML"),
     ],
 )
@@ -449,7 +449,7 @@ def test_other_bad_requests(tmp_path: Path) -> None:
         ("quik", "scripted:gold", {}, "did you mean 'quick'"),
         ("quik.yaml", "scripted:gold", {}, "no suite 'quik.yaml'"),
         ("quick", "scripted:gold", {"settings": {"levels": []}}, "arithmetic.levels"),
-        (Sums(), "scripted:gold", {"settings": {"below": 3}}, "would do nothing: this Sums is made already"),
+        (Sums(), "scripted:gold", {"settings": {"below": 3}}, "have no effect: this Sums is already built"),
         ("quick", "scripted:gold", {"settings": {"arthmetic.levels": []}}, "did you mean 'arithmetic'"),
     ]
     for suite, policy, kwargs, told in cases:

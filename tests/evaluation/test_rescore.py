@@ -131,7 +131,7 @@ def test_a_task_that_is_there_no_more_is_told(world: World, tmp_path: Path) -> N
     world.asks([["a", "1"], ["b", "2"]])
     with pytest.raises(ConfigError, match="Asked has no task 2 any more"):
         world.evaluate(a)
-    with pytest.raises(ConfigError, match="task 'asked/2' is there no more: Asked has 2 now"):
+    with pytest.raises(ConfigError, match="task 'asked/2' no longer exists: Asked has only 2 tasks now"):
         rescore(a)
 
 
@@ -141,7 +141,7 @@ def test_a_run_that_is_judged_before_its_end_is_told_to_go_on(world: World, tmp_
     (a / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]), "utf-8")
     assert run(["eval", "--rescore", str(a)]) == 0
     said = capsys.readouterr().out
-    assert "1 samples are missing; the command that samples them goes on" in said and "tokens in" not in said
+    assert "1 samples are missing; run the same `rlvr eval` again" in said and "tokens in" not in said
 
 
 def test_a_run_may_grow_while_it_is_judged(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
     found = summary(groups, 1)
     assert found.truncated == 10 and found.completed == pytest.approx(50 / 90) and found.cap == 208  # ln(0.01) / ln(0.1) = 2 times 100
     (line,) = cautions(found, False)
-    assert "10 of 100 samples (10.0%) ran into the length cap; 55.6% is the mean of those that were not cut; about 208 tokens" in line
+    assert "10 of 100 samples (10.0%) ran into the length cap; 55.6% is the mean of those that were not truncated; about 208 tokens" in line
     assert summary({0: [sample(0, 0, 1.0)]}, 1).cap is None
 
 
@@ -74,7 +74,7 @@ def test_where_most_are_cut_no_cap_is_promised_to_do() -> None:
     for cut, promised in ((56, True), (57, False)):
         groups = {i: [sample(i, 0, 0.0, tokens=100, **(end if i < cut else {"finish": "terminated"}))] for i in range(100)}
         (line,) = cautions(summary(groups, 1), False)
-        assert ("would leave 1 in 100 cut" in line, "try about 832 tokens" in line) == (promised, not promised)
+        assert ("would leave 1 in 100 truncated" in line, "try about 832 tokens" in line) == (promised, not promised)
 
 
 def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
@@ -82,7 +82,7 @@ def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
     found = summary({i: [sample(i, 0, 1.0, **end)] for i, end in enumerate(ends)}, 1)
     assert (found.truncated, found.cap, found.cut) == (3, None, {"turns": 2, "window": 1})
     turns, window = cautions(found, False)
-    assert turns == "e: 2 of 4 samples (50.0%) used up their turns; 100.0% is the mean of those that were not cut"
+    assert turns == "e: 2 of 4 samples (50.0%) used up their turns; 100.0% is the mean of those that were not truncated"
     assert window.startswith("e: 1 of 4 samples (25.0%) filled the window (--max-length)")
 
 
@@ -126,7 +126,7 @@ def test_a_headline_stands_at_two_in_a_hundred_and_falls_above() -> None:
 def test_a_policy_that_says_nothing_is_wrong_and_said_to_be_silent() -> None:
     found = summary({0: [sample(0, 0), sample(0, 1, text=" ")], 1: [sample(1, 0, None, text=""), sample(1, 1)]}, 2)
     assert (found.scored, found.empty, found.avg and found.avg.value) == (3, 1, 0.0)
-    assert any("1 of 4 samples (25.0%) the policy said nothing" in line for line in cautions(found, True))
+    assert any("1 of 4 samples (25.0%) the answer is empty" in line for line in cautions(found, True))
 
 
 def test_samples_that_have_not_arrived_are_missing() -> None:

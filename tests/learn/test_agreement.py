@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rlvr.cli import run
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
-from rlvr.learn.agreement import Gap, gaps, verdict
+from rlvr.learn import agreement
+from rlvr.learn.agreement import PRECISIONS, Gap, gaps, measured, verdict
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.model.weights import exported, model_from
 from rlvr.samplers.hf import HFSampler
@@ -42,7 +44,7 @@ def sampled(model: Any, temperature: float, asked: float | None = None) -> list[
 
 def test_rounding_is_called_rounding() -> None:
     rows = [row for temperature in (0.7, 1.0) for row in sampled(fresh(), temperature)]
-    assert verdict(rows) == (True, "They agree: what differs is rounding.") and max(row.largest for row in rows) < 1e-4
+    assert verdict(rows) == (True, "They agree: the differences are rounding.") and max(row.largest for row in rows) < 1e-4
     assert {row.position for row in rows} == {"0-3", "4-15", "16-63"} and sum(row.tokens for row in rows) > 300
 
 
@@ -63,7 +65,7 @@ def test_what_goes_wrong_with_depth_or_precision_is_told_apart() -> None:
     nothing = Gap("float32", 1.0, "0-3", 10, float("nan"), float("nan"), float("nan"), float("nan"))
     assert "deep in the answers" in verdict([fine, deep])[1] and "lower precision" in verdict([fine, coarse])[1]
     assert verdict([nothing])[0] is False
-    assert verdict([]) == (False, "Nothing was compared: no answer came back whole.")
+    assert verdict([]) == (False, "Nothing was compared: no answer was complete.")
 
 
 def test_the_doctor_prints_the_differences_and_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +80,48 @@ def test_the_doctor_prints_the_differences_and_a_verdict(tmp_path: Path, capsys:
     assert run(["doctor", "--model", str(tmp_path), "--sampler", "scripted"]) == 1  # it says what it was told, with no model at all
     out = capsys.readouterr().out
     assert "They do not agree" in out and "float32" in out and "largest" in out
+
+
+def test_mixed_precision_is_measured_as_it_is_trained(tmp_path: Path) -> None:
+    """Float32 weights that compute in bfloat16: apart from a sampler in float32 by its rounding, and by no more."""
+    fresh().save_pretrained(tmp_path)
+    exported(TOKENIZER).save_pretrained(tmp_path)
+    asked: dict[str, Any] = {"env": "arithmetic", "answers": 8, "temperatures": [1.0]}
+    apart = {name: max(row.largest for row in measured(str(tmp_path), "hf", precisions=[name], **asked)) for name in PRECISIONS}
+    assert apart["float32"] < 1e-4 < apart["mixed bf16"] < 0.1
+
+
+def test_the_trainer_stands_on_the_accelerator_and_mixed_precision_is_compared_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fresh().save_pretrained(tmp_path)
+    exported(TOKENIZER).save_pretrained(tmp_path)
+    moved: list[str] = []
+    prepared: list[str] = []
+
+    class Elsewhere:
+        """A model that is moved to a device this machine does not have."""
+
+        def __init__(self, config: ModelConfig) -> None:
+            self.model = model_from(config).eval()
+
+        def eval(self) -> Elsewhere:
+            return self
+
+        def to(self, place: torch.device) -> Any:
+            moved.append(str(place))
+            return self.model
+
+    monkeypatch.setattr(agreement, "model_from", Elsewhere)
+    monkeypatch.setattr(agreement, "device_from", lambda name: torch.device(name or "cuda"))
+    monkeypatch.setattr(HFSampler, "prepare", lambda self, precision, max_length: prepared.append(precision))
+    asked: dict[str, Any] = {"env": "arithmetic", "answers": 2, "temperatures": [1.0]}
+    assert {row.precision for row in measured(str(tmp_path), "hf", **asked)} == {"float32", "bfloat16", "mixed bf16"}
+    assert moved == 3 * ["cuda"] and prepared == ["float32", "bfloat16", "bfloat16"]
+    assert {row.precision for row in measured(str(tmp_path), "hf", device="cpu", **asked)} == {"float32", "bfloat16"}
+    monkeypatch.undo()
+    assert run(["doctor", "--model", str(tmp_path), "--device", "cuda:9"]) == 2
+    assert "device is 'cuda:9', which this machine does not have" in capsys.readouterr().err
 
 
 def test_an_answer_that_is_none_is_no_measurement() -> None:

@@ -283,7 +283,7 @@ def test_a_step_takes_as_long_as_the_longer_of_its_two_halves(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("processes", "held", "told"),
     [
-        (2, "", "max_staleness is 1, which works in one process so far, and here are 2"),
+        (2, "", "max_staleness is 1, which works in one process only, and there are 2"),
         (1, "it is one engine", "'hf' cannot sample.*one engine"),
     ],
 )
@@ -297,23 +297,23 @@ def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) ->
 
 
 def test_with_nothing_to_sample_there_is_nothing_to_sample_ahead() -> None:
-    with pytest.raises(ConfigError, match="max_staleness is 1, but with data nothing is sampled"):
+    with pytest.raises(ConfigError, match="max_staleness is 1, but with `data` nothing is sampled"):
         tiny_run(data={}, algorithm={"name": "sft"}, rollout={"max_staleness": 1})
 
 
 @pytest.mark.parametrize(
     ("algorithm", "told"),
     [
-        ({"name": "grpo"}, "importance_sampling_correction=token_truncate weighs it out"),
+        ({"name": "grpo"}, "corrected by importance_sampling_correction=token_truncate"),
         (
             {"name": "grpo", "importance_sampling_correction": "geometric_mask"},
-            "importance_sampling_correction=geometric_mask weighs it out",
+            "corrected by importance_sampling_correction=geometric_mask",
         ),
-        ({"name": "grpo", "importance_sampling_correction": "none"}, "nothing weighs that out, as you asked"),
+        ({"name": "grpo", "importance_sampling_correction": "none"}, "not corrected, as requested"),
         ({"name": "grpo", "old_from_sampler": True}, "the clipped ratio is to the sampler's own probabilities"),
         ({"name": "online_dpo"}, "this algorithm has no correction for it"),
     ],
 )
 def test_the_correction_is_on_unless_somebody_says_otherwise(tmp_path: Path, algorithm: dict[str, Any], told: str) -> None:
     said = run(tmp_path / "x", rollout={"prompts_per_step": 2, "num_generations": 4, "max_staleness": 2}, algorithm=algorithm)
-    assert f"up to 2 steps, by weights as much older; {told}" in said and "exactly on-policy" not in said
+    assert f"up to 2 steps, with weights that much older; {told}" in said and "exactly on-policy" not in said

@@ -94,7 +94,7 @@ def test_nothing_to_resume_from_is_said(tmp_path: Path, model: Any) -> None:
     with pytest.raises(NotFound, match="none was written yet"):
         checkpoint.newest(tmp_path)
     (saved(tmp_path, model, 1) / "learner.pt").unlink()
-    with pytest.raises(NotFound, match="1 found, none of them whole"):
+    with pytest.raises(NotFound, match="1 found, none of them complete"):
         checkpoint.newest(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_a_file_that_is_no_state_is_refused_and_never_unpickled(tmp_path: Path, 
 
     place = saved(tmp_path, model, 1)
     (place / "learner.pt").write_bytes(pickle.dumps({"learner": Canary()}))
-    with pytest.raises(ConfigError, match="no checkpoint of this version"):
+    with pytest.raises(ConfigError, match="not a checkpoint of this version"):
         checkpoint.read(place)
 
 
@@ -129,7 +129,7 @@ def test_one_that_finds_no_room_says_so_and_takes_none(tmp_path: Path, model: An
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos")  # what torch says of a full disk
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(RlvrError, match=r"step 2 could not be written to .* GB are left: .* make room, then go on with --resume"):
+    with pytest.raises(RlvrError, match=r"step 2 could not be written to .* GB are left: .* free some space, then continue with --resume"):
         saved(tmp_path, model, 2)
     assert sorted(p.name for p in older.parent.iterdir()) == ["last", "step-000001"] and checkpoint.newest(tmp_path) == older
 

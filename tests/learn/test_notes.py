@@ -19,18 +19,18 @@ QUIET: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"loss": 1e-9}, "loss is 0 and that is no fault.*grad_norm 0.2"),
-        ({"loss": 0.0, "grad_norm": 0.0, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}, "step 4 moved nothing"),
+        ({"loss": 1e-9}, "loss is 0, which is correct.*grad_norm 0.2"),
+        ({"loss": 0.0, "grad_norm": 0.0, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}, "step 4 changed nothing"),
         ({"step/nonfinite": 1.0}, "not finite"),
         ({"mismatch_kl": 0.5}, "importance_sampling_correction"),
         ({"sampling/effective_sample_size": 0.4}, "effective sample size 40%"),
-        ({"completions/clipped_ratio": 0.8}, "80% of the answers of step 4 ran into the length cap"),
+        ({"completions/clipped_ratio": 0.8}, "80% of the answers of step 4 reached the length limit"),
         ({"unscored": 3}, "3 answers of step 4 have no verdict"),
         ({"unscored": 16, "reward": None, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}, "16 answers of step 4 have no verdict"),
         ({"frac_reward_zero_std": 0.75}, "75% of the groups of step 4"),
         (
             {"dynamic_sampling/short_by": 2.0, "dynamic_sampling/groups": 24.0, "dynamic_sampling/kept_share": 0.25},
-            "only 25% of 24 groups had a spread of rewards; 2 flat ones",
+            "only 25% of 24 groups had a spread of rewards; 2 without a gradient",
         ),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_truncated_distribution_is_named_as_the_cause() -> None:
 
 def test_where_answers_are_older_the_note_says_so() -> None:
     [said] = Notes(tiny_run(rollout={"max_staleness": 2})).about(QUIET | {"mismatch_kl": 0.5})
-    assert "answers are of weights up to rollout.max_staleness steps older" in said
+    assert "answers come from weights up to rollout.max_staleness steps older" in said
 
 
 APART = QUIET | {"mismatch_kl": 0.5, "sampling/effective_sample_size": 0.3}
@@ -62,7 +62,7 @@ def test_stored_answers_are_not_measured_by_what_sampling_would_mend(algorithm: 
     whole = {"completions/clipped_ratio": 0.0}
     assert notes.about(APART | whole) == [] and notes.about(FLAT | whole) == []
     [said] = notes.about(FLAT | whole | {"step/skipped": 1.0, "loss": 0.0, "grad_norm": 0.0})
-    assert "step 4 moved nothing" in said and "curriculum" not in said
+    assert "step 4 changed nothing" in said and "curriculum" not in said
 
 
 @pytest.mark.parametrize("algorithm", ["rloo", "online_dpo", "ppo", "best_of_n", "gdpo", "reinforce"])
@@ -73,7 +73,7 @@ def test_flat_groups_are_noted_where_they_teach_nothing(algorithm: str) -> None:
 def test_kto_is_told_where_the_undesirable_answers_outweigh_the_desirable_ones() -> None:
     uneven = QUIET | {"preference/desirable": 10.0, "preference/undesirable": 40.0}
     [said] = Notes(tiny_run(algorithm={"name": "kto"})).about(uneven)
-    assert "weigh 4.0 times as much" in said and "algorithm.desirable_weight=4 makes them even" in said
+    assert "weigh 4.0 times as much" in said and "algorithm.desirable_weight=4 balances them" in said
     for better in (uneven | {"preference/desirable": 30.0}, uneven | {"preference/desirable": 0.0}):
         assert Notes(tiny_run(algorithm={"name": "kto"})).about(better) == []
     assert Notes(tiny_run(algorithm={"name": "kto", "desirable_weight": 4.0})).about(uneven) == []

@@ -111,7 +111,7 @@ def test_two_processes_make_the_run_that_one_makes_and_resume_it(tmp_path: Path,
     ("how", "told"),
     [
         ("raises", "process 1 of 2 failed: SamplerError: the engine fell over"),
-        ("hangs", "process 0 of 2 waited for another one that ended or did not answer"),
+        ("hangs", "process 0 of 2 waited for another process that exited or did not answer"),
     ],
 )
 def test_an_error_in_one_process_ends_the_others(tmp_path: Path, how: str, told: str) -> None:
@@ -141,7 +141,7 @@ def test_a_launch_that_starts_one_process_where_several_were_asked_for_is_refuse
 
 def test_a_precision_that_a_cpu_passes_over_in_silence_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="fp16, which does nothing on a CPU"):
+    with pytest.raises(ConfigError, match="fp16, which has no effect on a CPU"):
         train(tiny_run(train={"steps": 1, "mixed_precision": "fp16"}), out=tmp_path / "x", console=Console(file=io.StringIO()))
 
 

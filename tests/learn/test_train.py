@@ -203,7 +203,7 @@ def test_a_run_killed_while_it_made_its_folder_begins_anew(finished: tuple[Path,
         assert same(weights(finished[0]), weights(tmp_path / name))
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="no run folder"):
+    with pytest.raises(ConfigError, match="is not a run folder"):
         run(tmp_path / "c", resume=True, **settings)
 
 
@@ -258,7 +258,7 @@ def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monk
 def test_a_run_is_never_overwritten(finished: tuple[Path, TrainReport]) -> None:
     folder, _ = finished
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    with pytest.raises(ConfigError, match="never overwritten"):
+    with pytest.raises(ConfigError, match="is not overwritten"):
         run(folder)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
@@ -274,10 +274,50 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(finished: tuple[
 def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.learning_rate: 0.001 -> 0.5"):
         run(finished[0], resume=True, train={"steps": 4, "learning_rate": 0.5}, log={"save_every": 2})
-    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 9.*to train it further with model.path=.*checkpoints/last$"):
+    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 9.*and continue training with model.path=.*checkpoints/last$"):
         run(finished[0], resume=True, train={"steps": 9, "learning_rate": 1e-3}, log={"save_every": 2})
-    with pytest.raises(NotFound, match="no run folder"):
-        run(tmp_path / "nowhere", resume=True)
+    with pytest.raises(NotFound, match="is not a run folder"):
+        (tmp_path / "file").write_text("mine")
+        run(tmp_path / "file", resume=True)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+@pytest.mark.parametrize("there", [False, True])
+def test_resume_begins_where_nothing_is(finished: tuple[Path, TrainReport], tmp_path: Path, there: bool, verify: bool) -> None:
+    """So that a job which always says --resume starts, and goes on wherever it was killed."""
+    folder, said = tmp_path / "deep" / "a", io.StringIO()
+    if there:
+        folder.mkdir(parents=True)
+    config = tiny_run(train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
+    train(config, out=folder, resume=True, verify=verify, console=Console(file=said, width=400))
+    assert "contains no run yet: starting a new one" in said.getvalue() and same(weights(finished[0]), weights(folder))
+
+
+def test_a_model_with_a_state_of_its_own_is_trained_and_said_to_be_slow(tmp_path: Path) -> None:
+    shape = {"model_type": "lfm2", **{key: MODEL[key] for key in MODEL if key != "model_type"}, "num_hidden_layers": 2}
+    said = io.StringIO()
+    config = tiny_run(model={"config": shape | {"layer_types": ["conv", "full_attention"]}})
+    train(config, out=tmp_path / "a", console=Console(file=said, width=400))
+    assert "sampling is slow: each token computes its whole row again" in said.getvalue()
+    assert "rows are padded instead of packed: 1 of its 2 layers (such as 0)" in said.getvalue()
+    assert all(row["mismatch_kl"] < 1e-9 for row in rows_of(tmp_path / "a" / "metrics.jsonl"))
+
+
+def test_a_model_that_cannot_be_sampled_from_is_refused_before_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.samplers._fitting.alike", lambda *_: False)
+    monkeypatch.setattr("rlvr.samplers.hf.fits", lambda _: "as the test wants it")
+    monkeypatch.setattr("rlvr.learn.train.warmstart", lambda *_: pytest.fail("work began"))
+    with pytest.raises(ConfigError, match=r"cannot sample from a model of the family llama \(its log-probabilities differ by"):
+        run(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_positions_that_the_longest_row_of_a_batch_decides_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    shape = MODEL | {"model_type": "phi3", "original_max_position_embeddings": 16, "rope_parameters": rope}
+    with pytest.raises(ConfigError, match=r"beyond 16 this model encodes positions with another factor.*rollout.max_length=16"):
+        run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 40, "max_completion_length": 30})
+    run(tmp_path / "a", model={"config": shape}, rollout={"max_length": 16, "prompts_per_step": 4, "num_generations": 4})
 
 
 def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport]) -> None:
@@ -298,17 +338,17 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
         ),
         (
             {"model": {"config": MODEL, "lora": {"rank": 2}}, "algorithm": {"name": "grpo", "beta": 0.1, "ref_model_sync_steps": 1}},
-            "ref_model_sync_steps is set, and with model.lora",
+            "ref_model_sync_steps is set, but with model.lora",
         ),
         ({"env": {"name": "tests/fixtures/worlds.py:Sums", "bellow": 5}}, "no setting 'bellow'; did you mean 'below'"),
         ({"algorithm": {"name": "grop"}}, "did you mean 'grpo'"),
         ({"eval": {"split": "tset"}}, "eval.split is 'tset'; did you mean 'test'"),
-        ({"model": {"path": "nowhere"}}, "model.path is 'nowhere', which is no folder"),
-        ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config makes no model"),
-        ({"rollout": {"curriculum": {}}}, "made anew each time.*their meta holds: carries"),
+        ({"model": {"path": "nowhere"}}, "model.path is 'nowhere', which is not a folder"),
+        ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config does not build a model"),
+        ({"rollout": {"curriculum": {}}}, "generated and never repeat.*available: carries"),
         ({"rollout": {"curriculum": {"by": "carry"}}}, "curriculum.by is 'carry'.*did you mean 'carries'"),
         ({"rollout": {"num_generations": 1}}, "num_generations is 1, but grpo compares an answer with others"),
-        ({"algorithm": {"name": "ppo", "dynamic_sampling_rounds": 3}}, "baseline=value such a group still teaches"),
+        ({"algorithm": {"name": "ppo", "dynamic_sampling_rounds": 3}}, "baseline=value such a group still gives a learning signal"),
         ({"log": {"report_to": ["wandbb"]}}, "log.report_to names 'wandbb'; did you mean 'wandb'"),
         ({"log": {"report_to": ["aim"]}}, "log.report_to names 'aim', which is not installed"),
     ],
@@ -361,4 +401,4 @@ def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model:
     with ExitStack() as stack:
         crew = assemble(config, Accelerator(cpu=True), stack)
         Console(file=screen, width=300).print(banner(crew, Path("x")))
-    assert ("the weights hardly move; keep model.dtype=float32 and set train.mixed_precision=bf16" in screen.getvalue()) is warned
+    assert ("the weights hardly change; use model.dtype=float32 with train.mixed_precision=bf16" in screen.getvalue()) is warned

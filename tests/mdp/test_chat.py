@@ -168,7 +168,7 @@ def test_descriptions_of_tools_are_data() -> None:
     harmless, hostile = ([{"name": "f", "description": text}] for text in ("x", "<|im_end|>x"))
     assert frame(tokenizer, tokenizer.render(user("a"), hostile)) == frame(tokenizer, tokenizer.render(user("a"), harmless))
     assert '"description": "<|im_end|>x"' in tokenizer.tokenizer.decode(tokenizer.render(user("a"), hostile))
-    with pytest.raises(ConfigError, match="no chat template, so it cannot tell the policy of tools"):
+    with pytest.raises(ConfigError, match="no chat template, so it cannot describe tools to the policy"):
         HFTokenizer(tokenizer_for(None, ["<|im_end|>"])).render(user("a"), harmless)
 
 
@@ -258,5 +258,5 @@ def test_a_reply_is_never_the_policys(tokenizer: Any, said: list[Message]) -> No
 
 
 def test_a_role_is_a_plain_word() -> None:
-    with pytest.raises(EnvError, match="is the name of a field or a role and holds a control token"):
+    with pytest.raises(EnvError, match="is the name of a field or a role and contains a control token"):
         chatml().render([{"role": "user<|im_end|>", "content": "<"}])

@@ -150,7 +150,7 @@ def test_a_template_that_cannot_be_continued_is_refused_before_anything_is_said(
 
 def test_a_template_that_refuses_a_role_says_so() -> None:
     strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% endfor %}"
-    with pytest.raises(ConfigError, match="cannot write a conversation of system, user: System role not supported"):
+    with pytest.raises(ConfigError, match="cannot render a conversation of system, user: System role not supported"):
         HFTokenizer(hugging_face(strict)).render(user("2+2=", system="Add."))
 
 
@@ -212,5 +212,5 @@ def test_a_wrong_name_is_answered_with_what_is_allowed(wrong: str) -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no tokenizer"):
+    with pytest.raises(ConfigError, match="has no tokenizer"):
         tokenizer_from(str(tmp_path))

@@ -91,7 +91,7 @@ def test_disabled_refuses_to_step_what_is_over_and_resets_only_the_masked() -> N
     before, _ = envs.reset(seed=[1, 2, 3])
     envs.step(np.array([5, 0, 5]))
     states = [list(env.state.tokens) for env in envs.token_envs if env.state]
-    with pytest.raises(EnvError, match=r"no episode under way in environments \[1\]; call reset"):
+    with pytest.raises(EnvError, match=r"without a running episode in environments \[1\]; call reset"):
         envs.step(np.array([5, 5, 5]))
     assert [list(env.state.tokens) for env in envs.token_envs if env.state] == states  # nothing half done
     after, infos = envs.reset(seed=[1, 2, 3], options={"reset_mask": np.array([True, False, True])})

@@ -64,7 +64,7 @@ def test_a_folder_that_does_not_load_is_one_message(folder: Path, fault: str) ->
     else:
         path = folder / ("model.safetensors" if fault == "torn" else "config.json")
         path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(ConfigError, match="does not hold a causal language model"):
+    with pytest.raises(ConfigError, match="contains no causal language model"):
         model_from(ModelConfig(path=str(folder)))
 
 
@@ -72,7 +72,7 @@ def test_a_folder_that_does_not_load_is_one_message(folder: Path, fault: str) ->
 def test_answers_beyond_the_positions_that_a_model_knows_are_refused(tmp_path: Path, family: str) -> None:
     small = {"model_type": family, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8}
     long: dict[str, Any] = {"rollout": {"max_completion_length": 20}, "train": {"steps": 1}, "warmstart": None, "eval": {"tasks": 2}}
-    with pytest.raises(ConfigError, match=r"may come to 2[0-9] tokens, and this model knows 8 positions; set rollout.max_length=8"):
+    with pytest.raises(ConfigError, match=r"may reach 2[0-9] tokens, but this model has 8 positions; set rollout.max_length=8"):
         train(tiny_run(model={"config": small}, **long), out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
     stretched = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
@@ -83,7 +83,7 @@ def test_answers_beyond_the_positions_that_a_model_knows_are_refused(tmp_path: P
 
 def test_an_adapter_is_no_model(folder: Path, tmp_path: Path) -> None:
     changed(folder, "adapter_config.json", base_model_name_or_path="elsewhere")
-    with pytest.raises(ConfigError, match="holds an adapter and no model"):
+    with pytest.raises(ConfigError, match="has an adapter without a model"):
         train(tiny_run(model={"path": str(folder)}), out=tmp_path / "a")
 
 

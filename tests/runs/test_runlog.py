@@ -30,7 +30,7 @@ def test_a_torn_last_line_ends_a_log_and_a_torn_middle_is_an_error(tmp_path: Pat
     with pytest.raises(ConfigError, match="line 2 is not valid JSON"):
         list(rows_of(path))
     path.write_text("[1]\n")
-    with pytest.raises(ConfigError, match="line 1 holds list"):
+    with pytest.raises(ConfigError, match="line 1 contains list"):
         list(rows_of(path))
 
 
@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         RunLog.create(tmp_path / "file" / "x", tiny_run())
     assert (tmp_path / "file").read_text() == "mine"
-    with pytest.raises(NotFound, match="no run folder"):
+    with pytest.raises(NotFound, match="is not a run folder"):
         config_of(tmp_path)
 
 

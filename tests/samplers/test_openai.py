@@ -93,7 +93,7 @@ def test_what_passes_is_asked_again_and_what_is_garbage_fails_alone(trouble: Any
     garbage = isinstance(trouble, tuple) and trouble[0] == 200
     assert [c.finish for c in found] == (["error", "error", "stop"] if garbage else ["stop"] * 3)
     assert len(seen.asked) == (3 if garbage else 5)
-    assert all("no chat completion" in c.error for c in found if c.finish == "error")
+    assert all("not a chat completion" in c.error for c in found if c.finish == "error")
 
 
 @pytest.mark.parametrize("trouble", [silent, drip], ids=["silent", "a byte at a time"])
@@ -102,7 +102,7 @@ def test_a_slow_endpoint_is_given_up_at_the_deadline(trouble: Any) -> None:
         began = time.monotonic()
         (completion,) = ask(seen, attempt_s=0.4, deadline_s=1.0, retries=5)
         took = time.monotonic() - began
-    assert completion.finish == "error" and "did not answer in time" in completion.error and len(seen.asked) >= 2
+    assert completion.finish == "error" and "did not respond in time" in completion.error and len(seen.asked) >= 2
     assert took < 10  # generous: the drip alone would take half an hour
 
 
@@ -137,7 +137,7 @@ def test_no_more_are_under_way_than_were_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("status", "told", "words"),
-    [(401, f"bad key {KEY}", "OPENAI_API_KEY"), (404, "no such model", "the model called 'tiny'"), (400, "top_p is odd", "top_p is odd")],
+    [(401, f"bad key {KEY}", "OPENAI_API_KEY"), (404, "no such model", "has a model 'tiny'"), (400, "top_p is odd", "top_p is odd")],
 )
 def test_a_refusal_for_good_stops_the_run_and_says_what_to_do(status: int, told: str, words: str) -> None:
     with (
@@ -231,7 +231,7 @@ def test_token_ids_go_in_and_come_out_where_the_endpoint_gives_them() -> None:
         assert (certain.tokens, certain.logprobs) == ([7, 0], [0.0, 0.0])  # no chance was in it
         (contrary,) = asked.sample([Request([2, 5], 4)], Sampling(stop_ids=frozenset({0})))
         assert contrary.finish == "error" and "by 'stop' with the token [5]" in contrary.error
-        with pytest.raises(ConfigError, match="gives no token ids back; leave the tokenizer out"):
+        with pytest.raises(ConfigError, match="returns no token ids; remove the tokenizer"):
             asked.sample([Request([2, 5], 4)], Sampling())
         asked.close()
     assert seen.asked[0][0] == "/completions" and seen.asked[0][1]["prompt"] == [2, 5] and seen.asked[0][1]["stop_token_ids"] == [0]
@@ -253,22 +253,22 @@ def test_an_evaluation_counts_what_was_not_answered_apart_and_writes_no_key(
     assert (summary.samples, summary.unscored) == (10, 1)
     written = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(written) >= 2 and all(KEY.encode() not in path.read_bytes() for path in written)
-    assert any(b"answered 500: your key [key] broke me" in path.read_bytes() for path in written)  # it was there to be found
+    assert any(b"returned 500: your key [key] broke me" in path.read_bytes() for path in written)  # it was there to be found
     out, err = capfd.readouterr()
     assert KEY not in out + err + caplog.text
 
 
 def test_what_cannot_be_is_refused_before_anything_is_asked() -> None:
     for url, words in (
-        ("localhost:8000", "no URL"),
+        ("localhost:8000", "not the URL of a server"),
         ("https://me:secret@host/v1", "environment variable"),
-        ("http://h/v1?key=1", "ends up in logs"),
+        ("http://h/v1?key=1", "would appear in logs"),
     ):
         with pytest.raises(ConfigError, match=words) as raised:
             OpenAISampler(url=url, model="m")
         assert "secret" not in str(raised.value)
     assert OpenAISampler.policy_settings("http://h/v1#a/b#DIR") == {"url": "http://h/v1", "model": "a/b", "tokenizer": "DIR"}
-    with pytest.raises(ConfigError, match="names no model"):
+    with pytest.raises(ConfigError, match="has no model"):
         OpenAISampler.policy_settings("http://localhost:8000/v1")
     with pytest.raises(ConfigError, match="cannot take new weights"):
         OpenAISampler(url="http://localhost:1", model="m").load(None, 1)
@@ -284,7 +284,7 @@ def test_a_refusal_of_one_request_among_others_is_that_request_s_alone(status: i
     with endpoint(picky) as seen:
         found = ask(seen, 3, concurrency=1)
     assert [c.finish for c in found] == ["stop", "error", "stop"] and len(seen.asked) == 3
-    assert f"answered {status}: the response was filtered" in found[1].error
+    assert f"returned {status}: the response was filtered" in found[1].error
     with endpoint(lambda path, body, before: (status, {"error": "no such parameter"})) as seen, pytest.raises(ConfigError, match="no such"):
         ask(seen, 3, concurrency=1)
 
@@ -294,10 +294,10 @@ def test_a_thread_that_was_about_to_ask_when_it_was_closed_leaves_no_connection_
         asked = Http(seen.url)
         connection, _ = asked._taken()
         asked.close()
-        with pytest.raises(OSError, match="broken off"):
+        with pytest.raises(OSError, match="aborted"):
             asked._connect(connection, time.monotonic() + 10)
         asked._returned(connection)
         assert connection.sock is None and not asked._idle
-        with pytest.raises(NoReply, match="asked nothing more"):
+        with pytest.raises(NoReply, match="cannot be used"):
             asked.ask("GET", "/", until=time.monotonic() + 10)
     assert not seen.asked

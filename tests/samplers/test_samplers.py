@@ -16,9 +16,10 @@ from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.model.weights import model_from
 from rlvr.samplers import _slots
 from rlvr.samplers._choice import choose
+from rlvr.samplers._recomputed import Recomputed
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.scripted import Scripted
-from tests.fixtures.families import FAMILIES, UNUSUAL, model_of
+from tests.fixtures.families import FAMILIES, STATE, UNUSUAL, model_of
 from tests.fixtures.tiny import MODEL
 from tests.fixtures.worlds import DIGITS, Sums
 
@@ -49,7 +50,7 @@ def rescored(model: Any, request: Request, completion: Completion, temperature: 
     """The log-probability of each sampled token, by one plain forward pass over the whole sequence."""
     ids = torch.tensor([[*request.prompt, *completion.tokens]])
     with torch.no_grad():
-        logits = model(input_ids=ids).logits[0].float() / temperature
+        logits = model(input_ids=ids, use_cache=False).logits[0].float() / temperature
     start = len(request.prompt)
     return [float(logits[start + i - 1].log_softmax(-1)[token]) for i, token in enumerate(completion.tokens)]
 
@@ -84,6 +85,27 @@ def test_every_family_samples_as_its_forward_pass_says_in_slots_or_padded(family
     for request, completion in zip(asked, found, strict=True):
         assert completion.logprobs == pytest.approx(rescored(model, request, completion, 0.9), abs=1e-4)
         assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
+
+
+@pytest.mark.parametrize("family", STATE)
+def test_a_family_with_a_state_of_its_own_samples_as_its_forward_pass_says(family: str) -> None:
+    model = model_of(family)
+    prompts = [[5], [7, 9], [3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1, 8]]
+    asked = [Request(prompts[i % 4], 1 + 5 * i % 17, seed=i) for i in range(24)]
+    sampler = hf(model, batch_size=5)
+    assert sampler.padded and sampler.kind is Recomputed
+    for request, completion in zip(asked, sampler.sample(asked, Sampling(0.9, stop_ids=frozenset({0}))), strict=True):
+        assert completion.logprobs == pytest.approx(rescored(model, request, completion, 0.9), abs=1e-5)
+        assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
+
+
+@pytest.mark.parametrize("family", STATE)
+def test_a_state_is_noticed_however_little_it_is_worth(family: str) -> None:
+    model = model_of(family)
+    for name, p in model.named_parameters():
+        if p.dim() > 1 and "embed" not in name:
+            p.data.mul_(1e-4)
+    assert hf(model).kind is Recomputed
 
 
 def test_prompts_computed_a_few_at_a_time_are_the_same(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +221,7 @@ def test_scripted_refuses_an_unknown_script() -> None:
         Scripted(answer="golden")
     with pytest.raises(ConfigError, match="empty list"):
         Scripted(answers=[])
-    with pytest.raises(SamplerError, match="before it was bound"):
+    with pytest.raises(SamplerError, match="got a request before"):
         Scripted().sample([Request([1], 1)], Sampling())
 
 

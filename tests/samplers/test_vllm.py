@@ -219,7 +219,7 @@ def test_a_skipped_reload_is_caught_at_once(vllm: VLLMSampler, monkeypatch: pyte
     engine: Any = vllm._engine
     with monkeypatch.context() as patch:
         patch.setattr(engine._llm, "collective_rpc", lambda *args, **kwargs: None)
-        with pytest.raises(SamplerError, match=r"still samples from old weights.*sent version 1.*reload did nothing"):
+        with pytest.raises(SamplerError, match=r"still samples from old weights.*version 1 was sent.*reload had no effect"):
             vllm.load(nudged(model, amount, 1), 1)
     vllm.load(model, 1)
 
@@ -230,7 +230,7 @@ def test_other_weights_are_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest
     take = engine.take
     with monkeypatch.context() as patch:
         patch.setattr(engine, "take", lambda _, version: take(other, version))
-        with pytest.raises(SamplerError, match=r"does not sample from the trainer's weights: at version 1 .* off by [0-9.]+, and 0.0001"):
+        with pytest.raises(SamplerError, match=r"does not sample from the trainer's weights: at version 1 .* differ by [0-9.]+; 0.0001"):
             vllm.load(model, 1)
     vllm.load(model, 2)
 
@@ -287,7 +287,7 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
 
 
 def test_what_cannot_be_is_refused_in_words(vllm: VLLMSampler) -> None:
-    with pytest.raises(ConfigError, match="134 tokens, and the vLLM engine in this process holds 128"):
+    with pytest.raises(ConfigError, match="134 tokens, and the vLLM engine in this process allows 128"):
         vllm.sample([Request([2] * 34, 100)], Sampling())
     with pytest.raises(ConfigError, match=r"temperature is 0.001; vLLM samples at 0"):
         vllm.sample(requests(1), Sampling(0.001))
@@ -295,12 +295,14 @@ def test_what_cannot_be_is_refused_in_words(vllm: VLLMSampler) -> None:
         VLLMSampler().sample(requests(1), Sampling())
     with pytest.raises(ConfigError, match="placement is 'colocatd'; did you mean 'colocated'"):
         VLLMSampler(placement="colocatd")
-    with pytest.raises(ConfigError, match=r"vLLM on this machine is 0.31.2; this sampler works with >=0.32,<0.33"):
+    with pytest.raises(ConfigError, match=r"vLLM on this machine is 0.31.2; this sampler supports >=0.32,<0.33"):
         check_version("0.31.2")
     check_version("0.32.9+cpu")
 
 
 def test_an_engine_in_this_process_is_not_asked_while_the_trainer_trains(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"max_staleness is 1, but the sampler 'vllm' cannot.* takes turns with it; start a server"):
+    with pytest.raises(
+        ConfigError, match=r"max_staleness is 1, but the sampler 'vllm' cannot.* runs in the training process; use a server"
+    ):
         train(tiny_run(rollout={"sampler": {"name": "vllm"}, "max_staleness": 1}), out=tmp_path / "x", console=Console(quiet=True))
     assert not (tmp_path / "x").exists()

@@ -141,12 +141,14 @@ def test_a_group_goes_to_one_server_and_all_servers_get_work() -> None:
 
 FAULTS = [
     pytest.param(
-        {GENERATE: hang_up, "/health": hang_up}, r"http://127\S+ closed the connection.*of 24 answers to come", id="killed mid-step"
+        {GENERATE: hang_up, "/health": hang_up}, r"http://127\S+ closed the connection.*of 24 answers outstanding", id="killed mid-step"
     ),
-    pytest.param({GENERATE: silent, "/health": silent}, r"did not answer in time: no sign of life, with \d+ of 24", id="stops answering"),
-    pytest.param({GENERATE: silent, "/health": (503, {})}, r"answered 503: \{\}: its engine is dead, with \d+ of 24", id="dead engine"),
-    pytest.param({GENERATE: (500, {"error": {"message": "CUDA error"}})}, "answered 500: CUDA error", id="an error"),
-    pytest.param({GENERATE: (200, b"<html>")}, "that is no completion with token ids", id="garbage"),
+    pytest.param(
+        {GENERATE: silent, "/health": silent}, r"did not respond in time: its health check failed, with \d+ of 24", id="stops answering"
+    ),
+    pytest.param({GENERATE: silent, "/health": (503, {})}, r"returned 503: \{\}: its engine is dead, with \d+ of 24", id="dead engine"),
+    pytest.param({GENERATE: (500, {"error": {"message": "CUDA error"}})}, "returned 500: CUDA error", id="an error"),
+    pytest.param({GENERATE: (200, b"<html>")}, "that is not a completion with token ids", id="garbage"),
 ]
 
 
@@ -163,9 +165,9 @@ def test_a_server_that_fails_in_the_middle_stops_the_step_in_time(stand: tuple[S
 
 
 ORDERS = [
-    pytest.param({"/collective_rpc": silent, "/health": silent}, "did not answer in time: no sign of life", id="a reload"),
-    pytest.param({"/collective_rpc": silent, "/health": (503, {})}, r"answered 503: \{\}: its engine is dead", id="a fatal reload"),
-    pytest.param({GENERATE: silent, "/health": silent}, "did not answer in time: no sign of life", id="the probe"),
+    pytest.param({"/collective_rpc": silent, "/health": silent}, "did not respond in time: its health check failed", id="a reload"),
+    pytest.param({"/collective_rpc": silent, "/health": (503, {})}, r"returned 503: \{\}: its engine is dead", id="a fatal reload"),
+    pytest.param({GENERATE: silent, "/health": silent}, "did not respond in time: its health check failed", id="the probe"),
 ]
 
 
@@ -178,7 +180,7 @@ def test_a_server_that_fails_while_it_carries_out_an_order_is_found_by_its_pulse
         sampler.load(fresh(), 0)
         script.trouble = trouble
         began = time.monotonic()
-        with pytest.raises(SamplerError, match=f"{url} {words}, when {next(iter(trouble))} was to be done"):
+        with pytest.raises(SamplerError, match=f"{url} {words}, during {next(iter(trouble))}"):
             sampler.load(fresh(), 1)
         assert time.monotonic() - began < 20  # below the 30 s that an order may take: the heartbeat found it
 
@@ -203,7 +205,7 @@ def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand,
     with served(url, deadline_s=5.0) as sampler:
         sampler.load(fresh(), 0)
         script.trouble = {GENERATE: silent}
-        with pytest.raises(SamplerError, match="did not answer in time, with 3 of 3 answers to come"):
+        with pytest.raises(SamplerError, match="did not respond in time, with 3 of 3 answers outstanding"):
             sampler.sample(requests(3), Sampling())
 
 
@@ -222,7 +224,7 @@ def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
         script.keeps_its_weights = False
         sampler.load(model, 3)
         script.model, script.name = fresh(9), "default"  # restarted behind our back
-        with pytest.raises(SamplerError, match=r"other weights than it was sent: they are called default, and .*-3 was sent"):
+        with pytest.raises(SamplerError, match=r"sampled with the weights default, but .*-3 were sent"):
             sampler.sample(requests(4), Sampling())
 
 
@@ -263,13 +265,21 @@ def stream_ends() -> None:
 
 
 STARTS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"/version": (200, {"version": "0.31.0"})}, ConfigError, r"vLLM on http://\S+ is 0.31.0; this sampler works with"),
-    ({"/version": (404, b"nginx")}, ConfigError, r"http://\S+ is no vLLM server"),
-    ({"/health": (503, {})}, SamplerError, r"no vLLM server at http://\S+ within 1 s \(it is up and not well\)"),
-    ({"/collective_rpc": (404, {})}, SamplerError, "has no /collective_rpc, so it takes no weights; start it as `VLLM_SERVER_DEV_MODE=1"),
-    ({"/collective_rpc": (500, {"error": "shape mismatch"})}, SamplerError, "shape mismatch.*Is it serving the model that is trained"),
+    ({"/version": (200, {"version": "0.31.0"})}, ConfigError, r"vLLM on http://\S+ is 0.31.0; this sampler supports"),
+    ({"/version": (404, b"nginx")}, ConfigError, r"http://\S+ is not a vLLM server"),
+    ({"/health": (503, {})}, SamplerError, r"no vLLM server at http://\S+ within 1 s \(it runs but is not healthy\)"),
+    (
+        {"/collective_rpc": (404, {})},
+        SamplerError,
+        "has no /collective_rpc, so it cannot load weights; start it as `VLLM_SERVER_DEV_MODE=1",
+    ),
+    (
+        {"/collective_rpc": (500, {"error": "shape mismatch"})},
+        SamplerError,
+        "shape mismatch.*Check that it serves the model that is trained",
+    ),
     ({"/reset_prefix_cache": (200, {"success": False})}, SamplerError, "did not reset its prefix cache for version 0"),
-    ({GENERATE: (403, {"detail": "disabled"})}, RlvrError, "answered 403: disabled.*--enable-scale-out"),
+    ({GENERATE: (403, {"detail": "disabled"})}, RlvrError, "returned 403: disabled.*--enable-scale-out"),
 ]
 
 
@@ -307,7 +317,7 @@ def test_a_run_that_lost_its_server_goes_on_to_the_bit(stand: tuple[Stand, str],
     # four for the accuracy before, then in the middle of the second batch: beside the first update, where it is sampled ahead
     script.given, script.after, script.trouble = 0, 8 + 4 + 3, {GENERATE: trouble, "/health": trouble}
     began = time.monotonic()
-    with pytest.raises(SamplerError, match=r"of 8 answers to come.*--resume"):
+    with pytest.raises(SamplerError, match=r"of 8 answers outstanding.*--resume"):
         train(config, out=tmp_path / "torn", console=quiet)
     assert time.monotonic() - began < 60  # an answer's own deadline is ten minutes: the heartbeat found it
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith(("ahead", "vllm"))]
@@ -373,5 +383,5 @@ def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_tol
         stream = sampler.stream([Request([2, 5], 100, seed) for seed in range(64)], Sampling())
         next(stream)
         os.killpg(server.pid, signal.SIGKILL)
-        with pytest.raises(SamplerError, match=re.escape(url) + r".*with \d+ of 64 answers to come.*--resume"):
+        with pytest.raises(SamplerError, match=re.escape(url) + r".*with \d+ of 64 answers outstanding.*--resume"):
             list(stream)

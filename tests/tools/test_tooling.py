@@ -51,7 +51,7 @@ def test_signatures_that_have_no_schema_are_refused() -> None:
     def odd(x: set[int]) -> str:
         return ""
 
-    for function, words in ((untyped, "has no type"), (many, "one by one"), (odd, "a tool takes")):
+    for function, words in ((untyped, "has no type"), (many, "name each of its arguments"), (odd, "a tool takes")):
         with pytest.raises(PluginError, match=words):
             parameters_of(function)
     with pytest.raises(PluginError, match="one plain type"):

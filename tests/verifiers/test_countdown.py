@@ -48,7 +48,7 @@ def test_expressions_are_computed_exactly() -> None:
     "1/0", "1/(2-2)", "\u0661+1", "1+1" * 200,
 ])  # fmt: skip
 def test_what_is_no_expression_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"it |its |missing|bracket|stands|place"):
+    with pytest.raises(ValueError, match=r"it |its |missing|bracket|allowed|unexpected"):
         compute(text)
 
 
@@ -78,7 +78,7 @@ def test_every_number_counts_once() -> None:
 def test_each_other_writing_is_read(row: tuple[str, str, str, str]) -> None:
     verifier = make("verifier", "countdown")
     example = row[3]
-    right = {"numbers": [int(digits) for digits in re.findall(r"\d+", example.partition("=")[0])], "target": 14}
+    right = {"numbers": [int(digits) for digits in re.findall(r"\d+", re.split("[=＝]", example)[0])], "target": 14}
     assert ask(verifier, right, example).score == 1.0, plain(example)
     assert ask(verifier, right, rf"\boxed{{{example}}}").score == 1.0
     wrong = {**right, "target": 15}
@@ -90,6 +90,7 @@ def test_each_other_writing_is_read(row: tuple[str, str, str, str]) -> None:
     "14 = 2 + 3*4 = 2 + 12", "(3+4)*2 = 7*2 = 14", "**2+3*4**", "`2+3*4`", "**`2+3*4`**", "*2+3*4*", "***2+3*4***", "**2+3*4**.", "**2+3*4 = 14.**",
     "The expression is 2+3*4", "The expression is 2+3*4.", "So, the final expression is: **2+3*4**.", "One possible solution is $2+3\\cdot4$.",
     "The answer is `2+3*4`.", r"The answer is $2 + 3 \times 4 = 14$.", "<answer>**2 + 3 × 4**</answer>", "<answer>2+3*4=14</answer>", "#### 2+3*4=14",
+    "(3 + 4) x 2", "2 X (3+4)", "2(3+4)", "(3+4)2", "[3+4]*2", "2[3+4]", "2 &times; (3+4)", "2 ＋ 3 ＊ 4", "```\n2+3*4\n```",
     "2 times 3 is 6.\n2 + 12 is 14.\n\nThe expression is 2+3*4.", "Let me see.\n**The expression is 2+3*4**", r"$$\left(3+4\right)\times 2$$",
     r"\boxed{\frac{4*3*2+4}{2}}", "2+3*4" + " " * 500,
 ])  # fmt: skip
@@ -110,7 +111,7 @@ def test_honest_writings(text: str) -> None:
     # other numbers, or the same ones by other means
     "02+3*4", "2+03*4", "2+3*4*1", "2+3*4+0", "2+3*4-0", "2+3*4/1", "2e0+3*4", "2.0+3*4", "0x2+3*4", "2_0+3*4", "٢+3*4", "²+3*4", "2+3⁎4", "２+3*4",
     r"2\,3-9", "2$3-9", "2`3-9", "2~3-9", r"2\quad3-9", "2 3-9", r"2\(3-9", r"2\left(3*4\right", r"{2}+3*4", r"\frac23+4", r"2\frac{3}{4}", r"\frac{2+3*4}", r"\frac{28}{2}",
-    r"\frac{2+3*4}{}", r"\frac{2+3*4}{1}", r"2\times\times3+4", r"2\timesx3", r"\timestwo", "2+3*4!", "2+3*4%", "--2+3*4", "(2+3*4", "2+3*4)", "()2+3*4", "2(3+4)",
+    r"\frac{2+3*4}{}", r"\frac{2+3*4}{1}", r"2\times\times3+4", r"2\timesx3", r"\timestwo", "2+3*4!", "2+3*4%", "--2+3*4", "(2+3*4", "2+3*4)", "()2+3*4",
     "2**3+4", "**2**3+4**", "2//3", "sum([2,3,4])", "__import__('os').system('true')", "lambda: 14", "2+3*4#", "2+3*4 # 14", "#2+3*4", "'2+3*4'", '"2+3*4"',
     r"\text{2+3*4}", r"\phantom{2+3*4}", r"\boxed{\phantom{9}2+3*4}", "2+3*4\u200b5", "2+3*4\x005", "(" * 60 + "2" + ")" * 60 + "+3*4",
     "*" * 300 + "2+3*4", "`" * 399, "**" * 100 + "1" + "**" * 99,

@@ -234,7 +234,7 @@ def test_tests_of_another_form_are_shown_as_they_are(tests: Any, chromium: Chrom
     page.evaluate("choose(1, true)")
     page.until(OPENED)
     shown = page.evaluate("[...document.querySelectorAll('#detail h2')].map(h => h.textContent).join()")
-    assert "noted by the verifier" in shown and "passed" not in shown and page.errors() == []
+    assert "notes of the verifier" in shown and "passed" not in shown and page.errors() == []
 
 
 def test_what_a_model_wrote_is_shown_and_never_obeyed(chromium: Chromium, tmp_path: Path) -> None:

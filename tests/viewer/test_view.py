@@ -148,7 +148,7 @@ def test_two_runs_are_both_in_the_page(tmp_path: Path) -> None:
     assert [(head["name"], head["episodes"], head["facts"]["steps"]) for head in found["head"]["runs"]] == [("a", 2, 2), ("b", 1, 5)]
     assert [row["text"] for row in found["texts-0"]] == ["1", "2"] and [row["text"] for row in found["other-texts-0"]] == ["3"]
     evaluate(SUMS, "scripted:gold", tasks=2, out=tmp_path / "c")
-    with pytest.raises(ConfigError, match="no match: one is a training run"):
+    with pytest.raises(ConfigError, match="cannot be compared: one is a training run"):
         view(one, against=tmp_path / "c")
 
 
@@ -187,7 +187,7 @@ def test_a_run_that_is_watched_from_its_first_moment_and_left_with_ctrl_c(tmp_pa
     timer.start()
     assert watch(folder, told=told, pause_s=0.01).episodes == 1
     timer.join()
-    with pytest.raises(NotFound, match="is no run"):
+    with pytest.raises(NotFound, match="is not a run"):
         watch(tmp_path / "none")
 
 
@@ -201,11 +201,11 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_what_is_no_run_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["view", str(tmp_path / "none")]) == 2
     said = capsys.readouterr().err
-    assert "is no run" in said and "rlvr train" in said and said.count("\n") == 1
+    assert "is not a run" in said and "rlvr train" in said and said.count("\n") == 1
     RunLog.create(tmp_path / "a", tiny_run()).close()
     with pytest.raises(NotFound, match="nothing to show yet"):
         view(tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"after the first 0 is not what rlvr writes \(KeyError"):
+    with pytest.raises(ConfigError, match=r"after the first 0 does not have the format that rlvr writes \(KeyError"):
         view(trained(tmp_path / "b", [{"step": 1}]))
     with pytest.raises(ConfigError, match="cannot be written"):
         view(trained(tmp_path / "c", [episode()]), tmp_path / "no" / "folder.html")
@@ -228,6 +228,6 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
     page, notes = tmp_path / "page.html", tmp_path / "notes.html"
     assert view(tmp_path / "e", page).bytes == view(tmp_path / "e", page).bytes
     notes.write_text("precious")
-    with pytest.raises(ConfigError, match="nothing of yours is ever overwritten"):
+    with pytest.raises(ConfigError, match="so it is not overwritten"):
         view(tmp_path / "e", notes)
     assert notes.read_text() == "precious"

@@ -1,1 +1,1 @@
-"""What stands behind `unit_tests`: reading the tests, carrying values, comparing them."""
+"""The parts of `unit_tests`: read the tests, transfer values to and from the sandbox, compare them."""

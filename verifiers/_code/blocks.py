@@ -1,9 +1,9 @@
-"""Which part of an answer is its code, and how the task's own code is put in front of it.
+"""Find the code in an answer, and put the task's own code in front of it.
 
-A solution is often followed by a block with its usage or its output, so the block is chosen by one rule that looks at no test:
+A solution is often followed by a block with its usage or its output. So the block is chosen by one rule, which does not use the tests:
 
-    the last block that defines the wanted function; where none does, or none is wanted,
-    the last block that is labelled with the task's language; where none is,
+    the last block that defines the wanted function; without one, or if no function is wanted,
+    the last block that is labelled with the task's language; without one,
     the last block
 
 However many blocks there are, exactly one is judged.
@@ -34,10 +34,10 @@ class Block:
 
 
 def blocks(text: str) -> list[Block] | None:
-    """The fenced blocks of a text in Markdown; None where the last one never closes.
+    """The fenced blocks of a text in Markdown; None if the last one is not closed.
 
-    As in CommonMark, the indentation of the opening fence is taken off each line, and a fence that stands four or more columns
-    further in does not close the block: it is part of a docstring.
+    As in CommonMark, the indentation of the opening fence is removed from each line, and a fence that is indented by four or more
+    columns further does not close the block: it is part of a docstring.
     """
     found: list[Block] = []
     fence, indent, label = "", 0, ""
@@ -76,10 +76,10 @@ def code(answer: str, language: str, function: str = "") -> Found:
     """
     shown = visible(answer)
     if shown is None:
-        return Found(None, "the thought section never closes")
+        return Found(None, "the thought section is not closed")
     found = blocks(shown)
     if found is None:
-        return Found(None, "the last code block never closes")
+        return Found(None, "the last code block is not closed")
     if not found:
         return Found(None, "there is no code block")
     name = re.escape(function)
@@ -90,7 +90,7 @@ def code(answer: str, language: str, function: str = "") -> Found:
 
 
 def with_prelude(prelude: str, source: str) -> str:
-    r"""A Python program with the task's code in front of it, but behind `from __future__`, which must come first.
+    r"""A Python program with the task's code in front of it, but after `from __future__`, which must come first.
 
     >>> with_prelude("import math", "from __future__ import annotations\nprint(math.pi)")
     'from __future__ import annotations\nimport math\nprint(math.pi)'
@@ -108,7 +108,7 @@ def with_prelude(prelude: str, source: str) -> str:
         elif FUTURE.match(line):
             at = next((n for n, later in enumerate(lines[number - 1 :], number) if ")" in later), number) if "(" in line else number
         elif number <= at:
-            continue  # the names that are imported, between brackets
+            continue  # the imported names, in brackets
         elif bare and not bare.startswith("#"):
             break
     return "\n".join([*lines[:at], prelude.rstrip("\n"), *lines[at:]])

@@ -1,7 +1,7 @@
-"""Runs in the answer's own process: loads the answer, calls its functions, sends the judge what they return.
+"""Runs in the answer's process: loads the answer, calls its functions, sends the return values to the judge.
 
-It has no secret and no say. The answer may read it, change it or speak in its place: all that gains it is to hand over some
-other value, which the judge then compares like any other.
+It has no secrets and decides nothing. An answer that reads it, changes it or replaces it can only send other values, which the judge
+compares like any others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def load(source: str) -> dict[str, Any]:
 
 
 def find(names: dict[str, Any], function: str) -> Any:
-    """A function by its name; `Solution.name`'s short form is understood, as contest sites use it."""
+    """A function by its name; also a method of a class `Solution`, as contest sites use it."""
     if function in names:
         return names[function]
     solution = names.get("Solution")
@@ -34,7 +34,7 @@ def find(names: dict[str, Any], function: str) -> Any:
 
 
 def attempt(function: Any, arguments: Any, named: Any) -> dict[str, Any]:
-    """Call it; what it returned, or what it raised as the name of a built-in exception."""
+    """Call the function; its return value, or the exception it raised as the name of a built-in one."""
     try:
         try:
             return {"value": encode(function(*arguments, **named))}
@@ -55,7 +55,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def answer_judge() -> None:
-    """Load the answer, then make one call after another, as the judge asks for them."""
+    """Load the answer, then make the calls that the judge requests, one after another."""
     names: dict[str, Any] = {}
     while True:
         try:
@@ -85,7 +85,7 @@ def answer_judge() -> None:
 
 
 def changed(arguments: Any, named: Any) -> dict[str, Any]:
-    """What a call made of its arguments."""
+    """The arguments after a call, which may have changed them."""
     try:
         return {"args": encode(arguments), "kwargs": encode(named)}
     except Exception:

@@ -1,8 +1,8 @@
-"""Reads the test code of a task before any answer is run: can it be judged at all? Then prepares it for the judge.
+"""Check the test code of a task before any answer runs, and prepare it for the judge.
 
-Only data travels between a judge and an answer. A test that calls what the answer returns, or reads a field that no data has, can
-be passed by no answer, and so can one that uses a name which nothing defines: that is the task's fault, and it is known from the
-test's text alone, so that no answer can bring it about. The text is only parsed here; it runs in the sandbox.
+Only data is sent between a judge and an answer. So no answer can pass a test that calls a returned value, that reads an attribute
+which no data has, or that uses an undefined name. This is the fault of the task. It is decided from the text of the test alone, so no
+answer can cause it. The text is only parsed here; it runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rlvr.errors import ConfigError
 DATA = (str, int, float, complex, bytes, bytearray, range, list, tuple, dict, set, frozenset, collections.deque)
 FIELDS = {name for kind in (*DATA, decimal.Decimal, fractions.Fraction, type(None)) for name in dir(kind)}
 INDIRECT = {"exec", "eval", "globals", "locals", "vars", "setattr", "__import__"}
-"""Who uses these may define names that cannot be seen."""
+"""Code that uses these may define names that parsing does not find."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Test code as the judge runs it: every statement that asserts something is a test, and notes whether it held.
+    """Test code as the judge runs it: every statement with an assertion is a test, and records whether it passed.
 
     >>> prepare("assert f(1) == 2", "", "f").asserting
     1
@@ -35,17 +35,17 @@ class Prepared:
 
     text: str
     asserting: int
-    """How many statements assert something."""
+    """How many statements have an assertion."""
     check: bool
-    """Whether there is a function `check` to be called with the answer's."""
+    """Whether there is a function `check`, which is called with the answer's function."""
 
 
 @lru_cache(maxsize=1024)
 def prepare(test: str, setup: str, entry: str) -> Prepared:
-    """Make the test code of a task ready for the judge; ConfigError where no answer can pass it."""
+    """Prepare the test code of a task for the judge; ConfigError if no answer can pass it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # published code has escapes that Python frowns upon
+            warnings.simplefilter("ignore")  # published code has invalid escapes, which give warnings
             examined, before = Examined(ast.parse(test), entry), ast.parse(setup)
             flaw = examined.flaw(before)
             tree = examined.rewrite()
@@ -62,7 +62,7 @@ def prepare(test: str, setup: str, entry: str) -> Prepared:
 
 
 def _split(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
-    """Put every asserting statement into a `try` of its own that notes whether it held; the number of the next one."""
+    """Put every asserting statement into its own `try`, which records whether it passed; also returns the next number."""
     changed: list[ast.stmt] = []
     for statement in body:
         defines = isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
@@ -78,10 +78,10 @@ def _split(body: list[ast.stmt], first: int) -> tuple[list[ast.stmt], int]:
 
 
 class Examined:
-    r"""A test module with the names by which it calls the answer, and the names that always hold what the answer returned.
+    r"""A test module, with the names by which it calls the answer, and the names that always hold a value returned by the answer.
 
     >>> Examined(ast.parse("r = f(2)\nassert r(3) == 5"), "f").flaw(ast.parse(""))
-    'the test calls what the answer returns, and only data can be returned'
+    'the test calls what the answer returns, but only data can be returned'
     """
 
     def __init__(self, tree: ast.Module, entry: str) -> None:
@@ -97,18 +97,18 @@ class Examined:
         self.results = {name for name, count in given.items() if count == collections.Counter(_bound(tree))[name]}
 
     def called(self, node: ast.AST) -> bool:
-        """Whether this is a call of the answer's function, or a name that holds the result of one."""
+        """Whether this is a call of the answer's function, or a name that holds its result."""
         if isinstance(node, ast.Name):
             return node.id in self.results
         return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.answer
 
     def flaw(self, setup: ast.Module) -> str:
-        """Why no answer can pass this test; empty if one may. The setup runs before it."""
+        """Why no answer can pass this test; empty if one may pass. The setup runs before the test."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and self.called(node.func):
-                return "the test calls what the answer returns, and only data can be returned"
+                return "the test calls what the answer returns, but only data can be returned"
             if isinstance(node, ast.Attribute) and self.called(node.value) and node.attr not in FIELDS:
-                return f"the test reads .{node.attr} of what the answer returns, and only data can be returned"
+                return f"the test reads .{node.attr} of what the answer returns, but only data can be returned"
         bound = {*_bound(setup), *_bound(self.tree), *vars(builtins), *self.answer, "__name__"}
         used = {node.id for tree in (setup, self.tree) for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if "*" in bound or used & INDIRECT:
@@ -116,11 +116,11 @@ class Examined:
         for statement in [*self.tree.body, *(row for check in self.checks for row in check.body)]:
             for node in _always(statement.test) if isinstance(statement, ast.Assert) else ():
                 if isinstance(node, ast.Name) and node.id not in bound:
-                    return f"the test uses {node.id!r}, which nothing defines"
+                    return f"the test uses {node.id!r}, which is not defined"
         return ""
 
     def rewrite(self) -> ast.Module:
-        """The test with two things marked: what a result is compared with, and calls that are made for what they change."""
+        """The test with two things marked: values that a result is compared with, and calls made for their side effects."""
         for node in list(ast.walk(self.tree)):
             if isinstance(node, ast.Assert):
                 for part in list(_always(node.test)):
@@ -136,12 +136,12 @@ class Examined:
 
     def _marked(self, node: ast.expr) -> ast.expr:
         if any(self.called(inner) for inner in ast.walk(node)):
-            return node  # it hangs on the answer
+            return node  # it depends on the answer
         return ast.Call(ast.Name("__wanted__", ast.Load()), [node], [])
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
-    """Every name that is given a value anywhere; "*" for names that cannot be known."""
+    """Every name that is assigned anywhere; "*" for a star import, whose names are unknown."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             yield node.id
@@ -158,7 +158,7 @@ def _bound(tree: ast.AST) -> Iterator[str]:
 
 
 def _always(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of an expression that are evaluated whatever its other parts turn out to be."""
+    """The parts of an expression that are always evaluated."""
     yield node
     parts: Iterable[ast.AST]
     if isinstance(node, ast.BoolOp):

@@ -1,9 +1,9 @@
-"""Runs in a process of its own in the sandbox: calls the answer's functions across the channel, and judges what they return.
+"""Runs in its own process in the sandbox: calls the answer's functions over the channel, and judges the returned values.
 
-The answer is another process under another user id; here it is only a stub that sends arguments and receives data. What comes
-back is made into built-in values by this process itself, then compared with what was expected (`calls`), or handed to the test
-code (`asserts`), where every statement that holds an assertion is a test of its own. The records leave on descriptor 5, which the
-answer does not have. Reading and comparing what an answer returned costs its own limits of time and memory, nobody else's.
+The answer is another process under another user id; here it is only a stub that sends arguments and receives data. This process
+builds built-in values from the data, then compares them with the expected ones (`calls`) or passes them to the test code
+(`asserts`), where every statement with an assertion is a test. The records are written to descriptor 5, which the answer does not
+have. Reading and comparing returned values counts towards the limits of the task, and delays no other answer.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from rlvr.verifiers._code.values import same_value
 from rlvr.verifiers._code.wire import LONG, NotData, decode, encode, foreign, receive, send
 
 NO_DATA = {"datetime", "uuid", "pathlib", "zoneinfo"}
-"""Modules whose objects are equal to their own kind only, though their classes define `==`."""
-UNMADE = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup)  # these take more than one word
+"""Modules whose objects equal only objects of their own type, although their classes define `==`."""
+UNMADE = (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError, ExceptionGroup)  # their constructors need more than one argument
 asked = 0
-"""How often the answer was called: what fails outside of a test after that may be its doing, and is never held against the task."""
+"""How often the answer was called. After the first call, a failure outside of a test may be caused by the answer: not the task's fault."""
 most = LONG
 """The longest message that the answer may send."""
 
 
 class Over(BaseException):
-    """The answer is gone or speaks nonsense; no `except Exception` of a test may swallow that."""
+    """The answer has exited or broken the protocol. Not an `Exception`, so that no `except` of a test catches it."""
 
 
 class Unfit(BaseException):
-    """The test passes or wants what is no data: no answer can be judged by it."""
+    """The test passes or expects a value that is not data: it can judge no answer."""
 
 
 def stub(name: str, in_place: bool = False) -> Callable[..., Any]:
-    """A function of the answer's, as seen from here; `in_place` has the arguments changed as the answer changes its own."""
+    """A stub of a function of the answer; with `in_place`, changes that the answer makes to its arguments are copied back."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for item in foreign((args, kwargs)):
-            raise Unfit(f"the test passes a {type(item).__name__} to the answer, and only data can be passed")
+            raise Unfit(f"the test passes a {type(item).__name__} to the answer, but only data can be passed")
         try:
             order = {"call": name, "cases": [{"args": encode(args), "kwargs": encode(kwargs)}], "in_place": in_place}
         except NotData as error:
             if not asked:
-                raise Unfit(f"the test passes what cannot be sent: {error}") from None
+                raise Unfit(f"the test passes a value that cannot be sent: {error}") from None
             raise
         tell(order)
         return hear((args, kwargs) if in_place else None)
@@ -55,21 +55,21 @@ def stub(name: str, in_place: bool = False) -> Callable[..., Any]:
 
 
 def tell(order: dict[str, Any]) -> None:
-    """Have the answer's process do something; it replies to the loading once, and to each call."""
+    """Send an order to the answer's process; it sends one reply for loading, and one for each call."""
     global asked
     asked += "call" in order
     try:
         send(4, order)
     except OSError:
-        raise Over("the answer ended before it was asked") from None
+        raise Over("the answer exited before it was called") from None
 
 
 def hear(given: Any = None) -> Any:
-    """The next reply: the value that came back, or the exception. `given` are arguments of ours to be changed like the answer's."""
+    """The next reply: the returned value, or the exception raised. Changes to the arguments are copied back into `given`."""
     try:
         reply = receive(3, most)
     except (EOFError, OSError):
-        raise Over("the answer ended before it answered") from None
+        raise Over("the answer exited before it replied") from None
     except NotData as error:
         raise Over(f"the answer broke the channel: {error}") from None
     if type(reply) is not dict:
@@ -88,13 +88,13 @@ def hear(given: Any = None) -> Any:
     kind = getattr(builtins, str(reply["raised"])[:40], None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in UNMADE:
         kind = Exception
-    if kind in (StopIteration, StopAsyncIteration):  # it would end a loop of the test's, as if there were no more to assert
+    if kind in (StopIteration, StopAsyncIteration):  # it would end a loop of the test, as if there were nothing more to assert
         kind = RuntimeError
     raise kind(str(reply.get("message", ""))[:500])
 
 
 def copy_back(mine: Any, theirs: Any) -> None:
-    """Change an argument of ours as the answer changed its copy; what is of another kind now stays as it was."""
+    """Change our argument as the answer changed its copy; a copy of another type is ignored."""
     if type(mine) is not type(theirs):
         return
     if isinstance(mine, list | bytearray):
@@ -108,7 +108,7 @@ def copy_back(mine: Any, theirs: Any) -> None:
 
 
 def loaded(source: str, function: str) -> bool:
-    """Have the answer loaded; whether it defines the function. What went wrong is told."""
+    """Load the answer; whether it defines the function. Errors are reported in a record."""
     try:
         tell({"load": source, "wanted": [function]})
         defined = hear()
@@ -122,14 +122,14 @@ def loaded(source: str, function: str) -> bool:
 
 
 def judge_calls() -> None:
-    """Make every call, compare every result, write a record of each at once."""
+    """Make every call, compare every result, write each record immediately."""
     global most
     brief = json.loads(sys.stdin.buffer.read())
     most = brief["most"]
     try:
         if not loaded(brief["source"], brief["function"]):
             return
-        tell({"call": brief["function"], "cases": brief["cases"], "in_place": False})  # all at once: it need not wait for us
+        tell({"call": brief["function"], "cases": brief["cases"], "in_place": False})  # together: it need not wait for us
         for index, expected in enumerate(brief["expected"]):
             try:
                 ok = same_value(hear(), decode(expected), brief["rule"])
@@ -144,14 +144,14 @@ def judge_calls() -> None:
 
 
 def judge_asserts() -> None:
-    """Run the tests, which were prepared for it (see `examine.py`), and write the records."""
+    """Run the prepared tests (see `examine.py`), and write the records."""
     global most
     brief = json.loads(sys.stdin.buffer.read())
     entry, most = brief["entry_point"], brief["most"]
     told: dict[int, bool] = {}
 
     def record(index: int, ok: bool, why: str = "") -> None:
-        if told.get(index) is not False:  # one failure is enough, in a loop too
+        if told.get(index) is not False:  # in a loop one failure is enough
             told[index] = ok
             if not ok:
                 send(5, {"test": index, "ok": False, "why": why[:300]})
@@ -173,7 +173,7 @@ def judge_asserts() -> None:
     except Over as error:
         send(5, {"over": str(error)[:300]})
         return
-    except Unfit as error:  # an answer that has failed before has failed
+    except Unfit as error:  # an answer that failed a test before has failed
         send(5, {"over" if asked and False in told.values() else "broken": str(error)[:300]})
         return
     for index in told:
@@ -185,7 +185,7 @@ def judge_asserts() -> None:
 
 
 def lend(names: dict[str, Any], entry: str, in_place: bool) -> None:
-    """Put the answer's function among the names of the test, and what the prepared test calls besides."""
+    """Add the answer's function, and the helpers of the prepared test, to the names of the test."""
     function, changing = stub(entry, in_place), stub(entry, True)
 
     def in_its_place(called: Any, *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +193,7 @@ def lend(names: dict[str, Any], entry: str, in_place: bool) -> None:
 
     def wanted(value: Any) -> Any:
         if kind := never_data(value):
-            raise Unfit(f"the test wants a {kind} back from the answer, and only data can be returned")
+            raise Unfit(f"the test expects a {kind} from the answer, but only data can be returned")
         return value
 
     names[entry] = names["candidate"] = function
@@ -201,7 +201,7 @@ def lend(names: dict[str, Any], entry: str, in_place: bool) -> None:
 
 
 def never_data(value: Any) -> str:
-    """The type of what no data can ever be equal to, such as a function or a date; empty for all else.
+    """The type of a value that no data can equal, such as a function or a date; empty for all others.
 
     >>> never_data(print), never_data([1])
     ('builtin_function_or_method', '')
@@ -220,10 +220,10 @@ def run(code: Any, names: dict[str, Any], entry: str) -> None:
         exec(code, names)
     except Exception as error:
         if asked:
-            raise Over(f"the tests did not come to their end: {type(error).__name__}: {str(error)[:200]}") from None
+            raise Over(f"the tests did not finish: {type(error).__name__}: {str(error)[:200]}") from None
         raise Unfit(f"the test code fails outside of its tests: {type(error).__name__}: {str(error)[:200]}") from None
     if entry:
         try:
             names["check"](names[entry])
         except Exception as error:
-            raise Over(f"check did not come to its end: {type(error).__name__}: {str(error)[:200]}") from None
+            raise Over(f"check did not finish: {type(error).__name__}: {str(error)[:200]}") from None

@@ -1,4 +1,4 @@
-r"""The reference of a `unit_tests` task, read and checked: three kinds of tests, in plain JSON.
+r"""Read and check the reference of a `unit_tests` task: three kinds of tests, in plain JSON.
 
     {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "9\n"}]}
     {"kind": "calls", "function": "square", "cases": [{"args": [3], "expected": 9}]}
@@ -6,12 +6,12 @@ r"""The reference of a `unit_tests` task, read and checked: three kinds of tests
 
 Every kind takes "limits" (fields of `Limits`) and "prelude" (code put in front of the answer); stdio and calls take "checker"
 (a rule's name, or {"name": "tolerance", "absolute": 1e-6}), and a "weight" and a "name" in each case; stdio takes "language";
-asserts takes "setup" (code that only the judge sees) and "in_place". A case of calls may have "kwargs". What JSON lacks is written
+asserts takes "setup" (code that only the judge sees) and "in_place". A case of calls may have "kwargs". Types that JSON lacks are written
 {"__tuple__": [...]}, {"__set__": [...]}, {"__dict__": [[key, value], ...]}, {"__bytes__": "hex"} or {"__float__": "inf"}.
 
-The answer gets copies of its arguments. What it changes in them is copied back where an assertion's test makes the call as a
-statement of its own (`f(xs)`, then `assert xs == [1, 2]`). With "in_place": true it is copied back after every call: say so where
-the test looks at both the result and the arguments, and never where it computes what it expects from them after the call.
+The answer gets copies of its arguments. Its changes to them are copied back if a test makes the call as a separate statement
+(`f(xs)`, then `assert xs == [1, 2]`). With "in_place": true they are copied back after every call: set it if the test checks both the
+result and the arguments, and never if it computes the expected result from the arguments after the call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TAGGED = {"__tuple__", "__set__", "__dict__", "__bytes__", "__float__"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test: what goes in, what must come out, how much it counts.
+    """One test: its input, its expected output, its weight.
 
     >>> Case("case 1", b"3", b"9").weight
     1.0
@@ -73,7 +73,7 @@ class Tests:
     in_place: bool = False
 
     def brief(self) -> dict[str, Any]:
-        """What the judge in the sandbox has to know of tests of kind calls or asserts; plain JSON."""
+        """The input of the judge in the sandbox, for tests of kind calls or asserts; plain JSON."""
         if self.kind == "calls":
             cases = [{"args": encode(args), "kwargs": encode(kwargs)} for args, kwargs in (case.given for case in self.cases)]
             expected = [encode(case.wanted) for case in self.cases]
@@ -83,7 +83,7 @@ class Tests:
 
 
 def read(reference: Any, default: Limits) -> Tests:
-    """The tests that a reference describes; ConfigError says what is wrong with it."""
+    """The tests of a reference; ConfigError if it is not valid."""
     kind: Any = reference.get("kind") if isinstance(reference, Mapping) else reference
     if not isinstance(reference, Mapping) or not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(f"the reference's kind is {str(kind)[:80]!r}; {suggest(str(kind)[:80], KINDS)}")
@@ -146,7 +146,7 @@ def _case(kind: str, number: int, case: Any) -> Case:
 
 
 def plain(value: Any) -> Any:
-    """A value of the reference, its {"__tuple__": ...} and the like replaced by what they stand for.
+    """A value of the reference, with {"__tuple__": ...} and the like replaced by the values they describe.
 
     >>> plain({"__tuple__": [1, 2]})
     (1, 2)
@@ -172,7 +172,7 @@ def _tagged(tag: str, body: Any) -> Any:
             return {plain(key): plain(item) for key, item in body}
         return bytes.fromhex(body) if tag == "__bytes__" else float(body)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{{{tag!r}: {str(body)[:80]!r}}} is not what it says: {error}") from None
+        raise ConfigError(f"{{{tag!r}: {str(body)[:80]!r}}} is not valid: {error}") from None
 
 
 def _rule(checker: Any, kind: str) -> Mapping[str, Any]:
@@ -188,7 +188,7 @@ def _rule(checker: Any, kind: str) -> Mapping[str, Any]:
 
 
 def limits_of(wanted: Any, default: Limits) -> Limits:
-    """`default`, with the fields that `wanted` names changed."""
+    """`default`, with the fields in `wanted` changed."""
     names = [field.name for field in fields(Limits)]
     if not isinstance(wanted, Mapping):
         raise ConfigError(f"limits is {wanted!r}; a mapping of {', '.join(names)} is needed")

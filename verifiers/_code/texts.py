@@ -1,11 +1,11 @@
-"""Comparing an output with the expected one, by a declared rule.
+"""Compare an output with the expected one, by a declared rule.
 
-The output is whatever a program cared to write, and this runs in our own process: so it is read piece by piece, and no further
-than to the first difference. A split or a sort of all of it would keep every other thread waiting.
+The output is untrusted and may be large, and this runs in rlvr's own process. So it is read in chunks, and only up to the first
+difference: splitting or sorting all of it would block every other thread.
 
 rule        an output is right when it has
 exact       the same bytes
-tokens      the same words, however they are spaced (the default)
+tokens      the same words, with any whitespace between them (the default)
 lines       the same lines, without spaces at their ends
 tolerance   the same words; numbers may differ by `absolute` or `relative`
 unordered   the same lines in any order
@@ -24,7 +24,7 @@ TEXT_RULES = ("tokens", "exact", "lines", "tolerance", "unordered")
 NUMBER = re.compile(rb"[+-]?(\d{1,400}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,4})?")
 LONGEST = 1000  # what `NUMBER` matches is shorter
 PIECE = 1 << 18
-"""So much is split at a time: a few milliseconds of work."""
+"""How many bytes are split at a time: a few milliseconds of work."""
 
 
 def same_text(said: bytes, wanted: bytes, rule: Mapping[str, Any]) -> bool:
@@ -46,7 +46,7 @@ def same_text(said: bytes, wanted: bytes, rule: Mapping[str, Any]) -> bool:
 
 
 def _alike(said: Iterable[bytes], wanted: Iterable[bytes], near: Callable[[bytes, bytes], bool] | None = None) -> bool:
-    """Whether two rows of pieces are as long as each other, and each piece is the other one, or near it."""
+    """Whether two sequences have the same length, and each item equals the other one or is close to it."""
     for mine, theirs in zip_longest(said, wanted):
         if mine != theirs and (mine is None or theirs is None or near is None or not near(mine, theirs)):
             return False
@@ -63,7 +63,7 @@ def _any_order(said: Iterable[bytes], wanted: Iterable[bytes]) -> bool:
 
 
 def _words(text: bytes, longest: int) -> Iterator[bytes]:
-    """The words of a text; it ends early at one of more than `longest` bytes, which is certain to differ."""
+    """The words of a text; stops at a word of more than `longest` bytes, which cannot be equal."""
     begun = b""
     for at in range(0, len(text), PIECE):
         piece = begun + text[at : at + PIECE]
@@ -89,5 +89,5 @@ def _near(said: bytes, wanted: bytes, rule: Mapping[str, Any]) -> bool:
         return False
     a, b = float(said), float(wanted)
     if not (math.isfinite(a) and math.isfinite(b)):
-        return False  # what is no number is near nothing
+        return False  # not a finite number: close to nothing
     return abs(a - b) <= max(float(rule.get("absolute", 0)), float(rule.get("relative", 0)) * abs(b))

@@ -1,8 +1,8 @@
-"""Comparing a result with the expected one, as plain data and by a declared rule. Runs in the judge's process, in the sandbox.
+"""Compare a result with the expected one, as plain data, by a declared rule. Runs in the judge's process, in the sandbox.
 
 rule        a result is right when it is
-exact       equal; a list and a tuple are alike, True is not 1 (neither in a set nor as a key)
-tolerance   equal, but numbers in any depth may differ by `absolute` or `relative`
+exact       equal; a list equals a tuple with the same items, True is not 1 (also in a set or as a key)
+tolerance   equal, but numbers at any depth may differ by `absolute` or `relative`
 unordered   the same items in any order, at the top level
 """
 
@@ -55,7 +55,7 @@ def _same(got: Any, wanted: Any, rule: Mapping[str, Any]) -> bool:
 
 
 def _key(value: Any) -> Any:
-    """What stands for a member of a set or a key of a dict, so that True is not 1 there either."""
+    """A replacement for a member of a set or a key of a dict, so that True is not 1 there either."""
     if isinstance(value, bool):
         return "bool", value
     if isinstance(value, tuple):
@@ -77,5 +77,5 @@ def _near(got: Any, wanted: Any, rule: Mapping[str, Any]) -> bool:
     except (OverflowError, ValueError, TypeError):
         return False
     if not all(map(math.isfinite, (a.real, a.imag, b.real, b.imag))):
-        return False  # what is no number is near nothing
+        return False  # not a finite number: close to nothing
     return abs(a - b) <= max(float(rule.get("absolute", 0)), float(rule.get("relative", 0)) * abs(b))

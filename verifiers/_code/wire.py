@@ -1,9 +1,9 @@
-"""Values as plain tagged data: the only thing that passes between an answer, a judge and us.
+"""Encode values as plain tagged data: the only thing that is sent between an answer, a judge and rlvr.
 
-Both ends run this file; the end that reads builds exact built-in values and nothing else, whatever was written. A subclass
-arrives as its base, an object that is no data as `Opaque`, which equals only itself. Standard library only: it also runs in
-the sandbox, in front of the answer's driver and of the judge. Our own process only encodes: what an answer wrote is decoded in
-the judge's process, which has the task's limits on time and memory and can be killed.
+Both ends run this file; the reading end builds exact built-in values and nothing else, whatever was written. A subclass arrives as
+its base class, an object that is not data as `Opaque`, which equals only itself. Standard library only: it also runs in the sandbox,
+as part of the answer's driver and of the judge. rlvr's own process only encodes: data from an answer is decoded in the judge's
+process, which has the task's limits on time and memory and can be killed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ DEEP, MANY, LONG, LARGE, ALIKE = 100, 2_000_000, 1 << 26, 1 << 16, 1000
 
 
 class NotData(Exception):
-    """The value cannot be written as data, or what was read is none."""
+    """The value cannot be written as data, or the input is not valid data."""
 
 
 class Opaque:
-    """Something that is no data: a function, an open file, an object of the answer's own making."""
+    """A value that is not data: a function, an open file, an object of a class of the answer."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -35,7 +35,7 @@ class Opaque:
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A value as JSON: what JSON has stands for itself, everything else is a list that begins with its tag.
+    """A value as JSON: values that JSON has are unchanged, all others become a list that starts with a tag.
 
     >>> encode((1, {2.5}))
     ['t', [1, ['s', [['f', '0x1.4000000000000p+1']]]]]
@@ -78,7 +78,7 @@ MAKERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset, "dq"
 
 
 def foreign(value: Any) -> Iterator[Any]:
-    """The things in a value that are no data, and did not come as `Opaque` from an answer.
+    """The objects in a value that are not data (`Opaque` ones from an answer are not included).
 
     >>> list(foreign([1, {"a": (2, print)}])), list(foreign([1, {2}]))
     ([<built-in function print>], [])
@@ -99,11 +99,11 @@ def foreign(value: Any) -> Iterator[Any]:
 
 
 def decode(data: Any, depth: int = 0) -> Any:
-    """The value that `encode` wrote; `NotData` for anything it cannot have written."""
+    """The value that `encode` wrote; `NotData` for anything that it cannot have written."""
     if data is None or type(data) in (bool, int, str):
         return data
     if type(data) is not list or len(data) < 2 or type(data[0]) is not str or depth > DEEP:
-        raise NotData("what came is not tagged data")
+        raise NotData("the input is not tagged data")
     tag, body = data[0], data[1]
     try:
         if tag in SCALARS:
@@ -115,7 +115,7 @@ def decode(data: Any, depth: int = 0) -> Any:
         if tag == "fr":
             return _fraction(*(int(decode(part)) for part in body))
         if type(body) is not list:
-            raise NotData(f"{tag!r} holds no list")
+            raise NotData(f"{tag!r} does not contain a list")
         if tag == "d":
             pairs = [(decode(key, depth + 1), decode(item, depth + 1)) for key, item in body]
             return dict(_spread(pairs, [key for key, _ in pairs]))
@@ -127,22 +127,22 @@ def decode(data: Any, depth: int = 0) -> Any:
     except NotData:
         raise
     except Exception as error:
-        raise NotData(f"{tag!r} does not hold what it should: {type(error).__name__}") from None
-    raise NotData(f"there is no tag {tag!r}")
+        raise NotData(f"{tag!r} has invalid content: {type(error).__name__}") from None
+    raise NotData(f"unknown tag {tag!r}")
 
 
 def _fraction(top: int, bottom: int) -> fractions.Fraction:
-    """Reducing a fraction takes the square of its length, and nothing interrupts it."""
+    """A fraction of limited size: reducing one takes quadratic time in its length, and cannot be interrupted."""
     if max(top.bit_length(), bottom.bit_length()) > LARGE:
         raise NotData("a fraction of huge numbers")
     return fractions.Fraction(top, bottom)
 
 
 def _spread(items: list[Any], keys: list[Any]) -> list[Any]:
-    """The items, unless so many keys were made to hash alike that a table of them takes the square of their number."""
+    """The items, unless so many keys have the same hash that building a table of them takes quadratic time."""
     allowed = 32 if any(isinstance(key, tuple) and len(key) > 64 for key in keys) else ALIKE  # long ones are slow to compare
     if len(keys) > allowed and collections.Counter(map(hash, keys)).most_common(1)[0][1] > allowed:
-        raise NotData("too many keys that hash alike")
+        raise NotData("too many keys with the same hash")
     return items
 
 
@@ -165,7 +165,7 @@ def send(number: int, message: Any) -> None:
 
 
 def receive(number: int, most: int = LONG) -> Any:
-    """Read one message of `most` bytes; EOFError at the end of the stream, NotData for what is no message."""
+    """Read one message of at most `most` bytes; EOFError at the end of the stream, NotData for a malformed message."""
     length = int.from_bytes(_exactly(number, 4), "big")
     if length > most:
         raise NotData(f"a message of {length} bytes")
@@ -173,7 +173,7 @@ def receive(number: int, most: int = LONG) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise NotData("a message that is no JSON") from None
+        raise NotData("a message that is not JSON") from None
 
 
 def _exactly(number: int, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Policy is data: every judgement call of the math verifier is a field here, per task or per environment."""
+"""The policy: every convention of the math verifier is a field here, set per task or per environment."""
 
 from __future__ import annotations
 
@@ -21,39 +21,41 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How two answers are compared where taste decides. A task overrides it with `meta["policy"]`.
+    """How two answers are compared where conventions differ. A task overrides it with `meta["policy"]`.
 
     >>> Policy().over({"percent": "strict"}).percent
     'strict'
     """
 
     percent: str = "lenient"
-    """lenient: for the gold 50%, both 50 and 0.5 will do, and 50% for the gold 50. strict: the sign or the same value."""
+    """lenient: for the gold 50%, both 50 and 0.5 are accepted, and 50% for the gold 50. strict: the sign or the same value."""
     units: str = "optional"
-    """optional: a unit may be missing on either side; two units that conflict are always wrong. required: it may not."""
+    """optional: a unit may be missing on either side; two units that conflict are always wrong. required: it may not be missing."""
     order: str = "any"
     """Whether the order of a list without brackets counts. In tuples it always does."""
     brackets: str = "lenient"
-    """lenient: `1, 2` will do for (1, 2) and for {1, 2}, and (1, 2) for `1, 2` in that order. strict: brackets as in the gold."""
+    """lenient: `1, 2` is accepted for (1, 2) and for {1, 2}, and (1, 2) for `1, 2` in that order. strict: brackets as in the gold."""
     form: str = ""
     """The required form of a right value: reduced (fractions in lowest terms), factored, expanded, numeral (no arithmetic left)."""
     base: str = "required"
     """Whether a numeral in a base needs its base."""
     several: str = "refuse"
-    """What several different declared answers are: wrong, or the last one."""
+    """How several different declared answers are handled: judged wrong, or the last one counts."""
     evaluated: bool = True
-    """Refuse sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, that were not
-    worked out, unless the gold has one."""
+    """Refuse sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, that were left
+    unevaluated, unless the gold has one; and an expression that is in the prompt, unless it is the gold's own."""
     symbol: bool = False
     """Whether the gold may be a bare letter."""
     case: bool = False
-    """Whether capitals count in words."""
+    """Whether words are compared with case."""
     tolerance: float = 5e-3
-    """How far, relatively, an answer may lie from a gold decimal that it rounds to; a longer decimal from a short one, 1/25 of that."""
+    """How far, relatively, an exact value may lie from a gold decimal that it rounds to: pi for the gold 3.14. Another decimal is
+    another value, and money is never rounded."""
     places: int = 3
-    """Significant digits from which on a gold decimal counts as rounded; one with fewer is exact."""
+    """Minimum of significant digits for a gold decimal to count as rounded; one with fewer is exact."""
     rounded: int = 6
-    """Significant digits from which on a decimal answer may stand for an exact gold that it is the rounding of."""
+    """Minimum of significant digits for a decimal answer to be accepted as the rounding of an exact gold; for a gold that is not a
+    fraction, up to the 18 digits that a computer prints."""
 
     def __post_init__(self) -> None:
         for name, allowed in ALLOWED.items():
@@ -61,20 +63,20 @@ class Policy:
                 raise ConfigError(f"policy {name} is {getattr(self, name)!r}; {suggest(str(getattr(self, name)), allowed)}")
         for name in ("evaluated", "symbol", "case"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"policy {name} is {getattr(self, name)!r}; it is true or false")
+                raise ConfigError(f"policy {name} is {getattr(self, name)!r}; it must be true or false")
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance < 0.1:
-            raise ConfigError(f"policy tolerance is {self.tolerance!r}; it is a number from 0 to 0.1")
+            raise ConfigError(f"policy tolerance is {self.tolerance!r}; it must be a number from 0 to 0.1")
         for name in ("places", "rounded"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
-                raise ConfigError(f"policy {name} is {value!r}; it is a whole number from 1 to 100")
+                raise ConfigError(f"policy {name} is {value!r}; it must be a whole number from 1 to 100")
 
     def over(self, given: Any) -> Policy:
         """The policy with some fields replaced."""
         if not given:
             return self
         if not isinstance(given, Mapping):
-            raise ConfigError(f"a policy is a mapping, got {given!r}; write {{'percent': 'strict'}}")
+            raise ConfigError(f"a policy must be a mapping, got {given!r}; write {{'percent': 'strict'}}")
         known = [field.name for field in fields(self)]
         for key in given:
             if key not in known:
@@ -82,5 +84,5 @@ class Policy:
         return replace(self, **given)
 
     def changes(self) -> dict[str, Any]:
-        """The fields that differ from the default, for the record."""
+        """The fields that differ from the default, to be logged."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

@@ -1,6 +1,6 @@
-"""Questions: what the policy is asked next. A place in the schedule and, where there is a curriculum, its choice among the next few.
+"""Choose the next tasks: by the position in the schedule and, with a curriculum, by its choice among the next few.
 
-The place and the solve rates are all that is carried from step to step on this side; both go into the checkpoint.
+The position and the solve rates are the only state kept between steps; both go into the checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Asked = Sequence[tuple[int, Task]]
 
 
 class Questions:
-    """Hands out tasks in the order of a schedule.
+    """Returns tasks in the order of a schedule.
 
     >>> Questions(Schedule(environment, "train", seed=0)).take(32)        # doctest: +SKIP
     """
@@ -33,49 +33,49 @@ class Questions:
             if curriculum.by is None and schedule.size is None:
                 shared = ", ".join(first.meta) or "nothing; this environment cannot have a curriculum"
                 raise ConfigError(
-                    "curriculum: these tasks are made anew each time, so none has a solve rate of its own; "
-                    f"set curriculum.by to what they share (their meta holds: {shared})"
+                    "curriculum: these tasks are generated and never repeat, so a single task has no solve rate; "
+                    f"set curriculum.by to a key of their meta that many tasks share (available: {shared})"
                 )
 
     def take(self, count: int) -> Asked:
-        """The next tasks. A curriculum looks at several for each one it asks; what it passes over comes again in the next pass."""
+        """The next tasks."""
+        if self.curriculum is not None:
+            return self._chosen(count, self.curriculum)
+        self.position += count
+        return self.schedule.tasks(self.position - count, count)
+
+    def _chosen(self, count: int, curriculum: Curriculum) -> Asked:
+        """Choose from several candidates per task; a task that is not chosen comes up again in the next pass."""
         first, size = self.position, self.schedule.size
-        if self.curriculum is None:
-            self.position += count
-            return self.schedule.tasks(first, count)
-        window = max(count, min(count * self.curriculum.candidates, size or count * self.curriculum.candidates))
+        window = max(count, min(count * curriculum.candidates, size or count * curriculum.candidates))
         tasks = self.schedule.tasks(first, window)
         if count <= (size or count):
-            different = dict(tasks)  # two passes may meet in the window; no task is asked twice in a step
+            different = dict(tasks)  # the window may span two passes; no task is used twice in a step
             while len(different) < count:
                 different.update(self.schedule.tasks(first + window, 1))
                 window += 1
             tasks = list(different.items())
         self.position += window
-        places = self.curriculum.choose(
-            [self.curriculum.key(task) for _, task in tasks], count, seed=seed_of(self.schedule.seed, "curriculum", first)
-        )
+        seed = seed_of(self.schedule.seed, "curriculum", first)
+        places = curriculum.choose([curriculum.key(task) for _, task in tasks], count, seed=seed)
         return [tasks[place] for place in places]
 
     def judged(self, asked: Asked, groups: Sequence[Sequence[Episode]]) -> None:
-        """The answers to what was taken last."""
+        """Record the answers to the tasks that were taken last."""
         if self.curriculum is not None:
             for (_, task), group in zip(asked, groups, strict=True):
                 self.curriculum.judged(task, group)
 
     def figures(self) -> dict[str, float]:
-        """For the log: how many solve rates are known, and their mean."""
-        if self.curriculum is None or not self.curriculum.rates:
-            return {}
-        rates = self.curriculum.rates.values()
-        return {"curriculum/known": float(len(rates)), "curriculum/solve_rate": sum(rates) / len(rates)}
+        """The curriculum's metrics."""
+        return {} if self.curriculum is None else self.curriculum.figures()
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint."""
         return {"position": self.position, "curriculum": self.curriculum.state_dict() if self.curriculum else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         self.position = int(state["position"])
         if self.curriculum is not None:
             self.curriculum.load_state_dict(state["curriculum"])

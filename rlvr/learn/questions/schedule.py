@@ -1,6 +1,6 @@
-"""Schedule: the endless row in which the tasks of a split stand, a pure function of the seed.
+"""Schedule: the endless order of the tasks of a split, a pure function of the seed.
 
-A procedural source never repeats itself on purpose; a finite one is shuffled anew for each pass over it.
+A procedural source has a new task at each position; a finite one is shuffled again for each pass over it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Schedule:
             raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")
 
     def index(self, position: int) -> int:
-        """The index of the task at one position of the endless row."""
+        """The index of the task at one position of the order."""
         if self.size is None:
             return seed_of(self.seed, self.purpose, position) % PROCEDURAL_TASKS
         return place_in(self.size, self.seed, self.purpose, position)
 
     def tasks(self, first: int, count: int) -> list[tuple[int, Task]]:
-        """The tasks from one position on, with their indices."""
+        """The tasks from a position, with their indices."""
         indices = [self.index(position) for position in range(first, first + count)]
         return [(index, self.environment.task(self.split, index)) for index in indices]
 
 
 def place_in(size: int, seed: int, purpose: str, position: int) -> int:
-    """Which of so many things stands at a position of the endless row: each once, then each again in another order.
+    """Which of `size` items is at a position of the order: each item once, then each again in another order.
 
     >>> sorted(place_in(3, 0, "rollout", position) for position in range(3))
     [0, 1, 2]

@@ -1,6 +1,6 @@
-"""Stored: the episodes of an earlier run, or gold solutions, as groups to learn from in place of fresh answers.
+"""Stored groups to train on instead of new answers: the episodes of an earlier run, or gold solutions.
 
-Nothing is sampled, so a run on stored episodes is a function of the files it reads, its seed and its configuration.
+Nothing is sampled, so a run on stored episodes depends only on the files it reads, its seed and its configuration.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from rlvr.runs.runlog import config_of, rows_of
 from rlvr.task import Task, Verdict
 
 PROMPTS_COMPARED = 20
-"""How many recorded prompts are rendered again, to see that the run's tokens are this run's tokens."""
+"""How many recorded prompts are rendered again, to check that both runs use the same tokens."""
 
 OF_THE_EPISODE = (
     "step", "task_id", "group", "text", "reward", "advantage", "end", "turns", "policy_version", "verdict", "error", "tokens", "acted",
     "logprobs", "rewards",
 )  # fmt: skip
-"""What a recorded line says of the episode itself; the rest is what was noted beside it."""
+"""The fields of a recorded line that belong to the episode itself; the others are notes on it."""
 
 Group = list[Episode]
 
 
 class Stored:
-    """Groups in an order of one seed, gone over again and again, each time in another order.
+    """Groups in an order that depends on the seed, repeated endlessly, each pass in another order.
 
     >>> Stored([[right, wrong]], seed=0).take(first=0, count=4)        # doctest: +SKIP
     """
 
     def __init__(self, groups: Sequence[Group], *, seed: int, digest: str = "") -> None:
         self.all, self.seed, self.digest = list(groups), seed, digest
-        """`digest` is that of everything the run recorded: a resumed run must find it again."""
+        """`digest` is that of everything the run recorded: a resumed run checks that it has not changed."""
 
     def take(self, first: int, count: int) -> list[Group]:
-        """The groups from one position on."""
+        """The groups from a position."""
         return [self.all[place_in(len(self.all), self.seed, "stored", position)] for position in range(first, first + count)]
 
     def tasks(self, mdp: TokenMDP) -> list[Task]:
-        """What they are answers to."""
+        """The tasks that they answer."""
         return [mdp.environment.task(e.meta["split"], e.meta["index"]) for group in self.all for e in group[:1]]
 
 
 def digest(groups: Sequence[Group]) -> str:
-    """A fingerprint of what a run recorded: one changed token or reward gives another.
+    """A fingerprint of what a run recorded: it changes with any token or reward.
 
     >>> digest([])[:8]
     'e3b0c442'
@@ -63,12 +63,12 @@ def digest(groups: Sequence[Group]) -> str:
 
 
 def unchanged(then: object, now: str, config: RunConfig) -> None:
-    """Refuse to go on with other episodes than a run began with."""
+    """Raise ConfigError if the episodes have changed since the run began."""
     if then is not None and then != now:
         run = config.data and config.data.run
         raise ConfigError(
             f"the episodes of {run} are not those that this run began with (fingerprint {str(then)[:12]} then, {now[:12]} now); "
-            "put episodes.jsonl back as it was, or start anew with another --out"
+            "restore episodes.jsonl, or start a new run with another --out"
         )
 
 
@@ -79,30 +79,30 @@ def stored_groups(config: RunConfig, mdp: TokenMDP) -> list[Group]:
     their = config_of(folder)
     path = folder / "episodes.jsonl"
     if not path.is_file():
-        raise NotFound(f"{folder} holds no episodes.jsonl: it was run with log.episodes=false; run it again with log.episodes=true")
+        raise NotFound(f"{folder} has no episodes.jsonl: it was run with log.episodes=false; run it again with log.episodes=true")
     groups: dict[tuple[int, str], Group] = {}
     for number, row in enumerate(rows_of(path), 1):
         try:
             episode = episode_of(row)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}, line {number} is no episode: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{path}, line {number} is not an episode: {type(error).__name__}: {error}") from error
         groups.setdefault((int(row["step"]), episode.group), []).append(episode)
     found = [[e for e in group if e.scored and e.length and not e.aside] for group in groups.values()]
     found = [group for group in found if group]
     if not found:
-        raise ConfigError(f"{folder} has no episode with a score yet; let it run on, or name another run in data.run")
+        raise ConfigError(f"{folder} has no episode with a score yet; let it run longer, or name another run in data.run")
     for group in found[:PROMPTS_COMPARED]:
         if differs := foreign(group[0], mdp):
             ours, theirs = (c.tokenizer or c.model.path for c in (config, their))
             raise ConfigError(
-                f"the episodes of {folder} are not of this run's making: {differs}. It has the environment {their.env} and the tokenizer "
-                f"{theirs!r}, here they are {config.env} and {ours!r}; leave env and tokenizer out to take over the run's own"
+                f"the episodes of {folder} do not fit this run: {differs}. They have the environment {their.env} and the tokenizer "
+                f"{theirs!r}, this run has {config.env} and {ours!r}; remove env and tokenizer to use those of the episodes"
             )
     return found
 
 
 def episode_of(row: Mapping[str, Any]) -> Episode:
-    """A line of episodes.jsonl as the episode it was."""
+    """The episode of a line of episodes.jsonl."""
     acted = [bool(flag) for flag in row["acted"]]
     rewards = [0.0] * len(acted)
     if "rewards" in row:
@@ -128,17 +128,17 @@ def episode_of(row: Mapping[str, Any]) -> Episode:
 
 
 def foreign(episode: Episode, mdp: TokenMDP) -> str:
-    """Why an episode cannot have come from this environment and this tokenizer; empty when it can."""
+    """Why an episode cannot come from this environment and this tokenizer; empty if it can."""
     split, index = episode.meta.get("split"), episode.meta.get("index")
     try:
         prompt = mdp.start(mdp.environment.task(str(split), int(index or 0))).tokens
     except (RlvrError, KeyError, IndexError, ValueError) as error:
-        return f"the task {episode.task_id!r} cannot be posed here ({error})"
+        return f"the task {episode.task_id!r} cannot be created here ({error})"
     if episode.tokens[: len(prompt)] != prompt:
         return f"the prompt of {episode.task_id!r} has other tokens there"
     said = [token for token, on in zip(episode.tokens, episode.acted, strict=True) if on]
     if max(episode.tokens) >= mdp.tokenizer.vocab_size or (episode.turns == 1 and mdp.tokenizer.decode(said) != episode.text):
-        return f"the answer to {episode.task_id!r} reads differently here"
+        return f"the answer to {episode.task_id!r} decodes to another text here"
     return ""
 
 
@@ -155,11 +155,11 @@ def gold_groups(asked: Sequence[tuple[int, Task]], mdp: TokenMDP) -> Iterator[Gr
 
 
 def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
-    """A prompt and its gold solution as tokens, and which of them are to be learned; one without room for its end is cut there."""
+    """A prompt and its gold solution as tokens, and which of them to train on; a solution that is too long is cut."""
     gold = mdp.environment.gold(task)
     if gold is None:
         raise ConfigError(
-            f"{type(mdp.environment).__name__} knows no gold solution for {task.id!r}, so there is nothing to imitate; "
+            f"{type(mdp.environment).__name__} has no gold solution for {task.id!r}, so there is nothing to imitate; "
             "remove warmstart, or name a run in data.run"
         )
     state = mdp.start(task)

@@ -1,10 +1,10 @@
-"""Adapter: small matrices beside a model's linear layers learn (LoRA, through peft), and its own weights stand still.
+"""LoRA adapters through peft: small matrices next to a model's linear layers are trained, and its own weights are frozen.
 
     reference      the model with the adapter off: nothing is copied
-    sampler        a plain model with the adapter added to the weights; what the adapter leaves alone is shared, not copied
+    sampler        a plain model with the adapter merged into the weights; weights without an adapter are shared, not copied
     run folder     base/ holds the model without it, each checkpoint the plain model with it, and the matrices in learner.pt
 
-Weights are added up in a copy and never taken off again: in place, every step would leave its rounding behind.
+The adapter is merged into a copy and never subtracted again: in place, rounding errors would add up with every step.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ NAME = "default"
 
 
 def check(model: Any, settings: LoraConfig) -> None:
-    """Say what is wrong with the settings before anything costs time."""
+    """Check the settings before the run begins."""
     try:
         importlib.import_module("peft")
     except ModuleNotFoundError as error:
-        raise MissingExtra("peft", "lora", "leave model.lora out") from error
+        raise MissingExtra("peft", "lora", "remove model.lora") from error
     known = layers(model)
     for name in settings.target_modules or ():
         if name not in known:
             raise ConfigError(
-                f"model.lora.target_modules names {name!r}, which no linear layer of this model is called; {suggest(name, known)}"
+                f"model.lora.target_modules names {name!r}, which is not a linear layer of this model; {suggest(name, known)}"
             )
 
 
 def layers(model: Any) -> list[str]:
-    """The names of the linear layers that an adapter may stand beside: all but the output head."""
+    """The names of the linear layers that may have an adapter: all except the output head."""
     head = model.get_output_embeddings()
     found = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D) and layer is not head)
     return sorted({name.rpartition(".")[2] for name in found})
 
 
 def put_on(model: Any, settings: LoraConfig) -> Any:
-    """The model with a new adapter, which changes nothing yet and alone learns."""
+    """The model with a new adapter: the adapter does not change the output yet, and only it is trained."""
     peft: Any = importlib.import_module("peft")
     chosen = settings.target_modules or layers(model)
     shape = peft.LoraConfig(
@@ -62,7 +62,7 @@ def is_on(model: Any) -> bool:
 
 
 def merged(model: Any, spare: Any = None) -> Any:
-    """A plain model with the adapter in its weights; into `spare`, an earlier one, where there is one."""
+    """A plain model with the adapter merged into its weights; written into `spare`, an earlier one, if given."""
     plain = spare or _stripped(model)
     with torch.no_grad():
         for name, layer in _adapted(model.get_base_model()).items():
@@ -72,12 +72,12 @@ def merged(model: Any, spare: Any = None) -> Any:
 
 
 def weights(model: Any) -> dict[str, Tensor] | None:
-    """The adapter's own matrices; None where there is no adapter."""
+    """The adapter's matrices; None if there is no adapter."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad} if is_on(model) else None
 
 
 def load(model: Any, state: Mapping[str, Tensor] | None) -> None:
-    """Take back what `weights` gave."""
+    """Restore the matrices from `weights`."""
     parameters = dict(model.named_parameters())
     for name, value in (state or {}).items():
         parameters[name].data.copy_(value)
@@ -89,7 +89,7 @@ def _adapted(base: Any) -> dict[str, Any]:
 
 
 def _stripped(model: Any) -> Any:
-    """The model under the adapter, sharing every weight but those that the adapter changes."""
+    """The model without the adapter, sharing every weight except those that the adapter changes."""
     base = model.get_base_model()
     plain = copy.deepcopy(base, {id(p): p for p in base.parameters()})
     del plain.peft_config

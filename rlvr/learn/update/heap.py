@@ -1,7 +1,7 @@
-"""The heap: memory that one step frees is kept for the next.
+"""Keep the memory that one step frees for the next step.
 
-A step on the CPU takes and frees the same hundreds of megabytes. glibc gives them back to the system each time, and the next step
-takes them again page by page, which costs up to a tenth of it.
+A step on the CPU allocates and frees the same hundreds of megabytes. glibc returns them to the system each time, and the next
+step allocates them again page by page, which takes up to a tenth of its time.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import ctypes
 import os
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""What glibc's mallopt calls them: how much free memory is kept, and from which size on a block is the system's own."""
+"""Parameters of glibc's mallopt: how much free memory is kept, and from which size a block is mapped separately."""
 KEPT, LARGE = (1 << 31) - 1, 1 << 28
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep what it frees; False where its allocator is not glibc's, or was told already what to do.
+    """Make this process keep freed memory; False if its allocator is not glibc's or is already configured.
 
     >>> keep_freed_memory()                                  # doctest: +SKIP
     True

@@ -1,11 +1,11 @@
-"""Learner: one training step from groups of episodes to new weights, through accelerate.
+"""The learner: train on groups of episodes with accelerate, one training step at a time.
 
     credit          advantages for every token                                   (the algorithm, in lists)
-    passes          old, reference and critic scores, only where something needs them
-    per part        weights from one global denominator, then micro-batches that just add up
+    passes          old, reference and critic scores, only if they are needed
+    per part        weights with one global denominator, then a sum over micro-batches
     step            clip, optimizer, schedule
 
-A micro-batch is a plain weighted sum, so its size is a knob of speed and of nothing else.
+A micro-batch is a plain weighted sum, so its size affects only speed and memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers import get_scheduler
 
 from rlvr.algos import mismatch
 from rlvr.contracts.algorithm import Algorithm, LossInputs
@@ -27,15 +27,19 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.update import adapter, packing, sharded
 from rlvr.learn.update.optimization import Optimization
-from rlvr.learn.update.policy import Policy, without_dropout
+from rlvr.learn.update.policy import Policy, check_steady, checkpointed
 from rlvr.learn.update.reference import Reference
 from rlvr.learn.update.step import Descents, Step, Tally, finite
 from rlvr.model.batch import Batch, Rows
 
 __all__ = ["Learner", "Optimization"]
 
+Nested = list[list[list[float]]]
 PACK_BELOW = 0.9
-"""Rows are packed where that computes less than this share of the tokens that padded rows would."""
+"""Rows are packed if that computes less than this share of the tokens of padded rows."""
+
+KNOWN = ("sampler", "advantages", "old", "reference", "old_values", "returns")
+"""The columns of a step that the loss reads."""
 
 
 class Learner:
@@ -56,26 +60,21 @@ class Learner:
         reference: Any = None,
         seed: int = 0,
         max_completion_length: int = 0,
+        sampled_alike: bool = True,
     ) -> None:
         if not temperature > 0:
             raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
-        self.max_completion_length = max_completion_length
+        self.max_completion_length, self.sampled_alike = max_completion_length, sampled_alike
         optimization.check(algorithm, adapted=adapter.is_on(model), max_completion_length=max_completion_length)
-        without_dropout(model)
+        check_steady(model.eval())
         if optimization.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            checkpointed(model)
         self.reference = Reference.of(model, temperature=temperature, frozen=reference) if algorithm.needs_reference else None
         policy = Policy(model, temperature=temperature, value_head=algorithm.needs_value)
-        parameters = [p for p in policy.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(
-            parameters, lr=optimization.learning_rate, betas=optimization.betas, weight_decay=optimization.weight_decay
-        )
-        self.scheduler = get_scheduler(
-            optimization.lr_scheduler, optimizer, num_warmup_steps=optimization.warmup_steps, num_training_steps=max(1, total_steps)
-        )
+        optimizer, self.scheduler = optimization.made_for([p for p in policy.parameters() if p.requires_grad], total_steps)
         self.unpackable = packing.fits(model, policy) or (self.reference.unpackable() if self.reference else "")
-        """Why rows are padded; empty where they may be packed."""
+        """Why rows are padded; empty if they can be packed."""
         self.policy, self.optimizer = accelerator.prepare(policy, optimizer)
         if self.reference is not None and self.reference.adapter is None:
             self.reference.policy.to(accelerator.device)
@@ -83,145 +82,122 @@ class Learner:
         self._spare: Any = None
         self.advantages: list[list[list[float]]] = []
         self.log_ratios: list[list[list[float] | None]] = []
-        """Of the last update, per group, episode and token, for the record, what is not finite left out; the ratios are the trainer's to
-        the sampler's."""
+        """Of the last update, per group, episode and token, for the log; rows that are not finite are empty. The ratios are those of the
+        trainer to the sampler."""
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
     def update(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
-        """Learn from one step's groups; the metrics under TRL's names. An all-degenerate step moves nothing and says so."""
-        o, algorithm = self.optimization, self.algorithm
-        if algorithm.needs_greedy and groups and not any(e.meta.get("greedy") for group in groups for e in group):
-            raise ConfigError("this algorithm's baseline is a greedy answer, and no group has one (an episode with meta['greedy'] true)")
-        self.policy.train()
-        step = Step(groups, algorithm)
-        alone = o.minibatches_per_step == 1 and algorithm.num_iterations == 1
-        self._prepare(step, on_policy=alone and not algorithm.bypass)
-        tally, descents = Tally(), Descents()
-        for _ in range(algorithm.num_iterations):
+        """Train on one step's groups; return the metrics under TRL's names. A step without any gradient changes nothing and reports it."""
+        step, tally, descents = Step(groups, self.algorithm, sampled_alike=self.sampled_alike), Tally(), Descents()
+        self._prepare(step)
+        for _ in range(self.algorithm.num_iterations):
             for part in self._parts(step):
                 descents.add(outcome := self._learn(step, part, tally))
                 step.stepped = step.stepped or outcome is not None
-        metrics = descents.figures() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
-        metrics |= tally.means(self.total) | self._account(step, tally)
-        metrics |= dict(algorithm.figures) | (step.logps(self.total) if algorithm.single_step else {})
-        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # a log and a controller take no NaN
-        rewards = [e.reward for e in step.episodes if not e.aside]
-        algorithm.observe(rewards, metrics.get("kl"), self.total)
-        if self.reference is not None:
-            metrics["beta"] = algorithm.beta
-            if mix := algorithm.refresh():
-                self.reference.refresh(self.whole(), mix)
-        if descents.moved:  # a step that moved nothing does not move the schedule either
-            self.scheduler.step()
-        self.policy.eval()
-        self.log_ratios = step.log_ratios()
-        return metrics
+        return self._conclude(step, tally, descents)
 
-    def _prepare(self, step: Step, *, on_policy: bool) -> None:
-        """Scores of the frozen kind, then credit. A pass is made only where something needs it."""
+    def _prepare(self, step: Step) -> None:
+        """Compute the advantages, and the scores of frozen weights if they are needed."""
         algorithm = self.algorithm
-        first = algorithm.penalises_reward or algorithm.needs_value
-        if first:
-            self._frozen_passes(step, range(len(step.episodes)), old=True)
+        step.on_policy = self.optimization.minibatches_per_step == 1 and algorithm.num_iterations == 1 and not algorithm.bypass
+        early = algorithm.penalises_reward or algorithm.needs_value
+        penalties, values = self._before_credit(step) if early else (None, None)
+        self.advantages = algorithm.credit(step.groups, penalties=penalties, values=values, total=self.total)
+        step.add("advantages", self.advantages)
+        step.choose(flat_too=algorithm.trains_flat)
+        if not early and (self.reference is not None or not step.on_policy):
+            self._after_credit(step)
+
+    def _after_credit(self, step: Step) -> None:
+        """Compute the scores that only the loss needs, for the rows that have a gradient."""
+        chosen = [r for r, moves in enumerate(step.moves) if moves]
+        if self.reference is not None:
+            self._score_reference(step, chosen)
+        if self.algorithm.bypass:
+            step.columns["old"] = step.columns["sampler"]
+            step.columns["first"] = torch.full_like(step.columns["sampler"], math.nan)
+        elif not step.on_policy:  # otherwise the training pass itself fills the column
+            self._score_old(step, chosen)
+
+    def _before_credit(self, step: Step) -> tuple[Nested | None, Nested | None]:
+        """Compute the scores that the credit needs: for a KL subtracted from the rewards, or a critic's values as the baseline."""
+        algorithm, everyone = self.algorithm, range(len(step.episodes))
+        self._score_old(step, everyone)
+        if self.reference is not None:
+            self._score_reference(step, everyone)
         penalties = values = None
         if algorithm.penalises_reward:
             penalties = step.grouped(algorithm.beta * (step.columns["old"] - step.columns["reference"]))
         if algorithm.needs_value:
             values = step.grouped(step.columns["old_values"])
             step.add("returns", algorithm.value_targets(step.groups, penalties=penalties, values=values))
-        self.advantages = algorithm.credit(step.groups, penalties=penalties, values=values, total=self.total)
-        step.add("advantages", self.advantages)
-        self.advantages = [[row if finite(row) else [] for row in group] for group in self.advantages]
-        step.choose(flat_too=algorithm.trains_flat)
-        if not first:
-            chosen = [r for r, moves in enumerate(step.moves) if moves]
-            self._frozen_passes(step, chosen, old=not (on_policy or algorithm.bypass))
-        if algorithm.bypass:
-            step.columns["old"] = step.columns["sampler"]
-            step.columns["first"] = torch.full_like(step.columns["sampler"], math.nan)
-        elif on_policy and not first:
-            step.empty("old")  # filled by the one pass there is
-        step.on_policy = on_policy
+        return penalties, values
 
     @torch.no_grad()
-    def _frozen_passes(self, step: Step, chosen: Sequence[int], *, old: bool) -> None:
-        algorithm = self.algorithm
-        if old:
-            column = step.empty("old")
-            known = step.empty("old_values") if algorithm.needs_value else None
-            for batch, real in self._batches(step.rows, chosen):
-                scores = self.policy(batch, values=algorithm.needs_value)
-                if real:
-                    column[batch.take.cpu()] = scores.logprobs.float().cpu()
-                if real and known is not None:
-                    known[batch.take.cpu()] = scores.values.float().cpu()
-        if self.reference is not None:
-            column = step.empty("reference")
-            for batch, real in self._batches(step.rows, chosen):
-                with self.accelerator.autocast():  # in the policy's own precision, or the KL would be that of rounding
-                    scores_ = self.reference.logprobs(batch)
-                if real:
-                    column[batch.take.cpu()] = scores_.float().cpu()
+    def _score_old(self, step: Step, chosen: Sequence[int]) -> None:
+        """Compute the policy's own scores before the update."""
+        values = self.algorithm.needs_value
+        column, known = step.empty("old"), step.empty("old_values") if values else None
+        for batch, real in self._batches(step.rows, chosen):
+            scores = self.policy(batch, values=values)
+            if real:
+                column[batch.take.cpu()] = scores.logprobs.float().cpu()
+            if real and known is not None:
+                known[batch.take.cpu()] = scores.values.float().cpu()
+
+    @torch.no_grad()
+    def _score_reference(self, step: Step, chosen: Sequence[int]) -> None:
+        """Compute the reference's scores, in the policy's precision, because otherwise the KL would contain rounding errors."""
+        assert self.reference is not None
+        column = step.empty("reference")
+        for batch, real in self._batches(step.rows, chosen):
+            with self.accelerator.autocast():
+                logprobs = self.reference.logprobs(batch)
+            if real:
+                column[batch.take.cpu()] = logprobs.float().cpu()
 
     def _parts(self, step: Step) -> Iterator[list[int]]:
-        """The rows that train, cut into one part per optimizer step. Group g of this process is group g * W + rank of the step."""
+        """The rows that train, divided into one part per optimizer step. Group g of this process is group g * W + rank of the step."""
         mine, everybody = self.accelerator.process_index, self.accelerator.num_processes
         rows = {(g * everybody + mine, i): r for r, (g, i) in enumerate(step.place) if step.trains[r]}
         everyone, parts = sorted(gather_object(list(rows))), self.optimization.minibatches_per_step
         if parts > 1:
-            self.random.shuffle(everyone)  # alike in all processes: how many they are does not change the cut
+            self.random.shuffle(everyone)  # the same in all processes, so the parts do not depend on their number
         for k in range(parts):
             yield [rows[place] for place in everyone[k * len(everyone) // parts : (k + 1) * len(everyone) // parts] if place in rows]
 
     def _learn(self, step: Step, part: Sequence[int], tally: Tally) -> tuple[float, float] | None:
-        """One optimizer step on some rows; its loss and gradient norm, or None when no row has a gradient."""
-        lengths = [int(step.rows.trained[r]) for r in part]
-        mine = self.algorithm.row_weights(lengths, [step.prompts[r] for r in part], max_length=self.max_completion_length, total=self.total)
-        weights = [0.0] * len(step.episodes)
-        for r, w in zip(part, mine, strict=True):
-            weights[r] = w
+        """One optimizer step on some rows; returns its loss and gradient norm, or None if no row has a gradient."""
+        lengths, prompts = [int(step.rows.trained[r]) for r in part], [step.prompts[r] for r in part]
+        mine = self.algorithm.row_weights(lengths, prompts, max_length=self.max_completion_length, total=self.total)
+        weight_of = dict(zip(part, mine, strict=True))
+        weights = step.rows.repeat([weight_of.get(r, 0.0) for r in range(len(step.episodes))])
         live = [r for r in part if step.moves[r]]
         if not self.total([float(len(live))])[0]:
             return None
-        column = step.rows.repeat(weights)
+        return self._descend(step.rows, live, partial(self._loss, step, weights, tally), still=self.algorithm.critic_alone)
 
-        def loss_of(batch: Batch, real: bool) -> Tensor:
-            losses, figures = self._losses(step, batch, real)
-            tally.add(figures, tokens=batch.take.numel() if real else 0)
-            tally.computed += batch.computed if real else 0
-            return (losses * column[batch.take.cpu()].to(losses)).sum() if real else losses.sum() * 0.0
-
-        return self._descend(step.rows, live, loss_of, still=self.algorithm.critic_alone)
-
-    def _losses(self, step: Step, batch: Batch, real: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, step: Step, weights: Tensor, tally: Tally, batch: Batch, real: bool) -> Tensor:
+        """The loss of one micro-batch; 0 for a filler."""
         algorithm, columns, take = self.algorithm, step.columns, batch.take.cpu()
         scores = self.policy(batch, entropy=algorithm.needs_entropy, values=algorithm.needs_value)
         new = scores.logprobs
-
-        def pick(name: str) -> Tensor | None:
-            if name not in columns:
-                return None
-            return columns[name][take].to(new) if real else new.detach()
-
-        if step.on_policy and real:
-            columns["old"][take] = new.detach().float().cpu()
-        if algorithm.bypass and real and not step.stepped:
-            columns["first"][take] = new.detach().float().cpu()
-        old = new.detach() if step.on_policy else pick("old")
-        sampler, advantages = pick("sampler"), pick("advantages")
-        assert old is not None and sampler is not None and advantages is not None
-        inputs = LossInputs(
-            new=new, old=old, sampler=sampler, advantages=advantages, rows=batch.row, count=batch.count,
-            reference=pick("reference"), entropy=scores.entropy,
-            values=scores.values, old_values=pick("old_values"), returns=pick("returns"),
-        )  # fmt: skip
-        return algorithm.losses(inputs)
+        noted = "old" if step.on_policy else "first" if algorithm.bypass and not step.stepped else ""
+        if noted and real:
+            columns[noted][take] = new.detach().float().cpu()
+        known = {name: columns[name][take].to(new) if real else new.detach() for name in KNOWN if name in columns}
+        if step.on_policy:
+            known["old"] = new.detach()
+        inputs = LossInputs(new=new, entropy=scores.entropy, values=scores.values, rows=batch.row, count=batch.count, **known)
+        losses, figures = algorithm.losses(inputs)
+        tally.add(figures, tokens=batch.take.numel() if real else 0, computed=batch.input_ids.numel() if real else 0)
+        return (losses * weights[take].to(losses)).sum() if real else losses.sum() * 0.0
 
     def _descend(
         self, rows: Rows, chosen: Sequence[int], loss_of: Callable[[Batch, bool], Tensor], *, still: bool = False
     ) -> tuple[float, float]:
-        """Add up the micro-batches' gradients, then clip and step. What is not finite moves nothing; `still`: only the critic."""
+        """Add up the micro-batches' gradients, then clip and step. A step that is not finite is skipped; `still`: train only the critic."""
         accelerator, o = self.accelerator, self.optimization
         factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
         loss, batches = 0.0, list(self._batches(rows, chosen))
@@ -232,39 +208,44 @@ class Learner:
                 accelerator.backward(part * factor)
                 loss += float(part.detach())
         for held in accelerator.unwrap_model(self.policy).model.parameters() if still else ():
-            held.grad = None  # not zero: the optimizer passes over it
+            held.grad = None  # None and not zero: the optimizer skips it
         norm = accelerator.clip_grad_norm_(self.policy.parameters(), o.max_grad_norm or math.inf)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         [loss] = self.total([loss])
         if not finite((loss, norm)):
-            self.optimizer.zero_grad()  # so the step below moves nothing, and a scaler of the loss still hears of the overflow
+            self.optimizer.zero_grad()  # so the step below changes nothing, and a loss scaler still notices the overflow
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, norm
 
     def _batches(self, rows: Rows, chosen: Sequence[int]) -> Iterator[tuple[Batch, bool]]:
-        """Micro-batches, with fillers (marked False) so that all processes run equally many."""
+        """Micro-batches, with fillers (marked False) so that all processes run the same number."""
         budget, device = self.optimization.max_tokens_per_microbatch, self.accelerator.device
-        packs = not self.unpackable and packing.saving(rows, chosen, budget) < PACK_BELOW
-        plan = packing.plan(rows, chosen, budget) if packs else rows.plan(chosen, budget)
-        count = len(plan)
+        plan, lay = rows.plan(chosen, budget), rows.padded
+        if plan and not self.unpackable:
+            packed, computed = packing.plan(rows, chosen, budget)
+            if computed / sum(rows.width(part) for part in plan) < PACK_BELOW:
+                plan, lay = packed, partial(packing.pack, rows)
+        for part in plan:
+            yield lay(part, device), True
         if self.accelerator.num_processes > 1:
-            count = int(self.accelerator.gather(torch.tensor([count], device=device)).max())
-        for k in range(count):
-            if k < len(plan):
-                yield (packing.pack(rows, plan[k], device) if packs else rows.padded(plan[k], device)), True
-            else:
-                yield Rows([[0, 0]], [[False, True]]).padded([0], device), False
+            yield from self._fillers(len(plan))
+
+    def _fillers(self, mine: int) -> Iterator[tuple[Batch, bool]]:
+        """A filler of one token for each micro-batch that another process has more than this one."""
+        device = self.accelerator.device
+        most = int(self.accelerator.gather(torch.tensor([mine], device=device)).max())
+        for _ in range(most - mine):
+            yield Rows([[0, 0]], [[False, True]]).padded([0], device), False
 
     # ---- supervised -----------------------------------------------------------------------------------------------
 
     def supervise(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> dict[str, float]:
-        """One optimizer step of cross-entropy over the acted tokens: warm start, fine-tuning. It advances the schedule too."""
-        self.policy.train()
+        """One optimizer step of cross-entropy over the acted tokens, for a warm start or fine-tuning. It also advances the schedule."""
         material = Rows([tokens for tokens, _ in rows], [acted for _, acted in rows])
         [tokens] = self.total([float(material.entries)])
         if not tokens:
-            raise ConfigError("no token of these rows is acted: there is nothing to learn; mark the answer's tokens")
+            raise ConfigError("no token of these rows is acted, so there is nothing to train on; mark the answer's tokens")
 
         def loss_of(batch: Batch, real: bool) -> Tensor:
             logprobs: Tensor = self.policy(batch).logprobs
@@ -274,7 +255,6 @@ class Learner:
         loss, norm = self._descend(material, range(len(material.tokens)), loss_of)
         if finite((loss, norm)):
             self.scheduler.step()
-        self.policy.eval()
         return {"loss": loss, "grad_norm": norm, "learning_rate": rate, "tokens/trained": tokens}
 
     # ---- figures and state ----------------------------------------------------------------------------------------
@@ -286,12 +266,30 @@ class Learner:
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
         return list(self.accelerator.reduce(mine, "sum").tolist())
 
+    def _conclude(self, step: Step, tally: Tally, descents: Descents) -> dict[str, float]:
+        """After the last optimizer step: collect the metrics, and update the schedule, the algorithm and the reference."""
+        algorithm = self.algorithm
+        metrics = descents.figures() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
+        metrics |= tally.means(self.total) | self._account(step, tally)
+        metrics |= dict(algorithm.figures) | (step.logps(self.total) if algorithm.single_step else {})
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # neither the log nor the controller accepts NaN
+        algorithm.observe([e.reward for e in step.episodes if not e.aside], metrics.get("kl"), self.total)
+        if self.reference is not None:
+            metrics["beta"] = algorithm.beta
+            if mix := algorithm.refresh():
+                self.reference.refresh(self.whole(), mix)
+        if descents.moved:  # a step that changed nothing does not advance the schedule
+            self.scheduler.step()
+        self.advantages = [[row if finite(row) else [] for row in group] for group in self.advantages]
+        self.log_ratios = step.log_ratios()
+        return metrics
+
     def _account(self, step: Step, tally: Tally) -> dict[str, float]:
-        """Token conservation, groups, advantages, and how far the sampler was off."""
+        """Metrics: token counts, groups, advantages, and the difference between sampler and trainer."""
         trained = tally.tokens / self.algorithm.num_iterations
         account = step.account()
         if trained != account["tokens/to_train"]:
-            raise RlvrError(f"{trained:g} tokens were trained where {account['tokens/to_train']:g} should have been: a row was lost")
+            raise RlvrError(f"{trained:g} tokens were trained, but {account['tokens/to_train']:g} were expected: a row was lost")
         account["tokens/trained"] = account.pop("tokens/to_train")
         spread = step.advantage_figures()
         numbers = account | step.group_figures() | {f"advantage/{k}": v for k, v in spread.items()} | {"tokens/computed": tally.computed}
@@ -307,7 +305,7 @@ class Learner:
         return row
 
     def whole(self) -> Any:
-        """The model with all its weights in one piece, for the sampler and the checkpoint. All processes ask for it at once."""
+        """The model with all its weights gathered, for the sampler and the checkpoint. All processes call it together."""
         model = self.accelerator.unwrap_model(self.policy).model
         if not (adapted := adapter.is_on(model)) and not sharded.is_sharded(model):
             return model
@@ -315,7 +313,7 @@ class Learner:
         return self._spare
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beyond the model's weights that a resume to the bit needs: tensors and plain values only."""
+        """The state that a bit-identical resume needs, except the model's weights: tensors and plain values only."""
         policy = self.accelerator.unwrap_model(self.policy)
         version, numbers, gauss = self.random.getstate()
         return {
@@ -329,7 +327,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave, into a learner made with the same settings."""
+        """Restore the state from `state_dict`, in a learner with the same settings."""
         policy = self.accelerator.unwrap_model(self.policy)
         sharded.load_optimizer(self.optimizer, state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
@@ -340,5 +338,5 @@ class Learner:
             sharded.load_weights(policy.value, state["critic"])
         if self.reference is not None:
             self.reference.load_state_dict(state["reference"])
-        if self.accelerator.scaler is not None and (scale := state.get("scaler")):  # there is none in a checkpoint of an earlier version
+        if self.accelerator.scaler is not None and (scale := state.get("scaler")):  # checkpoints of earlier versions have none
             self.accelerator.scaler.load_state_dict(scale)

@@ -1,8 +1,14 @@
-"""Optimization: how the learner takes its steps."""
+"""Settings of the optimizer: learning rate, schedule, clipping, batch sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
@@ -10,7 +16,7 @@ from rlvr.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Optimization:
-    """How steps are taken. Batch sizes carry their unit in their name.
+    """The settings of the optimizer. Batch sizes have their unit in their name.
 
     >>> Optimization(learning_rate=1e-3).minibatches_per_step
     1
@@ -20,13 +26,14 @@ class Optimization:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     max_grad_norm: float = 1.0
-    """0 leaves the gradient as it is."""
+    """0: no clipping."""
     lr_scheduler: str = "constant"
     warmup_steps: int = 0
+    """The number of steps over which the learning rate rises to its full value, under every schedule; it is above 0 from the first."""
     minibatches_per_step: int = 1
-    """Into how many optimizer steps each pass over the episodes is cut."""
+    """Into how many optimizer steps each pass over the episodes is divided."""
     max_tokens_per_microbatch: int = 4096
-    """Speed and memory only; it cannot change the gradient."""
+    """Affects speed and memory only, not the gradient."""
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -37,15 +44,25 @@ class Optimization:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
+    def made_for(self, parameters: Iterable[torch.nn.Parameter], total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
+        """AdamW and its learning rate schedule, from transformers; the warmup is our own, because theirs begins at 0."""
+        optimizer = torch.optim.AdamW(parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay)
+        ramp = self.warmup_steps
+        usual: Any = get_scheduler(self.lr_scheduler, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
+        if not ramp:
+            return optimizer, usual
+        [share] = usual.lr_lambdas
+        return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
+
     def check(self, algorithm: Algorithm, *, adapted: bool, max_completion_length: int) -> None:
-        """Refuse what cannot be learned this way; `adapted`: an adapter learns, and the model without it is the reference."""
+        """Reject settings that do not fit the algorithm; `adapted`: an adapter is trained, and the model without it is the reference."""
         if algorithm.single_step and self.minibatches_per_step > 1:
             raise ConfigError(
                 f"train.minibatches_per_step is {self.minibatches_per_step}; this algorithm takes one step per batch: set it to 1"
             )
         if adapted and algorithm.needs_reference and algorithm.refreshes:
             raise ConfigError(
-                "algorithm.ref_model_sync_steps is set, and with model.lora the reference is the model without its adapter, which cannot "
+                "algorithm.ref_model_sync_steps is set, but with model.lora the reference is the model without its adapter, which cannot "
                 "follow the policy; set algorithm.ref_model_sync_steps=0"
             )
-        algorithm.row_weights([1], ["0"], max_length=max_completion_length)  # a missing constant is a bad config: it says so
+        algorithm.row_weights([1], ["0"], max_length=max_completion_length)  # raises if a constant that the weights need is not set

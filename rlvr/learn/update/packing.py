@@ -1,9 +1,9 @@
-"""Packing: rows without padding, and the prompt of a group computed once for all its answers.
+"""Pack rows into one line without padding, and compute the prompt of a group once for all its answers.
 
-All tokens of a micro-batch stand in one line. Rows with the same prompt share it: the prompt is a segment of its own, and
-each answer is a segment that attends to the prompt and, causally, to itself. Positions go on where the prompt ended.
-Attention runs over buckets of segments of near-equal length, so no mask of all tokens by all tokens is ever made.
-`fits` tries it out; where it does not fit, padded rows are used.
+All tokens of a micro-batch are in one line. Rows with the same prompt share it: the prompt is a segment of its own, and
+each answer is a segment that attends to the prompt and, causally, to itself. Positions continue after the prompt.
+Attention runs over buckets of segments of similar length, so no mask of all tokens by all tokens is needed.
+`fits` tests whether a model supports it; otherwise padded rows are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHORTEST_SHARED_PROMPT = 4
 
 
 class Bucket(NamedTuple):
-    """Segments of near-equal length, as places in the line of tokens.
+    """Segments of similar length, as positions in the line of tokens.
 
     >>> Bucket._fields
     ('query', 'keys', 'mask')
@@ -33,7 +33,7 @@ class Bucket(NamedTuple):
     keys: Tensor
     """[segments, prompt + length]"""
     mask: Tensor | None
-    """[segments, 1, length, prompt + length], 0 or minus infinity; None where plain causal attention is meant."""
+    """[segments, 1, length, prompt + length], 0 or minus infinity; None for plain causal attention."""
 
 
 class Layout(NamedTuple):
@@ -47,10 +47,10 @@ class Layout(NamedTuple):
     """[1, tokens]"""
     buckets: list[Bucket]
     home: Tensor
-    """[tokens], where each token's output stands among the buckets' outputs, end to end."""
+    """[tokens], the position of each token's output in the concatenated outputs of the buckets."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Attention over buckets, put back in the order of the line."""
+        """Attention over buckets, with the outputs in the order of the line."""
         q, k, v = query[0], key[0], value[0]
         if k.shape[0] != q.shape[0]:
             k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
@@ -82,70 +82,60 @@ class Piece(NamedTuple):
     prompt: int = 0
 
 
-def plan(rows: Rows, chosen: Sequence[int], budget: int) -> list[list[int]]:
-    """Which rows go together: whole families of one prompt, largest first, within a budget of computed tokens."""
-    families: dict[tuple[int, ...], list[int]] = {}
+def families(rows: Rows, chosen: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
+    """The chosen rows, grouped by prompt."""
+    found: dict[tuple[int, ...], list[int]] = {}
     for i in chosen:
         if rows.trained[i]:
-            families.setdefault(tuple(rows.tokens[i][: rows.places[i][0]].tolist()), []).append(i)
+            found.setdefault(tuple(rows.tokens[i][: rows.places[i][0]].tolist()), []).append(i)
+    return found
+
+
+def shared_of(prompt: Sequence[int], members: Sequence[int]) -> int:
+    """How many tokens of a prompt are computed only once for all its rows."""
+    return len(prompt) if len(members) > 1 and len(prompt) >= SHORTEST_SHARED_PROMPT else 0
+
+
+def plan(rows: Rows, chosen: Sequence[int], budget: int) -> tuple[list[list[int]], int]:
+    """Rows grouped into micro-batches, families of one prompt together, within a budget of tokens; and the total of computed tokens."""
     bins: list[list[int]] = []
-    room = 0
-    for prompt, members in sorted(families.items(), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
-        fresh = True
+    room = computed = 0
+    for prompt, members in sorted(families(rows, chosen).items(), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
+        shared = 0  # the first row of a family includes the prompt
         for i in sorted(members, key=lambda i: (-int(rows.inputs[i]), i)):
-            alone = int(rows.inputs[i])
-            cost = alone if fresh or len(prompt) < SHORTEST_SHARED_PROMPT else alone - len(prompt)
+            cost = int(rows.inputs[i]) - shared
             if not bins or (cost > room and bins[-1]):
                 bins.append([])
-                room, cost = budget, alone
+                room, cost = budget, int(rows.inputs[i])
             bins[-1].append(i)
-            room -= cost
-            fresh = False
-    return bins
+            room, computed, shared = room - cost, computed + cost, shared_of(prompt, members)
+    return bins, computed
 
 
 def pack(rows: Rows, chosen: Sequence[int], device: torch.device | str = "cpu") -> Batch:
     """The chosen rows as one line of tokens."""
-    families: dict[tuple[int, ...], list[int]] = {}
-    for i in chosen:
-        families.setdefault(tuple(rows.tokens[i][: rows.places[i][0]].tolist()), []).append(i)
     line: list[np.ndarray[Any, Any]] = []
     positions: list[np.ndarray[Any, Any]] = []
     pieces: list[Piece] = []
     source: dict[int, np.ndarray[Any, Any]] = {}
     end = 0
-
-    def lay(tokens: np.ndarray[Any, Any], first: int) -> int:
-        nonlocal end
-        line.append(tokens)
-        positions.append(np.arange(first, first + len(tokens)))
-        end += len(tokens)
-        return end - len(tokens)
-
-    for prompt, members in families.items():
-        shared = len(prompt) if len(members) > 1 and len(prompt) >= SHORTEST_SHARED_PROMPT else 0
-        begin = lay(rows.tokens[members[0]][:shared], 0)
-        if shared:
-            pieces.append(Piece(begin, shared))
-        for i in members:
-            own = rows.tokens[i][shared : rows.inputs[i]]
-            start = lay(own, shared)
-            if len(own):
-                pieces.append(Piece(start, len(own), begin, shared))
+    for prompt, members in families(rows, chosen).items():
+        shared, begin = shared_of(prompt, members), end
+        # first the prompt, if it is shared; then the own part of each row
+        for i, first, last in [(members[0], 0, shared), *((i, shared, int(rows.inputs[i])) for i in members)]:
+            if last > first:
+                line.append(rows.tokens[i][first:last])
+                positions.append(np.arange(first, last))
+                pieces.append(Piece(end, last - first, begin, first))
             before = rows.places[i] - 1
-            source[i] = np.where(before < shared, begin + before, start + before - shared)
-    order = list(chosen)
+            source[i] = np.where(before < shared, begin + before, end + before - shared)
+            end += last - first
     layout = layout_of(pieces, end, np.concatenate(positions), device)
-    target = np.concatenate([rows.tokens[i][rows.places[i]] for i in order])
-    row = np.repeat(np.arange(len(order)), rows.trained[order])
-    take = np.concatenate([np.arange(rows.starts[i], rows.starts[i + 1]) for i in order])
-    where = np.concatenate([source[i] for i in order])
-    ids, where_t, target_t, row_t, take_t = (torch.from_numpy(a).to(device) for a in (np.concatenate(line)[None], where, target, row, take))
-    return Batch(ids, tuple(int(rows.inputs[i]) for i in order), where_t, target_t, row_t, take_t, layout)
+    return rows.laid(chosen, np.concatenate(line)[None], [source[i] for i in chosen], device, layout)
 
 
 def layout_of(pieces: list[Piece], tokens: int, positions: np.ndarray[Any, Any], device: torch.device | str) -> Layout:
-    """Sort the segments into buckets, and say where each token's output will be found."""
+    """Sort the segments into buckets, and compute where each token's output is found."""
     home = np.zeros(tokens, dtype=np.int64)
     buckets, offset = [], 0
     for shares in (False, True):
@@ -172,27 +162,13 @@ def _bucket(members: list[Piece], width: int, device: torch.device | str) -> Buc
     keys = np.concatenate([first + np.minimum(before, shared - 1), query], 1)
     sees_prompt = np.broadcast_to((before < shared)[:, None, :], (len(members), width, prompt))
     sees_own = np.broadcast_to(steps[:, None] >= steps, (len(members), width, width))
-    # as numbers: truth values would be turned into numbers again in every layer, and kept there for the backward pass
+    # as floats: booleans would be converted to floats in every layer, and kept for the backward pass
     mask = np.where(np.concatenate([sees_prompt, sees_own], 2)[:, None], np.float32(0), np.float32(-np.inf))
     return Bucket(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in (query, keys, mask)))
 
 
-def saving(rows: Rows, chosen: Sequence[int], budget: int) -> float:
-    """How many tokens packing computes, as a share of what padded rows would."""
-    padded = sum(rows.width(part) for part in rows.plan(chosen, budget))
-    packed = 0
-    for part in plan(rows, chosen, budget):
-        prompts = {}
-        for i in part:
-            prompt = int(rows.places[i][0])
-            key = tuple(rows.tokens[i][:prompt].tolist())
-            packed += int(rows.inputs[i]) - (prompt if key in prompts and prompt >= SHORTEST_SHARED_PROMPT else 0)
-            prompts[key] = True
-    return packed / padded if padded else 1.0
-
-
 def fits(model: Any, score: Any) -> str:
-    """Try packing on a few tokens against each row alone: '' if it fits, else the reason why padded rows are used."""
+    """Compare packing with single rows on a few tokens: '' if they agree, else the reason why padded rows are used."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
     tokens = [[(7 * j + 3) % vocabulary for j in range(6)] + [(5 * k + j) % vocabulary for j in range(2 + k)] for k in range(4)]
     rows = Rows(tokens, [[False] * 6 + [True] * (len(t) - 6) for t in tokens])

@@ -1,26 +1,32 @@
-"""Policy: a causal language model seen as what it is to a learner, the log-probabilities of the tokens that were chosen.
+"""The policy: compute the log-probabilities that a causal language model gives to the chosen tokens.
 
-No [tokens, vocabulary] tensor stays alive: the output head is applied to the acted positions only, a chunk at a time, and
-computed again in the backward pass. The temperature divides the logits, so log-probabilities are those of the
-distribution that was sampled from.
+No [tokens, vocabulary] tensor is kept: the output head is applied to the acted positions only, in chunks, and computed
+again in the backward pass. The temperature divides the logits, so the log-probabilities are those of the sampled
+distribution. The model is always in evaluation mode: in training mode, dropout and router noise would make the ratio
+between two passes depend on two random masks.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlvr.model.attention import handed
+from rlvr.errors import ConfigError
+from rlvr.model.attention import alike, handed
 from rlvr.model.batch import Batch
 
 CHUNK_ELEMENTS = 1 << 22
-"""How many logits may be alive at once; a batch below it goes through in one piece and is not computed twice."""
+"""The largest number of logits in memory; a smaller batch is computed in one chunk and only once."""
 
 
 class Scores(NamedTuple):
-    """What the policy says of each acted token.
+    """The policy's scores of each acted token.
 
     >>> Scores._fields
     ('logprobs', 'entropy', 'values')
@@ -32,13 +38,13 @@ class Scores(NamedTuple):
 
 
 class ChunkedLogprobs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature) at the targets, with the logits made chunk by chunk, twice."""
+    """log softmax(hidden @ weight.T / temperature) at the targets, with the logits computed in chunks, and again in the backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and (if asked) entropies, in float32."""
+        """Log-probabilities and, if requested, entropies, in float32."""
         logprobs = torch.empty(len(hidden), dtype=_wide(hidden.dtype), device=hidden.device)
         norms = torch.empty_like(logprobs)
         entropies = torch.zeros_like(logprobs)
@@ -48,7 +54,7 @@ class ChunkedLogprobs(torch.autograd.Function):
             norms[part] = logits.logsumexp(-1)
             logprobs[part] = logits.gather(1, target[part, None]).squeeze(1) - norms[part]
             if entropy:
-                logs = logits.sub_(norms[part, None])  # as it is in one piece: of raw logits, which are large, the rounding is too
+                logs = logits.sub_(norms[part, None])  # as in one chunk: raw logits are large, and so is their rounding error
                 entropies[part] = -(logs.exp() * logs).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, target, norms, entropies)
         ctx.temperature, ctx.chunk, ctx.entropy = temperature, chunk, entropy
@@ -58,7 +64,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """The slopes: of log p, onehot - p; of the entropy H, -p (log p + H). The logits are made as they were the first time."""
+        """The derivative of log p is onehot - p, of the entropy H it is -p (log p + H). The logits are computed as in forward."""
         kind, dtype, enabled = ctx.precision
         with torch.autocast(kind, dtype=dtype, enabled=enabled):
             return ChunkedLogprobs._backward(ctx, *grad_outputs)
@@ -107,7 +113,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 def token_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *, temperature: float = 1.0, chunk: int = 0, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The log-probability of each target, and the entropy if asked. `chunk` 0: as large as `CHUNK_ELEMENTS` allows."""
+    """The log-probability of each target, and the entropy if requested. `chunk` 0: as large as `CHUNK_ELEMENTS` allows."""
     size = chunk or max(1, CHUNK_ELEMENTS // weight.shape[0])
     if len(hidden) <= size and not chunk:
         return full_logprobs(_logits(hidden, weight, bias, temperature), target, entropy=entropy)
@@ -116,22 +122,22 @@ def token_logprobs(
 
 
 def full_logprobs(logits: Tensor, target: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor | None]:
-    """The same from ready logits (temperature already in them), by plain autograd."""
+    """The same from logits that are already divided by the temperature, with plain autograd."""
     logs = logits.log_softmax(-1)
-    chosen = logs.gather(1, target[:, None]).sum(1)  # of one number each; no view, which FSDP would warn of
+    chosen = logs.gather(1, target[:, None]).sum(1)  # a sum of one number each, because FSDP warns about a view
     return chosen, -(logs.exp() * logs).sum(-1) if entropy else None
 
 
 class Policy(nn.Module):
-    """A causal language model, and a critic's head beside it where the algorithm wants one.
+    """A causal language model, with a critic's head if the algorithm needs one.
 
     >>> Policy(model, temperature=1.0)(batch).logprobs      # doctest: +SKIP
     """
 
     def __init__(self, model: Any, *, temperature: float = 1.0, value_head: bool = False) -> None:
         super().__init__()
-        self.model = model
-        self._no_split_modules = getattr(model, "_no_split_modules", None)  # where FSDP may cut
+        self.model = model.eval()
+        self._no_split_modules = getattr(model, "_no_split_modules", None)  # the modules that FSDP must not split
         self.temperature = temperature
         size = model.config.get_text_config().hidden_size
         self.value = nn.Linear(size, 1) if value_head else None
@@ -140,28 +146,40 @@ class Policy(nn.Module):
             nn.init.zeros_(self.value.bias)
             self.value.to(device=next(model.parameters()).device, dtype=next(model.parameters()).dtype)
         self.plain_head = plain_head(model)
-        """Whether logits are exactly hidden @ head.T + bias. If not (a soft cap, a scale, an adapter on the head), the model makes them."""
+        """Whether logits are exactly hidden @ head.T + bias. If not (soft cap, scale, adapter on the head), the model computes them."""
+
+    def train(self, mode: bool = True) -> Self:
+        """Keep the model in evaluation mode, even if a wrapper requests training mode."""
+        super().train(mode)
+        self.model.eval()
+        return self
 
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
         """Score the acted tokens of a micro-batch."""
-        extra: dict[str, Any] = {"use_cache": False}
-        if batch.layout is not None:
-            extra = handed(batch.layout, batch.layout.positions)
-        if self.plain_head:
-            states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
-            hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
-            head = self.model.get_output_embeddings()
-            logprobs, entropies = token_logprobs(
-                hidden, head.weight, getattr(head, "bias", None), batch.target, temperature=self.temperature, entropy=entropy
-            )
-        else:
-            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **extra)
-            logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
-            logits = logits.to(_wide(logits.dtype)) / self.temperature
-            logprobs, entropies = full_logprobs(logits, batch.target, entropy=entropy)
-            hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source) if values else None
-        known = self.value(hidden).sum(-1).to(logprobs.dtype) if values and self.value is not None else None
-        return Scores(logprobs, entropies, known)
+        extra = {"use_cache": False} if batch.layout is None else handed(batch.layout, batch.layout.positions)
+        if not self.plain_head:
+            return self._by_its_own_head(batch, entropy, values, extra)
+        states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
+        hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
+        head = self.model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        logprobs, entropies = token_logprobs(hidden, head.weight, bias, batch.target, temperature=self.temperature, entropy=entropy)
+        return Scores(logprobs, entropies, self._values(hidden, logprobs.dtype) if values else None)
+
+    def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool, extra: dict[str, Any]) -> Scores:
+        """The same if the model itself must compute the logits, for all positions."""
+        out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **extra)
+        logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
+        logits = logits.to(_wide(logits.dtype)) / self.temperature
+        logprobs, entropies = full_logprobs(logits, batch.target, entropy=entropy)
+        if not values:
+            return Scores(logprobs, entropies, None)
+        hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source)
+        return Scores(logprobs, entropies, self._values(hidden, logprobs.dtype))
+
+    def _values(self, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """The critic's estimate for each token."""
+        return None if self.value is None else self.value(hidden).sum(-1).to(dtype)
 
 
 def trunk(model: Any) -> Any:
@@ -170,28 +188,51 @@ def trunk(model: Any) -> Any:
     return inner.base_model
 
 
+@torch.no_grad()
 def plain_head(model: Any) -> bool:
-    """Try it on a few tokens: is the head a bare linear layer, with nothing before or after it?"""
+    """Test on a few tokens whether the head is a plain linear layer, with nothing before or after it."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or getattr(model.config.get_text_config(), "final_logit_softcapping", None):
-        return False  # a soft cap does nothing to the small logits of a fresh model: trying would not find it
-    device = next(model.parameters()).device
-    ids = torch.arange(1, 5, device=device)[None] % head.weight.shape[0]
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            hidden = trunk(model)(input_ids=ids, use_cache=False).last_hidden_state
-            logits = model(input_ids=ids, use_cache=False).logits
-            return bool(torch.allclose(head(hidden), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()) + 1e-6))
-    finally:
-        model.train(training)
+        return False  # a soft cap hardly changes the small logits of a new model, so the test would not detect it
+    ids = _few_tokens(model)
+    hidden = getattr(trunk(model)(input_ids=ids, use_cache=False), "last_hidden_state", None)
+    if hidden is None:
+        return False
+    logits = model(input_ids=ids, use_cache=False).logits
+    return bool(torch.allclose(head(hidden), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()) + 1e-6))
 
 
-def without_dropout(model: nn.Module) -> None:
-    """Switch dropout off for good: a ratio between two passes must not be one of two random masks."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+@torch.no_grad()
+def check_steady(model: Any) -> None:
+    """Reject a model whose log-probabilities differ from pass to pass: ratios between passes would be noise."""
+    first, again = (model(input_ids=_few_tokens(model), use_cache=False).logits.float() for _ in range(2))
+    if not alike(again, first, model.dtype):
+        raise ConfigError(
+            f"a model of the family {model.config.model_type} gives different probabilities each time it scores the same tokens (by "
+            f"{float((again - first).abs().max()):.2g}), although it is in evaluation mode: dropout or router noise stays on, and its "
+            "gradients would be noise; set it to 0 in its config.json or in model.config"
+        )
+
+
+def _few_tokens(model: Any) -> Tensor:
+    embedding = model.get_input_embeddings().weight
+    return torch.arange(1, 9, device=embedding.device)[None] % embedding.shape[0]
+
+
+def checkpointed(model: nn.Module) -> None:
+    """Recompute each decoder layer in the backward pass, keeping only its inputs.
+
+    transformers' own implementation needs training mode, which turns dropout and router noise on.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(f"train.gradient_checkpointing is true, but a {type(model).__name__} has no layers for it; set it to false")
+    for layer in layers:
+        layer.forward = MethodType(_twice, layer)  # bound: a copy of the model gets its own
+
+
+def _twice(self: Any, *args: Any, **kwargs: Any) -> Any:
+    once = partial(type(self).forward, self)
+    if not torch.is_grad_enabled():
+        return once(*args, **kwargs)
+    return checkpoint(once, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,4 +1,4 @@
-"""Reference: the policy that the KL is measured against. A frozen copy, or the base under an adapter, at no cost in memory."""
+"""The reference policy for the KL: a frozen copy, or the model without its adapter, which needs no extra memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlvr.learn.update import packing
-from rlvr.learn.update.policy import Policy, without_dropout
+from rlvr.learn.update.policy import Policy
 from rlvr.model.batch import Batch
 
 
@@ -24,17 +24,15 @@ class Reference:
 
     @classmethod
     def of(cls, model: Any, *, temperature: float, frozen: Any = None) -> Reference:
-        """The given frozen model; else the base of an adapted model; else a copy of the model as it is now."""
+        """The given frozen model; else the base of an adapted model; else a copy of the current model."""
         if frozen is None and hasattr(model, "disable_adapter"):
             return cls(Policy(model, temperature=temperature), adapter=model)
         copied = frozen if frozen is not None else copy.deepcopy(model)
         copied.requires_grad_(False)
-        copied.eval()
-        without_dropout(copied)
         return cls(Policy(copied, temperature=temperature))
 
     def unpackable(self) -> str:
-        """Why its rows must be padded; empty where they may be packed."""
+        """Why its rows must be padded; empty if they can be packed."""
         return "" if self.adapter is not None else packing.fits(self.policy.model, self.policy)
 
     @torch.no_grad()
@@ -46,7 +44,7 @@ class Reference:
             return self.policy(batch).logprobs
 
     def refresh(self, model: Any, mix: float = 1.0) -> None:
-        """Move the reference to (or by a share `mix` toward) the model's weights."""
+        """Set the reference to the model's weights, or move it toward them by the share `mix`."""
         if self.adapter is not None:
             raise ValueError(
                 "the reference is the adapter's base and cannot be refreshed; train without an adapter, or pass a frozen model"
@@ -56,10 +54,10 @@ class Reference:
                 mine.lerp_(theirs.to(mine.dtype), mix)
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """The reference's weights, where they are its own."""
+        """The reference's weights, if it has its own."""
         return None if self.adapter is not None else {k: v.detach().clone() for k, v in self.policy.model.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor] | None) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         if state is not None and self.adapter is None:
             self.policy.model.load_state_dict(state)

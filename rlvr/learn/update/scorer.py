@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import get_scheduler
 
 from rlvr.algos.ranking import bradley_terry
 from rlvr.learn.update.optimization import Optimization
-from rlvr.learn.update.policy import without_dropout
 from rlvr.learn.update.step import finite
 from rlvr.model.scorer import Rows, Scorer
 
@@ -25,15 +23,11 @@ class ScorerTrainer:
 
     def __init__(self, model: Any, optimization: Optimization, *, total_steps: int, device: Any, centering: float = 0.0) -> None:
         self.optimization, self.centering = optimization, centering
-        without_dropout(model)
-        self.scorer = Scorer(model.to(device))
-        o = optimization
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=o.learning_rate, betas=o.betas, weight_decay=o.weight_decay)
-        self.scheduler = get_scheduler(o.lr_scheduler, self.optimizer, num_warmup_steps=o.warmup_steps, num_training_steps=total_steps)
+        self.scorer = Scorer(model.to(device)).eval()  # permanently: training mode would turn dropout on
+        self.optimizer, self.scheduler = optimization.made_for(model.parameters(), total_steps)
 
     def update(self, pairs: Sequence[tuple[Sequence[int], Sequence[int], float]]) -> dict[str, float]:
         """One step on (chosen, rejected, margin); the metrics of TRL's reward trainer."""
-        self.scorer.train()
         loss, scores = 0.0, torch.zeros(len(pairs), 2)
         for part in self._parts([max(len(a), len(b)) for a, b, _ in pairs]):
             some = [pairs[i] for i in part]
@@ -60,7 +54,6 @@ class ScorerTrainer:
     @torch.no_grad()
     def scores(self, rows: Rows) -> list[float]:
         """The score of each row, in order."""
-        self.scorer.eval()
         found = torch.zeros(len(rows))
         for part in self._parts([len(row) for row in rows]):
             found[part] = self.scorer([rows[i] for i in part]).cpu()
@@ -68,7 +61,7 @@ class ScorerTrainer:
         return values
 
     def _parts(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Neighbours in length, as many at a time as the token budget allows."""
+        """Batches of rows of similar length, within the token budget."""
         order, budget = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), self.optimization.max_tokens_per_microbatch
         while order:
             count = max(1, budget // (2 * lengths[order[0]]))
@@ -76,10 +69,10 @@ class ScorerTrainer:
             order = order[count:]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything beyond the weights that a resume to the bit needs."""
+        """The state that a bit-identical resume needs, except the weights."""
         return {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])

@@ -1,6 +1,6 @@
-"""Step: the episodes of one training step, laid out for the learner.
+"""The episodes of one training step, arranged for the learner.
 
-Holds the rows that may train, flat vectors with an entry per acted token, and the account of every sampled token:
+Contains the rows that may train, flat vectors with an entry per acted token, and the count of every sampled token:
 sampled = trained + masked + dropped, by reason.
 """
 
@@ -22,13 +22,14 @@ Groups = Sequence[Sequence[Episode]]
 
 
 class Step:
-    """One step's material. Rows are the scored episodes with at least one acted token, in order.
+    """One step's data. Rows are the scored episodes with at least one acted token, in order.
 
     >>> Step(groups, algorithm).rows.entries        # doctest: +SKIP
     """
 
-    def __init__(self, groups: Groups, algorithm: Algorithm) -> None:
-        self.groups = groups
+    def __init__(self, groups: Groups, algorithm: Algorithm, *, sampled_alike: bool = True) -> None:
+        self.groups, self.sampled_alike = groups, sampled_alike
+        """`sampled_alike`: the sampler's log-probabilities have the training temperature, so that they can be compared."""
         self.place = [(g, i) for g, group in enumerate(groups) for i, e in enumerate(group) if e.scored and e.length]
         self.episodes = [groups[g][i] for g, i in self.place]
         self.prompts = [f"{g}" for g, _ in self.place]
@@ -36,10 +37,10 @@ class Step:
         self.trains = [algorithm.trains(e) for e in self.episodes]
         self.moves = list(self.trains)
         self.on_policy = False
-        """Whether the policy that trains is, to the bit, the one that sampled: then no pass for the old log-probabilities is made."""
+        """Whether the weights that train are exactly those that sampled; then the old log-probabilities need no separate pass."""
         self.stepped = False
-        """Whether an optimizer step was taken on it already."""
-        self.columns: dict[str, Tensor] = {"sampler": self.rows.flat([e.logprobs for e in self.episodes])}
+        """Whether an optimizer step was already taken on it."""
+        self.columns = {"sampler": self.rows.flat([e.logprobs for e in self.episodes]), "old": torch.zeros(self.rows.entries)}
 
     def empty(self, name: str) -> Tensor:
         """A new column of zeros."""
@@ -47,24 +48,24 @@ class Step:
         return self.columns[name]
 
     def grouped(self, column: Tensor) -> list[list[list[float]]]:
-        """A column as lists per group, episode and token; zeros for episodes that have no row."""
+        """A column as lists per group, episode and token; zeros for episodes without a row."""
         out = [[[0.0] * len(e.tokens) for e in group] for group in self.groups]
         for (g, i), row in zip(self.place, self.rows.nested(column), strict=True):
             out[g][i] = row
         return out
 
     def add(self, name: str, nested: Sequence[Sequence[Sequence[float]]]) -> None:
-        """Lists per group, episode and token, as a column."""
+        """Add a column from lists per group, episode and token."""
         self.columns[name] = self.rows.flat([nested[g][i] for g, i in self.place])
 
     def choose(self, *, flat_too: bool) -> None:
-        """Say which rows go through the model: those that train and have a gradient."""
+        """Choose the rows that go through the model: those that train and have a gradient."""
         starts = self.rows.starts
         busy = self.columns["advantages"] != 0
         self.moves = [trains and (flat_too or bool(busy[starts[r] : starts[r + 1]].any())) for r, trains in enumerate(self.trains)]
 
     def account(self) -> dict[str, float]:
-        """Where every sampled token went. `tokens/to_train` is what the micro-batches must add up to."""
+        """Count what happened to every sampled token. The micro-batches must add up to `tokens/to_train`."""
         count: Counter[str] = Counter(
             dict.fromkeys(("sampled", "to_train", "masked", "dropped", "dropped_unscored", "dropped_zero_advantage"), 0)
         )
@@ -86,7 +87,7 @@ class Step:
         return torch.stack([trainer[known], self.columns["sampler"][known]])
 
     def log_ratios(self) -> list[list[list[float] | None]]:
-        """How much likelier the trainer finds each token than the sampler did, in nats; None for an episode that it did not look at."""
+        """The trainer's minus the sampler's log-probability of each token; None for an episode that the trainer did not score."""
         ratios = self._trainer() - self.columns["sampler"]
         out: list[list[list[float] | None]] = [[None for _ in group] for group in self.groups]
         for (g, i), row in zip(self.place, self.rows.nested(ratios), strict=True):
@@ -94,20 +95,20 @@ class Step:
         return out
 
     def _trainer(self) -> Tensor:
-        """The trainer's log-probabilities before any optimizer step; NaN where it made no pass for training, or no policy sampled."""
+        """The trainer's log-probabilities before any optimizer step; NaN if it did not score them, or no policy sampled them."""
         trainer = self.columns["first" if "first" in self.columns else "old"]
-        looked_at = [moves and e.policy_version >= 0 for e, moves in zip(self.episodes, self.moves, strict=True)]
+        looked_at = [self.sampled_alike and moves and e.policy_version >= 0 for e, moves in zip(self.episodes, self.moves, strict=True)]
         return torch.where(self.rows.repeat([float(both) for both in looked_at]) > 0, trainer, math.nan)
 
     def group_figures(self) -> dict[str, float]:
-        """How many groups there are, and how many of them teach nothing."""
+        """How many groups there are, and how many of them have no spread or too few scores."""
         rewards = [[e.reward if e.scored and not e.aside else None for e in group] for group in self.groups]
         lone = sum(sum(r is not None for r in group) < 2 for group in rewards)
         flat = sum(degenerate(group) for group in rewards)
         return {"groups": float(len(rewards)), "groups/zero_std": float(flat), "groups/too_few_scored": float(lone)}
 
     def logps(self, total: Total) -> dict[str, float]:
-        """Preferences: the log-probability of an answer, the mean over those that are pulled up and over those that are pushed down."""
+        """For preferences: the mean log-probability of the chosen and of the rejected answers."""
         sums = dict.fromkeys(("chosen", "rejected"), (0.0, 0.0))
         for advantage, old in zip(self.rows.nested(self.columns["advantages"]), self.rows.nested(self.columns["old"]), strict=True):
             push = sum(advantage)
@@ -126,7 +127,7 @@ class Step:
 
 
 class Descents:
-    """The optimizer steps of one training step. One that was not finite moved nothing, and counts in no mean.
+    """The optimizer steps of one training step. A step that was not finite was skipped and is not in the means.
 
     >>> d = Descents()
     >>> for outcome in (None, (0.5, 2.0), (math.nan, math.inf)):
@@ -140,7 +141,7 @@ class Descents:
         self.moved = self.broken = self.skipped = 0
 
     def add(self, outcome: tuple[float, float] | None) -> None:
-        """Add one: its loss and gradient norm, or None where no row had a gradient."""
+        """Add one step: its loss and gradient norm, or None if no row had a gradient."""
         if outcome is None:
             self.skipped += 1
         elif not finite(outcome):
@@ -150,7 +151,7 @@ class Descents:
             self.loss, self.norm = self.loss + outcome[0], self.norm + outcome[1]
 
     def figures(self) -> dict[str, float]:
-        """The means, and how many moved, broke or were skipped."""
+        """The means, and how many steps were taken, not finite, or skipped."""
         return {
             "loss": self.loss / max(1, self.moved),
             "grad_norm": self.norm / max(1, self.moved),
@@ -162,7 +163,7 @@ class Descents:
 
 
 class Tally:
-    """Sums of per-token figures over the micro-batches of a step, to be turned into means over all processes.
+    """Sums of per-token metrics over the micro-batches of a step, for the means over all processes.
 
     >>> t = Tally()
     >>> t.add({"kl": torch.tensor([0.1, 0.3])}, tokens=2)
@@ -175,19 +176,19 @@ class Tally:
         self.tokens = 0.0
         self.computed = 0.0
 
-    def add(self, figures: Mapping[str, Tensor], *, tokens: int) -> None:
-        """Add one micro-batch of so many tokens; a filler has none and only makes the names known. One number stands for each token."""
-        self.tokens += tokens
+    def add(self, figures: Mapping[str, Tensor], *, tokens: int, computed: int = 0) -> None:
+        """Add one micro-batch; a filler has no tokens and only adds the names. A scalar metric counts for every token."""
+        self.tokens, self.computed = self.tokens + tokens, self.computed + computed
         for name, values in figures.items():
             self.sums[name] += float(values.sum()) * (1 if values.ndim else tokens) if tokens else 0.0
 
     def means(self, total: Total) -> dict[str, float]:
-        """The mean of each figure over all tokens of all processes."""
+        """The mean of each metric over all tokens of all processes."""
         names = list(self.sums)
         tokens, *sums = total([self.tokens, *(self.sums[n] for n in names)])
         return {name: value / tokens if tokens else 0.0 for name, value in zip(names, sums, strict=True)}
 
 
 def finite(numbers: Iterable[float]) -> bool:
-    """Whether none of them is infinite or no number at all."""
+    """Whether all numbers are finite."""
     return all(map(math.isfinite, numbers))

@@ -236,19 +236,25 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
     (silent / "episodes.jsonl").unlink()
     quiet = Console(file=io.StringIO())
     for name, folder, more, error, said in (
-        ("dpo", zeros, [], ConfigError, "no pair to learn from.*temperature"),
+        ("dpo", zeros, [], ConfigError, "no pairs to train on.*temperature"),
         ("kto", zeros, [], ConfigError, "all 2304 answers are undesirable"),
-        ("reward_model", zeros, [], ConfigError, "no pair to learn from"),
+        ("reward_model", zeros, [], ConfigError, "no pairs to train on"),
         ("kto", source, ["algorithm.desirable_from=-1"], ConfigError, "are desirable: KTO needs both"),
         ("dpo", empty, [], ConfigError, "no episode with a score"),
         ("dpo", silent, [], NotFound, "log.episodes"),
-        ("dpo", source, ["tokenizer=chars:9876543210+="], ConfigError, "not of this run's making.*take over the run's own"),
-        ("dpo", source, ["env={name: arithmetic}"], ConfigError, "not of this run's making"),
+        ("dpo", source, ["tokenizer=chars:9876543210+="], ConfigError, "do not fit this run.*to use those of the episodes"),
+        ("dpo", source, ["env={name: arithmetic}"], ConfigError, "do not fit this run"),
         ("dpo", source, ["algorithm={name: grpo}"], ConfigError, "fresh answers only"),
-        ("reward_model", source, ["train.mixed_precision=bf16"], ConfigError, "mixed_precision is bf16, which a reward model.*at no"),
+        (
+            "reward_model",
+            source,
+            ["train.mixed_precision=bf16"],
+            ConfigError,
+            "mixed_precision is bf16, which has no effect.*to no",
+        ),
         ("reward_model", source, ["train.gradient_checkpointing=true"], ConfigError, "max_tokens_per_microbatch; leave it at False"),
         ("reward_model", source, ["train.minibatches_per_step=2"], ConfigError, "prompts_per_step pairs; leave it at 1"),
-        ("reward_model", source, ["warmstart={steps: 5}"], ConfigError, "warmstart is set, which does nothing for a reward model"),
+        ("reward_model", source, ["warmstart={steps: 5}"], ConfigError, "warmstart is set, which has no effect on a reward model"),
         ("reward_model", source, ["algorithm=ppo"], ConfigError, "algorithm is set"),
         ("reward_model", source, ["log.report_to=[tensorboard]"], ConfigError, "log.report_to is set"),
     ):
@@ -256,7 +262,7 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
         with pytest.raises(error, match=said):
             begin(learned(name, folder, *more), out=tmp_path / "out", console=quiet)
         assert not (tmp_path / "out").exists()
-    with pytest.raises(NotFound, match="no run folder"):
+    with pytest.raises(NotFound, match="is not a run folder"):
         load("dpo", ["data.run=nowhere"])
     for name in ("dpo", "kto", "reward_model"):
         with pytest.raises(ConfigError, match=r"data\.run=runs/DIR"):

@@ -1,4 +1,4 @@
-"""LoRA: the adapter alone learns, its base is the reference, samplers and checkpoints get plain models, and a resume is to the bit."""
+"""LoRA: only the adapter is trained, its base is the reference, samplers and checkpoints get plain models, and a resume is to the bit."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_run_with_an_adapter_resumes_to_the_bit(tmp_path: Path, algorithm: dic
     (cut / "report.json").unlink()
     told = io.StringIO()
     train(config, out=cut, resume=True, verify=True, console=Console(file=told, width=200))
-    assert "step 3 repeated" in told.getvalue() and "rank 4, alpha 8, beside q_proj, v_proj, down_proj" in told.getvalue()
+    assert "step 3 repeated" in told.getvalue() and "rank 4, alpha 8, next to q_proj, v_proj, down_proj" in told.getvalue()
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert (whole / name).read_text() == (cut / name).read_text()
     ends = [torch.load(home / "checkpoints" / "last" / "learner.pt", weights_only=True)["adapter"] for home in (whole, cut)]
@@ -176,11 +176,11 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path, monkeypatch: pytest.Monk
         load("quickstart", ["model.lora.rank=0"])
     with pytest.raises(ConfigError, match=r"no key 'model.lora.rang'; did you mean 'rank'"):
         load("quickstart", ["model.lora.rang=8"])
-    with pytest.raises(ConfigError, match=r"'q_prj', which no linear layer .*; did you mean 'q_proj'\? Allowed: down_proj"):
+    with pytest.raises(ConfigError, match=r"'q_prj', which is not a linear layer .*; did you mean 'q_proj'\? Allowed: down_proj"):
         wrong = {"config": MODEL, "lora": {"rank": 1, "target_modules": ["v_proj", "q_prj"]}}
         train(tiny_run(model=wrong), out=tmp_path / "a", console=Console(file=io.StringIO()))
     assert not (tmp_path / "a").exists()
-    with pytest.raises(ConfigError, match="'lm_head', which no"):
+    with pytest.raises(ConfigError, match="'lm_head', which is not"):
         adapter.check(plain(), LoraConfig(rank=1, target_modules=["lm_head"]))
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(MissingExtra, match=r"pip install 'rlvr\[lora\]'"):
@@ -189,7 +189,7 @@ def test_what_cannot_be_is_said_at_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_weights_that_are_cut_up_take_no_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.FSDP)
-    with pytest.raises(ConfigError, match="leave out FSDP"):
+    with pytest.raises(ConfigError, match="remove FSDP"):
         train(tiny_run(**LORA), out=tmp_path / "a", console=Console(file=io.StringIO()))
 
 

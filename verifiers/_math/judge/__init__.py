@@ -1,1 +1,1 @@
-"""Whether an answer is the gold, kind by kind."""
+"""Decide whether an answer equals the gold, by the kind of the gold."""

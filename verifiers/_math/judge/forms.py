@@ -1,4 +1,4 @@
-"""The required form of an answer whose value is right: reduced, factored, expanded, a numeral."""
+"""Check the required form of an answer whose value is right: reduced, factored, expanded, a numeral."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlvr.verifiers._math.value.exact import exact
 
 
 def wrong_form(tree: Tree, form: str, gold: Tree) -> str:
-    """What is wrong with the form; empty when it is as required.
+    """What is wrong with the form; empty if it is as required.
 
     >>> wrong_form(("div", ("num", 2, 1), ("num", 4, 1)), "reduced", ("num", 1, 2))
     'a fraction in it is not in lowest terms'
@@ -20,7 +20,7 @@ def wrong_form(tree: Tree, form: str, gold: Tree) -> str:
 
 
 def _factors(tree: Tree) -> int:
-    """How many factors with letters a product has, powers counted."""
+    """The number of factors with letters in a product, powers counted."""
     if tree[0] in ("neg", "div"):
         return _factors(tree[1])
     if tree[0] == "mul":
@@ -53,14 +53,14 @@ def _factored(tree: Tree) -> str:
     while tree[0] == "neg":
         tree = tree[1]
     if tree[0] == "add" and any(node[0] == "sym" for node in walk(tree)):
-        return "it is a sum, and a product is asked for"
+        return "it is a sum, but a product is required"
     return ""
 
 
 def _expanded(tree: Tree) -> str:
     for node in walk(tree):
         if (node[0] == "mul" and any(has(arg, "add") for arg in node[1:])) or (node[0] == "pow" and has(node[1], "add")):
-            return "it holds a product of sums, and an expanded form is asked for"
+            return "it contains a product of sums, but an expanded form is required"
     return ""
 
 
@@ -71,7 +71,7 @@ def _numeral(tree: Tree) -> str:
         or (bare[0] == "div" and all(arg[0] in ("num", "neg") for arg in bare[1:]) and not _whole(bare))
         or (bare[0] == "add" and _mixed(bare))
     )
-    return "" if simple else "it is arithmetic, and a numeral is asked for"
+    return "" if simple else "it is arithmetic, but a numeral is required"
 
 
 def _whole(tree: Tree) -> bool:

@@ -1,4 +1,4 @@
-"""Values and the labels of their units in a tree: where a label stands, and whether letters are a label or a product."""
+"""Values and the labels of their units in a tree: find a label, and decide whether letters are a label or a product."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rlvr.verifiers._math.read.tree import Tree, symbols
 from rlvr.verifiers._math.read.units import is_letter_unit
 
 ANY = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-"""All letters: inside a formula each may be one of it."""
+"""All letters: inside a formula each may be a single letter of it."""
 
 
 def quantity(tree: Tree) -> tuple[Tree, str]:
-    """A value and its unit's label: the unit may stand under a sign or inside a product or a quotient."""
+    """A value and its unit's label: the unit may be under a sign or inside a product or a quotient."""
     op = tree[0]
     if op == "unit":
         return tree[1], tree[2]
@@ -30,7 +30,7 @@ def quantity(tree: Tree) -> tuple[Tree, str]:
 
 
 def spelled_out(tree: Tree, known: frozenset[str]) -> Tree:
-    """The tree with a product in place of each unit whose letters are all known as letters: `ml^2` where m and l are."""
+    """The tree with a product in place of each unit whose letters are all known letters: `ml^2` where m and l are."""
     if tree[0] == "unit" and (spelled := re.fullmatch(r"([a-zA-Z]{1,3})(?:\^(\d))?", tree[2])) and known.issuperset(spelled[1]):
         *first, last = (("sym", letter) for letter in spelled[1])
         return ("mul", spelled_out(tree[1], known), *first, ("pow", last, ("num", int(spelled[2]), 1)) if spelled[2] else last)

@@ -1,4 +1,4 @@
-"""Plus-minus written out: one expression with the sign becomes the list of the values that it stands for."""
+"""Expand plus-minus: an expression with the sign becomes the list of its values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlvr.verifiers._math.read.tree import TooBig, Tree, has, walk
 
 
 def spread(tree: Tree) -> Tree:
-    r"""Plus-minus written out: `1 \\pm 2` is the list -1, 3; inside a list or a set it adds two members."""
+    r"""Expand plus-minus: `1 \\pm 2` is the list -1, 3; inside a list or a set it adds two members."""
     if not has(tree, "pm"):
         return tree
     if tree[0] in ("list", "set"):
@@ -20,7 +20,7 @@ def spread(tree: Tree) -> Tree:
         return ("list", *(("rel", tree[1], "=", arg) for arg in right[1:])) if right[0] == "list" else tree
     signs = sum(1 for node in walk(tree) if node[0] == "pm")
     if signs > 4:
-        raise TooBig("it holds more than four plus-minus signs")
+        raise TooBig("it contains more than four plus-minus signs")
     same = signs > 1 and any(node[0] == "pm" and node[3] == "∓" for node in walk(tree))
     patterns = range(2) if same else range(2**signs)
     return ("list", *(_signed(tree, pattern, same, [0]) for pattern in patterns))

@@ -1,4 +1,4 @@
-"""Sets of real numbers as rows of spans: intervals, unions, inequalities and their mixtures, in one comparable form."""
+"""Sets of real numbers as rows of spans: intervals, unions, inequalities and mixtures of them, in one comparable form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLIP = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """An end point, ordered by its value; `closed` says whether it belongs.
+    """An end point, ordered by its value; `closed` says whether it is included.
 
     >>> End.of(("num", 1, 1), True).closed
     True
@@ -31,11 +31,11 @@ class End:
 
     @staticmethod
     def of(tree: Tree, closed: bool) -> End:
-        """The end at a value; an end that is no real number is refused."""
+        """The end at a value; an end that is not a real number is refused."""
         sign = infinite(tree)
         key = float("inf") * sign if sign else real(tree)
         if key is None:
-            raise Unreadable(f"{show(tree)[:40]} is no end point")
+            raise Unreadable(f"{show(tree)[:40]} is not an end point")
         return End(key, tree, closed and not sign)
 
     def __eq__(self, other: object) -> bool:
@@ -54,7 +54,7 @@ ALL: Spans = [(End.of(MINUS, False), End.of(PLUS, False))]
 
 
 def merged(spans: Spans) -> Spans:
-    """Sorted, without empty spans, and touching ones made one."""
+    """Sorted, without empty spans, touching spans merged."""
     kept = [(lo, hi) for lo, hi in spans if lo < hi or (lo == hi and lo.closed and hi.closed)]
     kept.sort(key=lambda span: (span[0].key, not span[0].closed))
     out: Spans = []
@@ -69,7 +69,7 @@ def merged(spans: Spans) -> Spans:
 
 
 def complement(spans: Spans) -> Spans:
-    """Everything else on the real line."""
+    """The complement on the real line."""
     at = End.of(MINUS, False)
     out: Spans = []
     for lo, hi in merged(spans):
@@ -80,12 +80,12 @@ def complement(spans: Spans) -> Spans:
 
 
 def both(a: Spans, b: Spans) -> Spans:
-    """What lies in both."""
+    """The intersection of both."""
     return complement(merged(complement(a) + complement(b)))
 
 
 def region(tree: Tree) -> Spans | None:
-    """The set of reals that a tree describes; None when it describes none (an unsolved inequality, several letters)."""
+    """The set of reals that a tree describes; None if it describes none (an unsolved inequality, several letters)."""
     try:
         return _region(tree)
     except Unreadable:
@@ -95,9 +95,9 @@ def region(tree: Tree) -> Spans | None:
 def _region(tree: Tree) -> Spans:
     op, args = tree[0], tree[1:]
     if op == "interval":
-        return merged([(End.of(args[0], args[2] == "["), End.of(args[1], args[3] == "]"))])
-    if op == "tuple" and len(args) == 2:
-        return merged([(End.of(args[0], False), End.of(args[1], False))])
+        return _between(End.of(args[0], args[2] == "["), End.of(args[1], args[3] == "]"))
+    if op == "tuple" and len(args) == 2 and args[0] != args[1]:
+        return _between(End.of(args[0], False), End.of(args[1], False))
     if op == "set":
         return merged([(End.of(arg, True), End.of(arg, True)) for arg in args])
     if tree in (("const", "R"), ("text", "all real numbers")):
@@ -118,7 +118,14 @@ def _region(tree: Tree) -> Spans:
         return _relation(args)
     if op == "list":
         return _listed(args)
-    raise Unreadable("it describes no set of real numbers")
+    raise Unreadable("it does not describe a set of real numbers")
+
+
+def _between(low: End, high: End) -> Spans:
+    """An interval; two ends in the wrong order describe none: (31, 6) is a point, not the empty set."""
+    if high < low:
+        raise Unreadable("the first end is above the second")
+    return merged([(low, high)])
 
 
 def _listed(args: tuple[Tree, ...]) -> Spans:
@@ -127,7 +134,7 @@ def _listed(args: tuple[Tree, ...]) -> Spans:
         if before[0] == "rel" and before[2:3] == ("!=",) and len(before) == 4 and not symbols(arg) and arg[0] != "rel":
             args = (*args[:place], ("rel", before[1], "!=", arg), *args[place + 1 :])
     if len({name for arg in args for name in symbols(arg)}) > 1 or any(arg[0] not in ("rel", "interval", "union") for arg in args):
-        raise Unreadable("it mixes letters")
+        raise Unreadable("it contains several letters")
     parts = [_region(arg) for arg in args]
     whole: Spans = []
     for part in parts:
@@ -151,7 +158,7 @@ def _relation(args: tuple[Any, ...]) -> Spans:
     if len(values) == 2 and values[0][0] == "fun" and values[0][1] == "abs" and signs[0] in ("<", "<=", ">", ">="):
         return _absolute(values[0][2], signs[0], values[1])
     insides = [value[2] if value[0] == "fun" and value[1] == "abs" and value[2][0] == "sym" else value for value in values]
-    if insides != values:  # `1 <= |x| <= 2`: what it says of a letter that is not negative, and its mirror image
+    if insides != values:  # `1 <= |x| <= 2`: the condition for a non-negative letter, and its mirror image
         parts = both(
             _relation(tuple(insides[k // 2] if k % 2 == 0 else sign for k, sign in enumerate(args))),
             [(End.of(ZERO, True), End.of(PLUS, False))],
@@ -168,7 +175,7 @@ def _relation(args: tuple[Any, ...]) -> Spans:
             end = End.of(values[1 - place], True)
             return [(end, end)]
         if sign not in FLIP or k not in (place - 1, place):
-            raise Unreadable("it is no inequality about the letter")
+            raise Unreadable("it is not an inequality in the letter")
         direction, bound = (sign, values[k + 1]) if k == place else (FLIP[sign], values[k])
         end = End.of(bound, "=" in direction)
         if direction == "!=":
@@ -193,7 +200,7 @@ def _absolute(inner: Tree, sign: str, bound: Tree) -> Spans:
 
 
 def judge_region(gold: Spans, answer: Spans, bench: Bench) -> Judged:
-    """Two sets of reals: the same spans with the same ends, open or closed alike."""
+    """Compare two sets of reals: the same spans with the same ends, open or closed."""
     if len(gold) != len(answer):
         return Judged(False, f"it is {_say(answer)}; the gold is {_say(gold)}")
     for (glo, ghi), (lo, hi) in zip(gold, answer, strict=True):

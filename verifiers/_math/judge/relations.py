@@ -1,4 +1,4 @@
-"""Relations: assignments peeled off values, chains that must agree, equations and inequalities compared as such."""
+"""Judge relations: take values out of assignments, check chains, compare equations and inequalities."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from rlvr.verifiers._math.judge.regions import FLIP, judge_region, region
 from rlvr.verifiers._math.judge.scalars import Bench, Judged
 from rlvr.verifiers._math.read.tree import Tree, say, show, symbols, walk
 from rlvr.verifiers._math.value.exact import NotFinite, exact
+from rlvr.verifiers._math.value.normal import Normaliser
 from rlvr.verifiers._math.value.points import real
 
 _APPLIED = frozenset("fghpqFGHPQRSTAVNEabuvwd")
 _MEASURES = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "det", "arg", "Re", "Im", "gcd", "lcm", "max", "min"))
-Judge = Callable[[Tree, Tree, Bench], Judged]
 ZERO: Tree = ("num", 0, 1)
 
 
 def name_of(tree: Tree) -> str:
-    """The name on one side of an assignment: `x`, `f(x)`, `(x, y)`; empty when it is none."""
+    """The name on one side of an assignment: `x`, `f(x)`, `(x, y)`; empty if it is not a name."""
     if tree[0] == "sym":
         return str(tree[1])
     if tree[0] == "mul" and all(node[0] == "mul" or (node[0] == "sym" and node[1].isupper()) for node in walk(tree)):
         return "".join(sorted(symbols(tree)))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[2][0] in ("sym", "tuple"):
         timed = tree[2] == ("sym", "t") and len(tree[1][1]) == 1  # x(t) = ...
-        return tree[1][1] if timed or tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
+        return str(tree[1][1]) if timed or tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
     if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
-        return tree[1][1][1] + "^-1"
+        return f"{tree[1][1][1]}^-1"
     if tree[0] == "pow" and tree[1][0] == "sym" and tree[1][1].isupper() and tree[2] in (("neg", ("num", 1, 1)), ("sym", "T")):
         return f"{tree[1][1]}^{show(tree[2])}"
     if tree[0] == "fun" and tree[1] == "abs":
@@ -55,7 +55,7 @@ def named(tree: Tree) -> tuple[str, Tree]:
 
 
 def quantity_of(tree: Tree) -> str:
-    r"""What a question may ask for by more than a letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; empty for anything else."""
+    r"""A requested quantity that is named by more than a letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; empty for anything else."""
     op = tree[0]
     if op == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1].rstrip("'") in _APPLIED and not symbols(tree[2]):
         return show(tree)
@@ -65,32 +65,83 @@ def quantity_of(tree: Tree) -> str:
         return show(tree)
     if op == "fun" and tree[1] in _MEASURES and len(tree) == 3 and tree[2][0] == "sym":
         return show(tree)
-    return ""
+    return show(tree) if any(row(tree) for row in _ASKED) else ""
+
+
+def _of_letters(tree: Tree, *names: str) -> bool:
+    """Whether a tree is one of these functions of an expression with letters."""
+    return tree[0] == "fun" and tree[1] in names and len(tree) == 3 and bool(symbols(tree[2]))
+
+
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
+_ASKED: tuple[Callable[[Tree], bool], ...] = (
+    lambda tree: _of_letters(tree, *_TRIGONOMETRIC),  # sin 2A
+    lambda tree: tree[0] == "pow" and _of_letters(tree[1], *_TRIGONOMETRIC) and not symbols(tree[2]),  # tan^2 x
+    lambda tree: _of_letters(tree, "ln"),  # ln k
+    lambda tree: tree[0] == "div" and _of_letters(tree[1], "ln") and tree[2][:2] == ("fun", "ln"),  # log_2 x
+    lambda tree: _of_letters(tree, "abs") and (len(symbols(tree)) > 1 or tree[2][0] == "sym"),  # |z - w|, but |x - 1| is not solved
+)
+"""Quantities that a question may ask for by an expression."""
+
+
+def _line(tree: Tree) -> bool:
+    """Whether a sum in x, y and z has coefficients or a number in it: 2x + 3y - 6 is a line or a curve, x + y may be what is requested."""
+    terms = [arg[1] if arg[0] == "neg" else arg for arg in tree[1:]]
+    scaled = any(not symbols(term) or (term[0] in ("mul", "div") and any(not symbols(arg) for arg in term[1:])) for term in terms)
+    return scaled and all(letter.partition("_")[0] in ("x", "y", "z") for letter in symbols(tree))
 
 
 def asked(tree: Tree) -> bool:
-    """Whether the left side of an equation only names what was asked: `m + n = 204`, `f(1) + f(2) = 6`.
+    """Whether the left side of an equation only names what is requested: `m + n = 204`, `f(1) + f(2) = 6`.
 
-    An equation in one letter might be one that is not solved yet; one in several letters determines none of them.
+    An equation in one letter might be unsolved; one in several letters determines none of them.
     """
     if name_of(tree) or quantity_of(tree):
         return True
     if tree[0] in ("add", "mul", "neg", "div", "pow", "root") and len(symbols(tree)) > 1:
-        return True
+        return tree[0] != "add" or not _line(tree)
     return tree[0] == "add" and all(quantity_of(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
 
 
+def solved(tree: Tree) -> bool:
+    """Whether a relation has nothing left to solve: `x = 5`, `x > 5`, `1 < |x| <= 2`, and the definition `f(x) = 2x`.
+
+    >>> x, two = ("sym", "x"), ("num", 2, 1)
+    >>> solved(("rel", x, "=", two)), solved(("rel", ("mul", two, x), "=", two))
+    (True, False)
+    """
+    parts = tree[1::2]
+    lettered = [part for part in parts if symbols(part)]
+    if len(lettered) == 1:
+        (part,) = lettered
+        return bool(name_of(part) or quantity_of(part))
+    left = parts[0]
+    defined = tree[2] == "=" and left[0] == "mul" and len(left) == 3 and left[1][0] == left[2][0] == "sym"
+    return defined and bool(name_of(left)) and left[1][1] not in symbols(parts[1])
+
+
+def unsolved(tree: Tree) -> Tree | None:
+    """The first relation in an answer that is not solved; None if there is none."""
+    if tree[0] == "rel":
+        name, value = named(tree)
+        return None if tree[2] == "in" or solved(tree) or (name and name not in symbols(value)) else tree
+    if tree[0] in ("list", "union", "inter", "builder"):
+        return next((found for arg in tree[1:] if (found := unsolved(arg)) is not None), None)
+    return None
+
+
 def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
-    """The value that an answer asserts when the gold is one value: `x = 5` says 5, a chain must agree with itself."""
+    """The value that an answer asserts if the gold is one value: `x = 5` asserts 5, a chain must be consistent."""
     if answer[0] != "rel":
         return answer, ""
     signs, parts = answer[2::2], list(answer[1::2])
     if list(signs) == ["in"]:
-        return (parts[1], "") if name_of(parts[0]) else (None, f"{show(parts[0])} is no letter")
+        return (parts[1], "") if name_of(parts[0]) else (None, f"{show(parts[0])} is not a letter")
     if any(sign not in ("=", "~") for sign in signs):
-        return None, f"parsed as {say(answer)}; the gold {show(gold)} is no relation"
+        return None, f"parsed as {say(answer)}; the gold {show(gold)} is not a relation"
     values = parts
-    if asked(parts[0]) and (not symbols(parts[0]) & symbols(gold) or (parts[0][0] != "sym" and name_of(parts[0]))):
+    equation = parts[0][0] == "add" and gold == ZERO  # everything on one side, and zero on the other
+    if not equation and asked(parts[0]) and (not symbols(parts[0]) & symbols(gold) or (parts[0][0] != "sym" and name_of(parts[0]))):
         values = parts[1:]
         signs = signs[1:]
     elif len(parts) == 2 and name_of(parts[1]) and not (symbols(parts[1]) & symbols(gold)):
@@ -98,10 +149,10 @@ def settled(gold: Tree, answer: Tree, bench: Bench) -> tuple[Tree | None, str]:
     if not values:
         return None, "it asserts nothing"
     for sign, value in zip(signs, values[1:], strict=False):
-        if sign == "=" and not _equal(values[0], value, bench):
-            return None, f"its chain does not agree: {show(values[0])} is not {show(value)}"
+        if sign == "=" and not bench.judge(values[0], value, bench).right:
+            return None, f"its chain is inconsistent: {show(values[0])} is not {show(value)}"
         if sign == "~" and not _near(values[0], value):
-            return None, f"its chain does not agree: {show(values[0])} is not near {show(value)}"
+            return None, f"its chain is inconsistent: {show(values[0])} is not close to {show(value)}"
     simple = [value for value in values if value[0] in ("num", "dec") or exact_value(value)]
     return (simple[-1] if simple and len(values) > 1 and "~" not in signs else values[0]), ""
 
@@ -114,19 +165,18 @@ def exact_value(tree: Tree) -> bool:
         return False
 
 
-def _equal(a: Tree, b: Tree, bench: Bench) -> bool:
-    from rlvr.verifiers._math.judge.kinds import judge  # the two know each other: a chain's members are judged like answers
-
-    return judge(a, b, bench).right
-
-
 def _near(a: Tree, b: Tree) -> bool:
     x, y = real(a), real(b)
     return x is not None and y is not None and bool(abs(x - y) <= abs(x) / 50)
 
 
-def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judged:
-    """A gold that is a relation: a membership, an assignment, an equation, an inequality."""
+def judge_relation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
+    """Judge a gold that is a relation: a membership, an assignment, an equation, an inequality."""
+    judge = bench.judge
+    if answer[0] == "mod" and gold[2] == "=":
+        return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+    if solved(gold) and (left := unsolved(answer)) is not None:
+        return Judged(False, f"{show(left)} is not solved yet; the gold {show(gold)} is")
     signs = gold[2::2]
     size, gold_size = len(answer), len(gold)
     if list(signs) == ["in"] or all(sign in FLIP for sign in signs):
@@ -134,7 +184,7 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
         if want is not None and have is not None and not (answer[0] == "set" and size > 1):
             if answer[0] == "rel" and symbols(answer) and symbols(gold) and symbols(answer) != symbols(gold):
                 return Judged(
-                    False, f"it is about {', '.join(sorted(symbols(answer)))}; the gold is about {', '.join(sorted(symbols(gold)))}"
+                    False, f"it contains {', '.join(sorted(symbols(answer)))}; the gold contains {', '.join(sorted(symbols(gold)))}"
                 )
             return judge_region(want, have, bench)
         if list(signs) == ["in"]:
@@ -148,15 +198,17 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
         judged = judge(inner, answer, bench) if inner is not None else Judged(False, f"the gold's {why}")
         return judge(gold[-1], answer, bench) if not judged.right and gold[-2] == "~" and answer[0] == gold[-1][0] == "dec" else judged
     if answer[0] != "rel":
-        if not name:
-            return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
-        return judge(value, answer, bench)
+        if name or _total(gold):
+            return judge(value if name else gold[3], answer, bench)
+        return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
+    if not _same_function(name, name_of(answer[1])):
+        return Judged(False, f"it defines {name_of(answer[1])}; the gold defines {name}")
     if size == 4 and answer[2] == "=":
         mine, mine_value = named(answer)
-        length = len(name.strip("|")) == 2 and name.strip("|").isupper()  # |AB| is AB, but |x| is not x
-        if name and mine and (mine == name or (length and name.strip("|") == mine.strip("|"))) and judge(value, mine_value, bench).right:
+        same = mine == name or (_points(name) != "" and _points(name) == _points(mine))
+        if name and mine and same and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
-        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is as good as y = ...
+        applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is equivalent to y = ...
         applied = applied and (answer[1][0] != "mul" or symbols(answer[1][2]) <= symbols(value))  # f(y) = 2x + 3 is another function
         if name and mine and applied and symbols(value) and judge(value, mine_value, bench).right:
             return Judged(True, f"{show(answer)} is the gold")
@@ -169,25 +221,55 @@ def judge_relation(gold: Tree, answer: Tree, bench: Bench, judge: Judge) -> Judg
     return Judged(False, f"parsed as {say(answer)}; the gold is the equation {show(gold)}")
 
 
+def _same_function(name: str, mine: str) -> bool:
+    """Whether two names may be the same function: f, its inverse f^-1 and its derivative f' are three; y may be any but a derivative."""
+    if not name or not mine:
+        return True
+    base, other = (text.partition("^")[0].rstrip("'") for text in (name, mine))
+    marks, others = ((text.count("'"), text.endswith("^-1")) for text in (name, mine))
+    return marks == others or (base != other and marks[0] == others[0])
+
+
+def _points(name: str) -> str:
+    """The points of a name, without signs over or around them: |AB| is AB, but |x| is not x."""
+    letters = "".join(sorted(name.strip("|").rpartition(" ")[2]))
+    return letters if letters.isalpha() and letters.isupper() and len(letters) > 1 else ""
+
+
 def _moved(tree: Tree) -> Tree:
     return ("add", tree[1], ("neg", tree[3]))
 
 
+def _total(tree: Tree) -> bool:
+    """Whether an equation only states the value of a sum of unknown numbers: `m + n = 204`; with an x in it, it may be a line."""
+    terms = tree[1][1:] if tree[1][0] == "add" else ()
+    return bool(terms) and not symbols(tree[3]) and all(term[0] == "sym" and term[1] not in ("x", "y", "z", "t") for term in terms)
+
+
+def _cleared(tree: Tree) -> Tree:
+    """A sum multiplied by its denominators that contain letters: y - 1/x as xy - 1."""
+    lows = {arg[2] for term in tree[1:] for arg in walk(term) if arg[0] == "div" and symbols(arg[2])}
+    terms = [(term[0] == "neg", term[1] if term[0] == "neg" else term) for term in tree[1:]]
+    if len(lows) != 1 or any(any(low in walk(part) for low in lows) and part[0] != "div" for _, part in terms):
+        return tree
+    (low,) = lows
+    parts: list[Tree] = [part[1] if part[0] == "div" and part[2] == low else ("mul", part, low) for _, part in terms]
+    return ("add", *(("neg", part) if negative else part for (negative, _), part in zip(terms, parts, strict=True)))
+
+
 def _equation(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Two equations with the same letters, one a constant multiple of the other."""
-    a, b = _moved(gold), _moved(answer)
+    """Compare two equations with the same letters: one must be a constant multiple of the other."""
+    a, b = _cleared(_moved(gold)), _cleared(_moved(answer))
     if symbols(a) != symbols(b) or not symbols(a):
         return Judged(False, f"{show(answer)} is not {show(gold)}: the letters differ")
     factor = _multiple(a, b, bench)
     if factor is None:
         return Judged(False, f"{show(answer)} is not a multiple of {show(gold)}")
-    return Judged(True, f"{show(answer)} is {show(gold)}, moved or scaled")
+    return Judged(True, f"{show(answer)} is {show(gold)}, rearranged or scaled")
 
 
 def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
-    """The constant factor between two expressions that vanish together; None when there is none."""
-    from rlvr.verifiers._math.value.normal import Normaliser
-
+    """The constant factor between two expressions that vanish together; None if there is none."""
     first, second = Normaliser().form(a), Normaliser().form(b)
     if not first or not second or set(first) != set(second):
         return None
@@ -199,7 +281,7 @@ def _multiple(a: Tree, b: Tree, bench: Bench) -> Tree | None:
 
 
 def _inequality(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Two inequalities that are not solved: the same one, moved, turned round or scaled."""
+    """Compare two unsolved inequalities: the same one, rearranged, reversed or scaled."""
     size, gold_size = len(answer), len(gold)
     if answer[0] != "rel" or size != gold_size or any(sign not in FLIP for sign in answer[2::2]):
         return Judged(False, f"parsed as {say(answer)}; the gold is {say(gold)}")

@@ -1,35 +1,37 @@
-"""Judging one value against one value: numbers, expressions, quantities with units, percentages."""
+"""Judge one value against one value: numbers, expressions, quantities with units, percentages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from rlvr.verifiers._math.judge.forms import wrong_form
 from rlvr.verifiers._math.judge.labels import ANY, lettered, quantity, spelled_out
 from rlvr.verifiers._math.policy import Policy
-from rlvr.verifiers._math.read.tree import TooBig, Tree, has, infinite, say, short, show, substitute, symbols, walk
-from rlvr.verifiers._math.read.units import is_angle, is_degree, is_unit, measure
+from rlvr.verifiers._math.read.tree import TooBig, Tree, has, infinite, ordered, say, short, show, substitute, symbols, walk
+from rlvr.verifiers._math.read.units import Measure, is_angle, is_base, is_degree, is_money, is_unit, measure
 from rlvr.verifiers._math.value.exact import NotFinite, exact
 from rlvr.verifiers._math.value.normal import compare
 from rlvr.verifiers._math.value.points import context, differ, real
 
 SHORT = 2_000
-"""Steps of expanding that are taken before anything else is tried."""
+"""Steps of expansion that are tried before anything else."""
 PIECEWISE = frozenset(("abs", "floor", "ceil", "max", "min", "sgn", "arg"))
-"""Functions for which agreement at sample points says little: there only a proof counts."""
+"""Functions for which agreement at sample points means little: only a proof counts for them."""
 VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", "n", "theta"))
-"""Letters that something is integrated over: beside one of them an added C is a constant, elsewhere it is a letter."""
+"""Letters that are integrated over: next to one of them an added C is a constant, elsewhere it is a letter."""
 RAISED = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu"))
 PERCENTS = frozenset(("percent", "percentage", "pct"))
+DOUBLE = 18
+"""The most significant digits that a computer prints for a number that it calculated."""
 Algebra = Callable[[Tree, Tree], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Right or wrong, and why in words.
+    """Right or wrong, and the reason in words.
 
     >>> Judged(False, "1 is not 2").right
     False
@@ -39,9 +41,12 @@ class Judged:
     reason: str
 
 
+Judge = Callable[[Tree, Tree, "Bench"], Judged]
+
+
 @dataclass(slots=True)
 class Bench:
-    """What a judgement has at hand: the policy, and the algebra system for what nothing cheaper decides.
+    """The tools of a judgement: the policy, and the algebra system for what nothing cheaper decides.
 
     >>> Bench(Policy()).policy.percent
     'lenient'
@@ -49,6 +54,10 @@ class Bench:
 
     policy: Policy
     algebra: Algebra = field(default=lambda a, b: None)
+    judge: Judge = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
+    """How the sides of a chain or of a relation are judged: like whole answers, which `kinds` implements."""
+    match: Judge = field(default=lambda gold, answer, bench: Judged(bench.same(gold, answer), ""))
+    """How the members of a list are judged, which are already normalised."""
     steps: int = 400
 
     def same(self, a: Tree, b: Tree) -> bool:
@@ -65,6 +74,8 @@ class Bench:
         try:
             formed = compare(a, b, SHORT)
         except TooBig:
+            if ordered(a) == ordered(b):
+                return True
             if _apart(a, b):
                 return False
             formed = compare(a, b)
@@ -74,13 +85,13 @@ class Bench:
         if apart is True:
             return False
         if apart is False and not any(node[0] == "fun" and node[1] in PIECEWISE for tree in (a, b) for node in walk(tree)):
-            return True  # to sixty digits and more, at points that nobody chose
+            return True  # to sixty digits and more, at points that no one can predict
         decided = self.algebra(a, b)
         return decided is True
 
 
 def _apart(a: Tree, b: Tree) -> bool:
-    """Whether sample points tell two expressions apart: where an expansion is long, they are quicker."""
+    """Whether sample points distinguish two expressions: faster than a long expansion."""
     try:
         return differ(a, b) is True
     except (TooBig, NotFinite):
@@ -88,7 +99,7 @@ def _apart(a: Tree, b: Tree) -> bool:
 
 
 def finite(tree: Tree) -> str:
-    """Why a tree is no answer whatever the gold: it divides by zero, or calculates with infinity. Empty when it is one."""
+    """Why a tree is not a valid answer for any gold: it divides by zero, or calculates with infinity. Empty if it is valid."""
     for node in walk(tree):
         if node[0] == "div" and exact_or_none(node[2]) == 0:
             return "it divides by zero"
@@ -100,7 +111,7 @@ def finite(tree: Tree) -> str:
 
 
 def exact_or_none(tree: Tree) -> Fraction | None:
-    """The exact value, or None where there is none or it is not finite."""
+    """The exact value, or None if there is none or it is not finite."""
     try:
         return exact(tree)
     except NotFinite:
@@ -108,7 +119,7 @@ def exact_or_none(tree: Tree) -> Fraction | None:
 
 
 def whole(gold: Tree, answer: Tree) -> Judged:
-    """One integer against one integer, which is what most questions are about.
+    """Compare one integer with one integer, the most common case.
 
     >>> whole(("num", 12, 1), ("num", 13, 1)).reason
     '13 is not 12'
@@ -118,7 +129,7 @@ def whole(gold: Tree, answer: Tree) -> Judged:
 
 
 def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """One value against one value, units and percent first."""
+    """Compare one value with one value, units and percent first."""
     gold, answer = _percentage(gold, answer), _percentage(answer, gold)
     if gold[0] == "percent" or answer[0] == "percent":
         return _percent(gold, answer, bench)
@@ -131,6 +142,8 @@ def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         gold_value, gold_unit = lettered(gold)
     if not gold_unit and not unit:
         return number(gold, answer, bench)
+    if any(is_money(measure(label)) for label in (gold_unit, unit) if label):  # a price is not rounded
+        bench = replace(bench, policy=replace(bench.policy, tolerance=0, rounded=100))
     if symbols(answer) | symbols(gold):  # in a formula, ml^2 is m times l^2
         known = symbols(answer) | symbols(gold)
         spelled = spelled_out(gold, ANY if gold[0] != "unit" else known), spelled_out(answer, ANY if answer[0] != "unit" else known)
@@ -145,7 +158,7 @@ def judge_scalar(gold: Tree, answer: Tree, bench: Bench) -> Judged:
             return Judged(False, f"the unit is missing; the gold is {say(gold)}")
         return number(gold_value, value, bench)
     if measure(unit) is None:
-        return Judged(False, f"{unit!r} is no unit")
+        return Judged(False, f"{unit!r} is not a known unit")
     if unit.lower() in PERCENTS:
         return _percent(gold, ("percent", value), bench)
     if is_degree(unit) and has(gold, "const", "fun"):
@@ -157,18 +170,18 @@ def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> 
     if gold_unit.lower() == unit.lower() and not (len(unit) < 4 and {gold_unit[0], unit[0]} == {"m", "M"}):  # mW is not MW
         return number(gold, value, bench)
     if gold_unit.lower() == unit.lower():
-        return Judged(False, f"the units conflict: {unit}, where the gold has {gold_unit}")
+        return Judged(False, f"the units conflict: {unit}, but the gold has {gold_unit}")
     wanted, given = measure(gold_unit), measure(unit)
     if wanted is None or given is None:
-        return Judged(False, f"{(gold_unit if wanted is None else unit)!r} is no unit")
+        return Judged(False, f"{(gold_unit if wanted is None else unit)!r} is not a known unit")
     if is_angle(wanted) and is_angle(given):
         if is_degree(gold_unit) != is_degree(unit):
             over = (("num", 180, 1), ("const", "pi")) if is_degree(gold_unit) else (("const", "pi"), ("num", 180, 1))
             value = ("div", ("mul", value, over[0]), over[1])
         return number(gold, value, bench)
     if wanted[0] and given[0] and wanted[0] != given[0]:
-        if not _same_thing(gold_unit, unit):
-            return Judged(False, f"the units conflict: {unit}, where the gold has {gold_unit}")
+        if not _same_thing(gold_unit, unit) and not _rate_of_a_thing(wanted, given):
+            return Judged(False, f"the units conflict: {unit}, but the gold has {gold_unit}")
         return number(gold, value, bench)
     ratio = given[1] / wanted[1]
     scaled = value if ratio == 1 or not (wanted[0] and given[0]) else ("mul", value, ("num", ratio.numerator, ratio.denominator))
@@ -176,8 +189,14 @@ def _units(gold: Tree, gold_unit: str, value: Tree, unit: str, bench: Bench) -> 
     return judged if ratio == 1 or judged.right else Judged(False, f"{show(value)} {unit} is not {show(gold)} {gold_unit}")
 
 
+def _rate_of_a_thing(wanted: Measure, given: Measure) -> bool:
+    """Whether one label is the other per counted thing: `5.4 cents per orange` and `5.4 cents`."""
+    apart = set(wanted[0]) ^ set(given[0])
+    return wanted[1] == given[1] and bool(apart) and all(power == -1 and not is_base(base) for base, power in apart)
+
+
 def _same_thing(one: str, other: str) -> bool:
-    """Whether two counted things may be the same: the words of one are among the words of the other."""
+    """Whether two counted things may be the same: the words of one must be among the words of the other."""
     a, b = ({word.rstrip("s") for word in label.lower().split()} for label in (one, other))
     if (a ^ b) & RAISED or "per" in a ^ b or "/" in one + other or any(is_unit(word) for word in a ^ b):
         return False
@@ -185,7 +204,7 @@ def _same_thing(one: str, other: str) -> bool:
 
 
 def _percentage(tree: Tree, other: Tree) -> Tree:
-    """`30% increase` is 30%, where the other one says nothing of what the percentage is of."""
+    """`30% increase` is 30%, if the other side does not say what the percentage is of."""
     labelled = tree[0] == "unit" and tree[1][0] == "percent" and not any(map(is_unit, tree[2].split()))
     return tree[1] if labelled and other[0] != "unit" else tree
 
@@ -206,7 +225,7 @@ def _percent(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         part = ("div", gold_marked, ("num", 100, 1))
         if number(part, value, bench).right or (lenient and number(gold_marked, value, bench).right):
             return Judged(True, f"{show(answer)} is {show(gold)}")
-        return Judged(False, f"{say(answer)} is not {say(gold)}" + ("" if lenient else ", whose percent sign is missing"))
+        return Judged(False, f"{say(answer)} is not {say(gold)}" + ("" if lenient else ": the percent sign is missing"))
     assert marked is not None
     gold_value = quantity(gold)[0]
     plain = exact_or_none(gold_value)  # 50% for the gold 50, but not 0.5% for the gold 0.5
@@ -223,20 +242,19 @@ def _unmarked(tree: Tree) -> Tree | None:
     if tree[0] == "neg":
         inner = _unmarked(tree[1])
         return None if inner is None else ("neg", inner)
-    if tree[0] == "unit" and tree[2].lower() in PERCENTS:
-        return tree[1]
-    return None
+    marked: Tree | None = tree[1] if tree[0] == "unit" and tree[2].lower() in PERCENTS else None
+    return marked
 
 
 def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
-    """Two values without units: equal, or a decimal that rounds as the policy allows; then the required form."""
+    """Compare two values without units: equal, or a decimal that rounds as the policy allows; then the required form."""
     if has(answer, "unit", "percent") and not has(gold, "unit", "percent") and not has(answer, "fun"):
         return Judged(False, f"{say(answer)} mixes units")
     extra = symbols(answer) - symbols(gold)
-    if extra == {"I"} and ("const", "i") in walk(gold):  # as computer algebra writes the imaginary unit
+    if extra == {"I"} and ("const", "i") in walk(gold):  # as computer algebra systems write the imaginary unit
         answer, extra = substitute(answer, {"I": ("const", "i")}), frozenset()
     if extra and not _constants(gold, answer):
-        return Judged(False, f"it contains {', '.join(sorted(extra))[:60]}, which the gold {say(gold)} does not")
+        return Judged(False, f"it contains {', '.join(sorted(extra))[:60]}, but the gold {say(gold)} does not")
     if bench.same(gold, answer):
         wrong = wrong_form(answer, bench.policy.form, gold)
         return Judged(False, f"it has the right value, but {wrong}") if wrong else Judged(True, f"{say(answer)} equals {show(gold)}")
@@ -245,12 +263,12 @@ def number(gold: Tree, answer: Tree, bench: Bench) -> Judged:
         if why:
             return Judged(True, why)
     if _constants(gold, answer) and _differ_by_constant(gold, answer, bench):
-        return Judged(True, f"{say(answer)} equals {show(gold)} up to the constant")
+        return Judged(True, f"{say(answer)} equals {show(gold)} up to a constant")
     return Judged(False, f"{say(answer)} is not {show(gold)}")
 
 
 def written(tree: Tree) -> tuple[int, int] | None:
-    """Of a decimal as written: its significant digits and its places after the point; None for anything else.
+    """The significant digits of a decimal as written, and its places after the point; None for anything else.
 
     >>> written(("mul", ("dec", 602, 2), ("pow", ("num", 10, 1), ("num", 23, 1))))
     (3, -21)
@@ -267,7 +285,7 @@ def written(tree: Tree) -> tuple[int, int] | None:
 
 
 def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
-    """Why a value that is not equal still stands for the gold, by rounding; empty when it does not."""
+    """Why a value that is not equal is accepted for the gold, by rounding; empty if it is not accepted."""
     of_gold, of_answer = written(gold), written(answer)
     if of_gold is None and of_answer is None:
         return ""
@@ -275,15 +293,14 @@ def _rounds(gold: Tree, answer: Tree, policy: Policy) -> str:
     if x is None or y is None:
         return ""
     gap = abs(x - y)
-    if of_gold is not None and of_gold[0] >= policy.places and (of_answer is None or of_answer[1] > of_gold[1]):
-        half = _place(of_gold[1]) / 2
-        near = of_answer is None or of_gold[0] > policy.places  # three digits may be all there is: 1.25 is not 1.251
-        if gap <= half and gap <= policy.tolerance / (1 if near else 25) * abs(y):
-            return f"{show(answer)} rounds to {show(gold)}"
+    close = of_gold is not None and gap <= min(_place(of_gold[1]) / 2, Fraction(policy.tolerance) * abs(y))
+    if close and of_gold is not None and of_gold[0] >= policy.places and of_answer is None:  # not another decimal: 1.25 is not 1.2499
+        return f"{show(answer)} rounds to {show(gold)}"
     whole = exact_or_none(gold)
-    if of_answer is not None and of_answer[0] >= policy.rounded and not (whole is not None and whole.denominator == 1):
+    computed = whole is not None or (of_answer is not None and of_answer[0] <= DOUBLE)  # more digits of a root claim another value
+    if of_answer is not None and of_answer[0] >= policy.rounded and computed and not (whole is not None and whole.denominator == 1):
         unit = _place(of_answer[1])
-        noise = 15 <= of_answer[0] <= 18 and gap <= abs(x) / 10**15  # a double, printed in full
+        noise = 15 <= of_answer[0] <= DOUBLE and gap <= abs(x) / 10**15  # a double, printed in full
         if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)) or noise:
             return f"{show(answer)} is {show(gold)} to {of_answer[0]} significant digits"
     return ""
@@ -294,7 +311,7 @@ def _place(places: int) -> Any:
 
 
 def _value(tree: Tree) -> Any:
-    """The value as a rational, exact or to sixty digits; None when it is not real."""
+    """The value as a rational, exact or to sixty digits; None if it is not real."""
     value = exact_or_none(tree)
     if value is not None:
         return value
@@ -307,7 +324,7 @@ def _value(tree: Tree) -> Any:
 
 
 def _constants(gold: Tree, answer: Tree) -> str:
-    """The letter of an added constant in the gold, when the answer has one too: families `... + C`."""
+    """The letter of an added constant in the gold, if the answer has one too: families `... + C`."""
     if gold[0] == "add" and ("sym", "C") in gold[1:] and symbols(gold) & VARIABLES and answer[0] == "add":
         extra = [arg for arg in answer[1:] if arg[0] == "sym" and arg[1][0] in "CcKk"]
         return "C" if len(extra) == 1 and len(symbols(answer)) > 1 else ""
@@ -315,7 +332,7 @@ def _constants(gold: Tree, answer: Tree) -> str:
 
 
 def _differ_by_constant(gold: Tree, answer: Tree, bench: Bench) -> bool:
-    """Whether what is left without the added constants differs by a number only."""
+    """Whether the rest without the added constants differs by a number only."""
     rest = []
     for tree in (gold, answer):
         args = [arg for arg in tree[1:] if not (arg[0] == "sym" and arg[1][0] in "CcKk")]

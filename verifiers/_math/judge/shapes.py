@@ -1,22 +1,26 @@
-"""Answers brought into the shape of the gold where another way of writing has another shape but no other meaning."""
+"""Convert answers to the shape of the gold where two notations have different shapes but the same meaning."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from rlvr.verifiers._math.judge.relations import named
+from rlvr.verifiers._math.judge.scalars import exact_or_none
+from rlvr.verifiers._math.read.atoms import name as named_points
 from rlvr.verifiers._math.read.tree import Tree, has, substitute, symbols, walk
 from rlvr.verifiers._math.value.exact import exact
 
 FIELDS = (("const", "Z"), ("const", "N"))
 OPTIONS = frozenset("ABCDEFGHIJ")
 PARAMETERS = ("k", "l", "m", "n")
+DOTS = ("const", "dots")
 AXES = ("ell_vi", "ell_vj", "ell_vk")
 """The unit vectors, as `_notation` names them."""
 
 
 def shaped(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
-    """Gold and answer, with what may be named, placed or counted in several ways brought into one."""
+    """Gold and answer, with alternative names, places and numberings converted to one."""
     gold, answer = vectors(*families(matrices(pointed(gold)), matrices(pointed(answer))))
     if gold[0] == "mod":
         answer = residue(answer)
@@ -32,10 +36,17 @@ def pointed(tree: Tree) -> Tree:
     return tree
 
 
+def remainder(tree: Tree) -> Tree:
+    """`3 mod 7` without a bracket, as a residue: next to a residue it has no other meaning."""
+    return ("mod", *tree[2:]) if tree[:2] == ("fun", "mod") else tree
+
+
 def residue(tree: Tree) -> Tree:
-    """The residue that a family over the whole numbers is: `x = 12k + 5, k in Z` is 5 (mod 12)."""
+    """The residue that a family over the integers describes: `x = 12k + 5, k in Z` is 5 (mod 12)."""
     values, letter, _ = _family(tree)
-    value = named(values)[1]
+    name, value = named(values)
+    if not letter and name and len(symbols(value)) == 1 and symbols(value) <= {*PARAMETERS, "t"} - {name}:
+        (letter,) = symbols(value)  # next to a residue, the letter of x = 7k + 3 is an integer
     if not letter or symbols(value) != {letter}:
         return tree
     at = [exact(substitute(value, {letter: ("num", k, 1)})) for k in (0, 1, 2, 5)]
@@ -49,7 +60,7 @@ def residue(tree: Tree) -> Tree:
 
 
 def argued(gold: Tree, answer: Tree) -> Tree:
-    """A function with the gold's letter for its argument: `f(t) = 2t` where the gold says `f(x) = 2x`."""
+    """A function with the gold's letter as its argument: `f(t) = 2t` if the gold is `f(x) = 2x`."""
     if gold[0] != "rel" or answer[0] != "rel" or any(side[0] != "mul" or len(side) != 3 for side in (gold[1], answer[1])):
         return answer
     (_, name, wanted), (_, other, given) = gold[1], answer[1]
@@ -59,7 +70,7 @@ def argued(gold: Tree, answer: Tree) -> Tree:
 
 
 def clocked(time: Tree, gold: Tree) -> Tree:
-    """A time of day as the gold counts hours: 15:30 where that says 3:30 pm, or the other way round; anything else as it is.
+    """A time of day in the gold's 12- or 24-hour format: 15:30 if the gold is 3:30 pm, or the reverse; anything else unchanged.
 
     >>> clocked(("time", 15, 30, ""), ("time", 3, 30, "pm"))
     ('time', 3, 30, 'pm')
@@ -73,7 +84,7 @@ def clocked(time: Tree, gold: Tree) -> Tree:
 
 
 def grouped(tree: Tree) -> Tree:
-    """Several solutions of several unknowns, one after the other: `p = 5, q = 2, p = 7, q = 2` is (5, 2), (7, 2).
+    """Several solutions of several unknowns in sequence: `p = 5, q = 2, p = 7, q = 2` is (5, 2), (7, 2).
 
     >>> one, two = ("num", 1, 1), ("num", 2, 1)
     >>> row = [("rel", ("sym", name), "=", value) for name, value in zip("xyxy", (one, two, two, one))]
@@ -92,23 +103,39 @@ def grouped(tree: Tree) -> Tree:
     return ("list", *(("tuple", *values[at : at + size]) for at in range(0, len(values), size)))
 
 
+def chosen(gold: Tree) -> bool:
+    """Whether the gold is several letters of a multiple choice: A, C."""
+    return gold[0] in ("list", "set") and all(arg[0] == "sym" and arg[1] in OPTIONS for arg in gold[1:])
+
+
 def options(gold: Tree, answer: Tree) -> Tree:
     """Several letters of a multiple choice without commas: `ACD` for the gold A, C, D."""
-    if not all(arg[0] == "sym" and arg[1] in OPTIONS for arg in gold[1:]) or answer[0] != "mul":
+    if not chosen(gold) or answer[0] != "text" or not answer[1].isalpha():
         return answer
-    letters = [node for node in walk(answer) if node[0] != "mul"]
-    return ("list", *letters) if all(node[0] == "sym" and node[1] in OPTIONS for node in letters) else answer
+    letters = answer[1].upper()
+    return ("list", *(("sym", letter) for letter in letters)) if OPTIONS.issuperset(letters) else answer
+
+
+def as_letters(gold: Tree, answer: Tree) -> Tree:
+    """A word of two or three letters read as in the gold: as their product, or as the name of an angle."""
+    if answer[0] == "text" and gold[0] == "sym" and " " in gold[1]:
+        return named_points(gold[1].partition(" ")[0], answer[1].upper())
+    letters = {letter.lower(): letter for letter in symbols(gold)}
+    if answer[0] != "text" or not answer[1].isalpha() or not letters.keys() >= set(answer[1]):
+        return answer
+    first, *rest = (("sym", letters[letter]) for letter in answer[1])
+    return ("mul", first, *rest) if rest else first
 
 
 def renamed(tree: Tree, old: str, new: str) -> Tree:
-    """The tree with another letter for one of its letters."""
+    """The tree with one of its letters replaced."""
     if tree == ("sym", old):
         return ("sym", new)
     return tuple(renamed(arg, old, new) if isinstance(arg, tuple) else arg for arg in tree)
 
 
 def _family(tree: Tree) -> tuple[Tree, str, Tree | None]:
-    """The values of a family, its parameter, and where that runs: `pi k, k in Z`; no parameter for anything else."""
+    """The values of a family, its parameter, and the range of that: `pi k, k in Z`; no parameter for anything else."""
     last = tree[-1] if tree[0] in ("list", "builder") and len(tree) > 2 else None
     if last is None or last[0] != "rel" or last[2] != "in" or last[1][0] != "sym" or last[3] not in FIELDS:
         return tree, "", None
@@ -117,10 +144,10 @@ def _family(tree: Tree) -> tuple[Tree, str, Tree | None]:
 
 
 def families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
-    """Two families of values over the whole numbers, as their values in one letter; the letter is as good as any other."""
+    """Two families of values over the integers, as their values in one letter; the name of the letter does not matter."""
     golds, letter, field = _family(gold)
     answers, mine, my_field = _family(answer)
-    if not letter and not mine and has(gold, "const"):  # pi/4 + pi n, where nothing says what n is: a trigonometric family all the same
+    if not letter and not mine and has(gold, "const"):  # pi/4 + pi n, without a definition of n: still a trigonometric family
         (wanted, own) = ("".join(symbols(tree)) for tree in (gold, answer))
         if wanted != own and wanted in PARAMETERS and own in PARAMETERS and ("const", "pi") in walk(gold):
             return gold, renamed(answer, own, wanted)
@@ -128,14 +155,14 @@ def families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
         return gold, answer
     if mine and mine not in symbols(golds):
         free = sorted(symbols(golds) - symbols(answers)) if not letter else [letter]
-        if len(free) != 1 or free[0] in symbols(answers):
+        if len(free) != 1 or free[0] in symbols(answers) or (not letter and (len(free[0]) > 1 or golds == ("sym", free[0]))):
             return gold, answer
         answers = renamed(answers, mine, free[0])
     return golds, answers
 
 
 def combinations(tree: Tree) -> Tree:
-    """`C(10, 3)` as a binomial coefficient, wherever a value is expected."""
+    """`C(10, 3)` as a binomial coefficient, where a value is expected."""
     parts = [combinations(arg) if isinstance(arg, tuple) else arg for arg in tree]
     if tree[0] == "mul":
         for at in range(len(parts) - 1):
@@ -143,6 +170,16 @@ def combinations(tree: Tree) -> Tree:
                 parts[at : at + 2] = [("binom", *parts[at + 1][1:])]
                 return parts[1] if len(parts) == 2 else tuple(parts)
     return tuple(parts)
+
+
+def dotted(members: list[Tree]) -> list[Tree]:
+    """A row of numbers with dots, reduced to the fewest numbers before the dots: 1, 2, 3, ..., 10 is 1, 2, ..., 10."""
+    at = members.index(DOTS) if members.count(DOTS) == 1 else 0
+    values = [exact_or_none(arg) for arg in members[:at]]
+    if at < 2 or None in values:
+        return members
+    steps = {b - a for a, b in itertools.pairwise(value for value in values if value is not None)}
+    return [*members[: 2 if at + 1 < len(members) else 3], *members[at:]] if len(steps) == 1 else members
 
 
 def vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
@@ -208,7 +245,7 @@ def matrices(tree: Tree) -> Tree:
 
 
 def _turned(tree: Tree) -> Tree | None:
-    """A row as a column, a matrix with its rows for its columns; None for what cannot be transposed."""
+    """A row as a column, or a matrix transposed; None for what cannot be transposed."""
     if tree[0] == "tuple" or (tree[0] == "interval" and tree[3:] == ("[", "]")):
         return column(tree[1:3] if tree[0] == "interval" else tree[1:])
     return ("matrix", tuple(zip(*tree[1], strict=True))) if tree[0] == "matrix" else None

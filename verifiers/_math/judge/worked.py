@@ -1,4 +1,4 @@
-"""Answers that ask instead of answering: a sum, an integral or a greatest common divisor that was not worked out."""
+"""Detect unevaluated answers: a sum, an integral or a greatest common divisor that was not computed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rlvr.verifiers._math.read.tree import Tree, symbols, walk
 
 UNWORKED = {"sum": "a sum", "prod": "a product", "integral": "an integral", "limit": "a limit", "deriv": "a derivative"}
 PICKED = {"gcd": "a greatest common divisor", "lcm": "a least common multiple", "max": "a maximum", "min": "a minimum"}
-PICKED |= {"det": "a determinant"}
+PICKED |= {"det": "a determinant", "mod": "a remainder"}
 
 
 def unworked(tree: Tree) -> str:
-    """What in a tree is a question rather than an answer; empty when nothing is.
+    """The unevaluated operation in a tree; empty if there is none.
 
     >>> unworked(("fun", "gcd", ("num", 84, 1), ("num", 126, 1)))
     'a greatest common divisor'
@@ -24,7 +24,7 @@ def unworked(tree: Tree) -> str:
 
 
 def worked(tree: Tree) -> Tree:
-    """An answer that repeats the sum or the limit that was asked for before it says its value: the value."""
+    """The value from an answer that repeats the requested sum or limit before stating its value."""
     if tree[0] == "rel" and tree[2] == "=" and unworked(tree[1]) and not any(unworked(part) for part in tree[3::2]):
         return tree[3] if len(tree) == 4 else ("rel", *tree[3:])
     return tree

@@ -1,1 +1,1 @@
-"""From the text of an answer to a tree."""
+"""Parse the text of an answer to a tree."""

@@ -1,11 +1,24 @@
-"""The grammar's atoms: numerals, letters, functions, commands, and whatever stands in brackets."""
+"""The grammar's atoms: numerals, letters, functions, commands, and brackets."""
 
 from __future__ import annotations
 
 import re
 
 from rlvr.verifiers._math.read.calculus import BIG, Calculus
-from rlvr.verifiers._math.read.grammar import ALIASES, BARS, CONSTANTS, FIELDS, FRACS, FUNCTIONS, GREEK, OPENERS, WORDS, splits
+from rlvr.verifiers._math.read.grammar import (
+    ALIASES,
+    BARS,
+    CONSTANTS,
+    FIELDS,
+    FRACS,
+    FUNCTIONS,
+    GREEK,
+    NORMS,
+    OPENERS,
+    SETS_APART,
+    WORDS,
+    splits,
+)
 from rlvr.verifiers._math.read.tokens import Token
 from rlvr.verifiers._math.read.tree import MAX_NODES, TooBig, Tree, Unreadable, has
 
@@ -13,12 +26,12 @@ MAX_EXPONENT = 5_000
 
 
 class Atoms(Calculus):
-    """Reads one atom; lists and relations inside brackets come from the class above, in `_parse.py`."""
+    """Reads one atom; lists and relations inside brackets are read by the subclass in `parse.py`."""
 
     def atom(self) -> Tree:
         """One numeral, letter, function, command or bracket."""
         self.atoms += 1
-        if self.atoms > MAX_NODES:  # the tree will have as many parts: the rest need not be read
+        if self.atoms > MAX_NODES:  # the tree would have as many parts: the rest is not read
             raise TooBig(f"it has more than {MAX_NODES} parts")
         token = self.take()
         if token.kind == "num":
@@ -37,7 +50,7 @@ class Atoms(Calculus):
             return self.absolute(token.text)
         if token.kind == "cmd":
             return self.command(token.text)
-        raise Unreadable(f"{token.text[:30]!r} stands where a value is expected" if token.text else "it ends where a value is expected")
+        raise Unreadable(f"{token.text[:30]!r} is found where a value is expected" if token.text else "it ends where a value is expected")
 
     def word(self, token: Token) -> Tree:
         """A run of letters: a function, a constant, or a product of letters."""
@@ -84,7 +97,7 @@ class Atoms(Calculus):
         raise Unreadable("a subscript is missing")
 
     def operand(self) -> Tree:
-        """What a function is applied to: a bracket, or the factors that follow without a sign."""
+        """The operand of a function: a bracket, or the factors that follow without a sign."""
         token = self.peek()
         if token.text in ("(", "{", "[") and token.kind == "op":
             return single(self.atom())
@@ -111,6 +124,8 @@ class Atoms(Calculus):
         if index is None and self.accept("_"):
             index = self.argument()
         if name in ("gcd", "lcm", "max", "min"):
+            if self.peek().text == "=" and index is None:
+                return ("sym", name)  # the maximum as a name
             inside = self.atom()
             inner = inside[1:] if inside[0] in ("tuple", "set", "list") else (inside,)
             return ("fun", name, *inner)
@@ -130,7 +145,7 @@ class Atoms(Calculus):
         return tree if power is None else ("pow", tree, power)
 
     def command(self, text: str) -> Tree:
-        """What a LaTeX command stands for."""
+        """The meaning of a LaTeX command."""
         name = text[1:]
         if text in FRACS:
             top, low = self.argument(), self.argument()
@@ -160,32 +175,44 @@ class Atoms(Calculus):
             return self.big(text)
         if text in (r"\mathbb", r"\Bbb") and self.peek().text in FIELDS:
             return ("const", self.take().text)
+        if text in SETS_APART and (tree := self.name(SETS_APART[text])) is not None:
+            return tree
         if text in (r"\bar", r"\overline"):
             return _conjugate(self.argument())
-        if text in (r"\vec", r"\hat", r"\mathbf", r"\overrightarrow"):
+        if text in (r"\hat", r"\mathbf", *SETS_APART):
             return self.argument()
         raise Unreadable(f"the command {text[:30]} is not part of an answer")
 
+    def name(self, kind: str) -> Tree | None:
+        r"""Letters under a sign that makes them a name, as in `\\overline{AB}`; None if there are none."""
+        braced = self.peek().text == "{"
+        token = self.peek(int(braced))
+        lettered = token.kind in ("word", "text") and 1 < len(token.text) < 7 and token.text.isalpha()
+        if not lettered or not (token.text.isupper() or kind == "segment") or (braced and self.peek(2).text != "}"):
+            return None
+        self.at += 3 if braced else 1
+        return name(kind, token.text)
+
     def absolute(self, sign: str) -> Tree:
-        """Between two bars."""
+        """The content between two bars."""
         self.bars += 1
         inside = self.sum()
         self.bars -= 1
-        if not self.accept("|", r"\vert", r"\rvert"):
+        if not self.accept(*(NORMS if sign in NORMS else BARS - NORMS)):
             raise Unreadable("a bar does not close")
         return ("fun", "abs", inside)
 
     def brackets(self, opener: str) -> Tree:
-        """What stands in a pair of brackets; implemented where lists are known."""
+        """The content of a pair of brackets; implemented in the subclass that knows lists."""
         raise NotImplementedError
 
     def environment(self, name: str) -> Tree:
-        """A matrix or a case distinction; implemented where lists are known."""
+        """A matrix or a case distinction; implemented in the subclass that knows lists."""
         raise NotImplementedError
 
 
 def numeral(text: str) -> Tree:
-    """A numeral by our own grammar: integer, decimal, repeating decimal, scientific notation.
+    """A numeral by the grammar's own rules: integer, decimal, repeating decimal, scientific notation.
 
     >>> numeral("1.50")
     ('dec', 150, 2)
@@ -200,7 +227,7 @@ def numeral(text: str) -> Tree:
         return ("num", int(text), 1)
     match = re.fullmatch(r"(\d*)(?:\.(\d+))?(?:[eE]([-+]?\d+))?", text)
     if match is None or not (match[1] or match[2]):
-        raise Unreadable(f"{text[:30]!r} is no numeral")
+        raise Unreadable(f"{text[:30]!r} is not a numeral")
     whole, places, exponent = match[1] or "0", match[2] or "", match[3]
     if len(whole) > 1 and whole[0] == "0" and not places:
         whole = whole.lstrip("0") or "0"
@@ -211,15 +238,25 @@ def numeral(text: str) -> Tree:
     return ("dec", int(whole + places), len(places) - int(exponent))
 
 
+def name(kind: str, letters: str) -> Tree:
+    """A name of points in a canonical order: the angle CBA is the angle ABC, the segment BA is AB, a vector is itself.
+
+    >>> name("angle", "CBA"), name("segment", "BA"), name("vector", "BA")
+    (('sym', 'angle ABC'), ('sym', 'segment AB'), ('sym', 'vector BA'))
+    """
+    either_way = (kind == "angle" and len(letters) == 3) or (kind in ("segment", "line", "arc") and letters.isupper() and len(letters) == 2)
+    return ("sym", f"{kind} {min(letters, letters[::-1]) if either_way else letters}")
+
+
 def single(tree: Tree) -> Tree:
-    """What was in a bracket, when it is one value."""
+    """The content of a bracket, if it is one value."""
     if tree[0] in ("tuple", "list", "set", "interval"):
-        raise Unreadable("several values stand where one is expected")
+        raise Unreadable("several values where one is expected")
     return tree
 
 
 def _conjugate(tree: Tree) -> Tree:
-    """What a bar over a value means: the conjugate of a number, another letter than without it, nothing over a name like AB."""
+    """The meaning of a bar over a value: the conjugate of a number, a letter of its own, nothing over a name like AB."""
     if tree[0] == "sym":
         return ("sym", f"{tree[1]}_bar")
     if tree == ("const", "i"):
@@ -230,7 +267,7 @@ def _conjugate(tree: Tree) -> Tree:
 
 
 def _refuse(name: str) -> Tree:
-    raise Unreadable(f"{name} takes no index")
+    raise Unreadable(f"{name} cannot have an index")
 
 
 __all__ = ["FIELDS", "Atoms", "numeral", "single"]

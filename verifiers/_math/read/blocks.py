@@ -1,4 +1,4 @@
-r"""Blocks between \begin and \end: matrices, determinants, case distinctions, and lines of formulas under one another."""
+r"""Blocks between \begin and \end: matrices, determinants, case distinctions, and lines of formulas."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MATRICES = frozenset(("matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", 
 
 
 class Blocks(Quantities):
-    """Reads one block; clauses and whole rows of tokens are read by the class below, in `_parse.py`."""
+    """Reads one block; clauses and whole rows of tokens are read by the subclass in `parse.py`."""
 
     def top(self) -> Tree:
-        """Everything there is; implemented where lists are known."""
+        """The whole input; implemented in the subclass that knows lists."""
         raise NotImplementedError
 
     def clause(self) -> Tree:
-        """One cell; implemented where relations are known."""
+        """One cell; implemented in the subclass that knows relations."""
         raise NotImplementedError
 
     def environment(self, name: str) -> Tree:
@@ -59,7 +59,7 @@ class Blocks(Quantities):
         return matrix
 
     def aligned(self, name: str) -> Tree:
-        """Lines under one another: each a clause, or the chain of the line before going on."""
+        """Lines of formulas: each is a clause, or continues the chain of the line before."""
         end = next((at for at in range(self.at, len(self.row)) if self.row[at].kind == "end"), None)
         if end is None or self.row[end].text != name:
             raise Unreadable(f"the {name[:20]} does not end")
@@ -75,7 +75,7 @@ class Blocks(Quantities):
         return type(self)(lines).top()
 
     def condition(self) -> Tree:
-        """A cell of a case distinction; `if` and `otherwise` are words of it."""
+        """A cell of a case distinction; `if` and `otherwise` are keywords in it."""
         while self.peek().kind in ("text", "word") and self.peek().text.strip(" ,").lower() in ("if", "for", "when", "where"):
             self.at += 1
         token = self.peek()

@@ -1,6 +1,6 @@
-"""The grammar's signs that ask for work: sums, products, integrals, limits and derivatives.
+"""The grammar of operators: sums, products, integrals, limits and derivatives.
 
-They are read so that a gold may hold one, and so that an answer which merely restates the question can be refused.
+They are parsed so that a gold can contain one, and so that an answer which merely restates the question can be refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_INTEGRALS = 8
 
 
 class Calculus(Reader):
-    """Reads what stands behind a big sign, with the letter it runs over."""
+    """Reads the operand of a big operator, and the letter it runs over."""
 
     def big(self, sign: str) -> Tree:
         """A sum, a product, an integral or a limit."""
@@ -34,19 +34,19 @@ class Calculus(Reader):
                 return ("integral", body, name, low, high)
             if low is None and high is None:
                 return ("integral", body, name)
-            raise Unreadable("an integral has one bound")
+            raise Unreadable("an integral has only one bound")
         body = self.product()
         if low is not None and high is not None and low[0] == "rel" and low[2] == "=" and len(low) == 4 and low[1][0] == "sym":
             return (BIG[sign], body, low[1][1], low[3], high)
         return (BIG[sign], body, "", *(part for part in (low, high) if part is not None))
 
     def limit(self) -> Tree:
-        r"""What \lim_{x \to 0^+} stands before."""
+        r"""The operand of \lim_{x \to 0^+}."""
         self.expect("_")
         self.expect("{")
         letter = self.factor()
         if letter[0] != "sym" or not self.accept(*ARROWS):
-            raise Unreadable("a limit says which letter goes where")
+            raise Unreadable("a limit needs a letter and its target")
         negative = self.accept("-") or (self.accept("+") and False)
         point = self.atom()
         if self.accept("/"):
@@ -56,20 +56,20 @@ class Calculus(Reader):
             braced = self.accept("{")
             side = self.take().text
             if side not in ("+", "-"):
-                raise Unreadable("a limit comes from one side or the other")
+                raise Unreadable("a limit's direction must be one side")
             if braced:
                 self.expect("}")
         self.expect("}")
         return ("limit", self.product(), letter[1], ("neg", point) if negative else point, side)
 
     def integrand(self) -> tuple[Tree, str]:
-        r"""What stands before `dx`, and the letter behind the d; the dx may stand over a fraction bar."""
+        r"""The integrand before `dx`, and the letter after the d; the dx may be above a fraction bar."""
         end = self.differential()
         if end is None:
             body = self.factor()
             if body[0] == "div" and (top := _without_differential(body[1])) is not None:
                 return ("div", top[0], body[2]), top[1]
-            raise Unreadable("an integral does not say over which letter")
+            raise Unreadable("an integral has no variable")
         row, body = self.row, ONE
         word = row[end].text
         if len(word) > 2:  # xdx
@@ -79,12 +79,12 @@ class Calculus(Reader):
         if self.at < len(self.row):
             body = self.sum()
         if self.at != len(self.row):
-            raise Unreadable("an integral cannot be read up to its differential")
+            raise Unreadable("an integral cannot be parsed up to its differential")
         self.row, self.at = row, end + 1
         return body, word[-1] if len(word) > 1 else self.take().text.lstrip("\\")
 
     def differential(self) -> int | None:
-        """Where the `dx` of the integral at hand stands, the integrals inside it passed over."""
+        """The position of this integral's `dx`; integrals inside it are skipped."""
         depth, open_integrals = 0, 1
         for at in range(self.at, len(self.row)):
             token = self.row[at]
@@ -94,7 +94,7 @@ class Calculus(Reader):
             if token.text == r"\int" and not depth:
                 open_integrals += 1
                 if open_integrals > MAX_INTEGRALS:
-                    raise TooBig(f"more than {MAX_INTEGRALS} integrals stand inside one another")
+                    raise TooBig(f"more than {MAX_INTEGRALS} nested integrals")
             after = self.row[at + 1].text.lstrip("\\") if at + 1 < len(self.row) else ""
             bare = token.text == "d" and (re.fullmatch("[a-z]", after) or after in GREEK)
             if token.kind == "word" and not depth and (bare or re.fullmatch("[a-z]?d[a-z]", token.text)):
@@ -104,12 +104,12 @@ class Calculus(Reader):
         return None
 
     def derivative(self, letter: Tree) -> Tree:
-        r"""What \frac{d}{dx} stands before."""
+        r"""The operand of \frac{d}{dx}."""
         return ("deriv", self.product(), letter[1])
 
 
 def _without_differential(tree: Tree) -> tuple[Tree, str] | None:
-    """What is left of a product without its last factor `dx`, and the letter; None when there is no such factor."""
+    """A product without its last factor `dx`, and the letter; None if there is no such factor."""
     if tree[0] == "mul" and len(tree) == 3 and tree[1] == ("sym", "d") and tree[2][0] == "sym":
         return ONE, tree[2][1]
     last = _without_differential(tree[-1]) if tree[0] == "mul" else None

@@ -1,6 +1,6 @@
-"""The grammar's lower half: expressions, from sums down to single letters. `_parse.py` holds lists, relations and words.
+"""The lower half of the grammar: expressions, from sums down to single letters. `parse.py` has lists, relations and words.
 
-Recursive descent with a counted depth. Whatever is not understood raises `Unreadable`; nothing is skipped.
+Recursive descent with a counted depth. Anything unknown raises `Unreadable`; nothing is skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FUNCTIONS = (
 )
 FUNCTIONS = frozenset(_FUNCTIONS.split())
 ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "operatorname": ""}
-ALIASES |= {"tg": "tan", "ctg": "cot", "cotg": "cot", "arctg": "arctan", "arcctg": "arccot", "cosec": "csc"}  # as Europe writes them
+ALIASES |= {"tg": "tan", "ctg": "cot", "cotg": "cot", "arctg": "arctan", "arcctg": "arccot", "cosec": "csc"}  # as written in Europe
 ALIASES |= {f"ar{c}{name}h": f"a{name}h" for c in ("", "c") for name in ("sin", "cos", "tan")}
 _GREEK = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon phi "
@@ -44,7 +44,7 @@ FIELDS = frozenset("RZNQC")
 FRACS = frozenset((r"\frac", r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac"))
 TIMES = frozenset((r"\cdot", r"\times", "*", r"\ast"))
 MARKS = frozenset(("!", "^", "**", "%", r"\%", "$", r"\$", r"\degree", "'", "_"))
-"""What may stand behind an atom and belong to it."""
+"""The suffixes that belong to an atom."""
 OPENERS = {
     "(": ")",
     "[": "]",
@@ -55,11 +55,22 @@ OPENERS = {
     r"\lceil": r"\rceil",
     r"\lbrace": r"\rbrace",
 }
-BARS = frozenset(("|", r"\vert", r"\lvert", r"\rvert"))
+SETS_APART = {
+    r"\overrightarrow": "vector",
+    r"\vec": "vector",
+    r"\overline": "segment",
+    r"\overleftrightarrow": "line",
+    r"\widehat": "arc",
+    r"\overparen": "arc",
+    r"\angle": "angle",
+}
+"""Commands that make the letters behind them a name, and what the name is of."""
+NORMS = frozenset((r"\|", r"\Vert", r"\lVert", r"\rVert"))
+BARS = NORMS | {"|", r"\vert", r"\lvert", r"\rvert"}
 
 
 class Reader:
-    """A place in a row of tokens, and the rules that move it."""
+    """A position in a row of tokens, and the rules that move it."""
 
     def __init__(self, row: list[Token]) -> None:
         self.row = row
@@ -67,20 +78,21 @@ class Reader:
         self.depth = 0
         self.bars = 0
         self.atoms = 0
+        self.arguments = 0
 
     def peek(self, ahead: int = 0) -> Token:
-        """The token at hand, or an end mark."""
+        """The current token, or an end mark."""
         at = self.at + ahead
         return self.row[at] if at < len(self.row) else END
 
     def take(self) -> Token:
-        """The token at hand, and one step on."""
+        """The current token; moves one step on."""
         token = self.peek()
         self.at += 1
         return token
 
     def accept(self, *texts: str) -> bool:
-        """Step over one of these signs, if it stands here."""
+        """Step over one of these signs, if it is next."""
         token = self.peek()
         if token.kind in ("op", "cmd") and token.text in texts:
             self.at += 1
@@ -88,7 +100,7 @@ class Reader:
         return False
 
     def expect(self, text: str) -> None:
-        """Step over this sign, which must stand here."""
+        """Step over this sign, which must be next."""
         if not self.accept(text):
             raise Unreadable(f"{text!r} is missing before {self.peek().text or 'the end'!r}")
 
@@ -116,14 +128,14 @@ class Reader:
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Tree:
-        """Signs, then factors with times, over or nothing between them."""
+        """Signs, then factors with times, a division or nothing between them."""
         negative, pm = False, ""
         while self.peek().text in ("-", "+", r"\pm", r"\mp") and self.peek().kind in ("op", "cmd"):
             sign = self.take().text
             negative ^= sign == "-"
             if sign.startswith("\\"):
                 if pm:
-                    raise Unreadable("two plus-minus signs stand in a row")
+                    raise Unreadable("two plus-minus signs follow each other")
                 pm = "±" if sign == r"\pm" else "∓"
         tree = self.factor()
         while True:
@@ -142,14 +154,14 @@ class Reader:
         return ("pm", ("num", 0, 1), tree, pm) if pm else tree
 
     def signed(self) -> Tree:
-        """A factor that may carry a sign, as in 2 * -3."""
+        """A factor that may have a sign, as in 2 * -3."""
         negative = False
         while self.accept("-"):
             negative = not negative
         return ("neg", self.factor()) if negative else self.factor()
 
     def starts_factor(self, token: Token) -> bool:
-        """Whether a factor may begin here without a times sign."""
+        """Whether a factor may start here without a times sign."""
         if token.kind in ("word", "begin"):
             return True
         if token.kind == "num":
@@ -168,16 +180,16 @@ class Reader:
                 r"\int",
                 r"\lim",
                 r"\lvert",
-                r"\overline",
+                *SETS_APART,
             )
         return token.kind == "op" and (token.text in ("(", "[", "{") or (token.text == "|" and not self.bars))
 
     def beside(self, left: Tree) -> Tree:
-        """Two factors side by side: a product, or a mixed number; two numerals are neither."""
+        """Two adjacent factors: a product, or a mixed number; two numerals are neither."""
         token, before = self.peek(), self.row[self.at - 1]
         whole = left[0] == "num" and left[2] == 1 and before.kind == "num"
         if token.text == "{" and self.peek(1).kind == "num" and self.peek(2).text == "}" and before.kind == "num":
-            raise Unreadable(f"the numeral {self.peek(1).text[:20]} stands beside another with no sign between them")
+            raise Unreadable(f"the numeral {self.peek(1).text[:20]} is next to another one without a sign between them")
         if token.text in FRACS and whole:
             part = self.factor()
             if part[0] in ("unit", "percent") and (mixed := _mixed(left, part[1])) is not None:
@@ -192,12 +204,12 @@ class Reader:
                     return ("add", left, ("div", ("num", int(top.text), 1), ("num", int(low.text), 1)))
             if left[0] in ("const", "fact") or (left[0] == "mul" and left[-1][0] in ("const", "fact")):
                 return _times(left, self.factor())
-            raise Unreadable(f"the numeral {token.text[:20]} stands beside something with no sign between them")
+            raise Unreadable(f"the numeral {token.text[:20]} is next to something without a sign between them")
         if token.kind == "word" and token.text.lower() in MULTIPLES:
             self.at += 1
             return _times(left, ("num", MULTIPLES[token.text.lower()], 1))
         last = left[-1] if left[0] == "mul" else left
-        if last[0] == "sym" and [self.peek(k).text for k in range(3)] == ["(", "0", ")"]:  # a starting value: nobody multiplies by a zero
+        if last[0] == "sym" and [self.peek(k).text for k in range(3)] == ["(", "0", ")"]:  # an initial value, not a product with zero
             self.at += 3
             started: Tree = ("sym", f"{last[1]}(0)")
             return (*left[:-1], started) if left[0] == "mul" else started
@@ -264,7 +276,7 @@ class Reader:
         if digits == ")" and tree[0] == "num":
             digits = self.row[self.at - 3].text
         if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", digits):
-            raise Unreadable("a subscript stands where none can stand")
+            raise Unreadable("a subscript is not allowed here")
         if self.peek().kind == "text" or (self.peek().text == "{" and self.peek(1).kind == "text"):
             braced = self.accept("{")
             word = self.take().text.strip().lower()
@@ -278,17 +290,26 @@ class Reader:
             inner = self.argument(whole=True)
             base = inner[1] if inner[0] == "num" else None
         if base is None or not 2 <= base <= 36 or any(int(d) >= base for d in digits if d != "."):
-            raise Unreadable(f"{digits[:40]} is no numeral in that base")
+            raise Unreadable(f"{digits[:40]} is not a numeral in that base")
         return digits.lstrip("0") or "0", base
 
     def argument(self, *, whole: bool = False) -> Tree:
-        """What a command takes: a group in braces, or one sign (one digit, unless `whole`)."""
+        """The argument of a command: a group in braces, or one sign (one digit, unless `whole`)."""
+        self.arguments += 1
+        if self.arguments > MAX_DEPTH:
+            raise TooBig(f"it has commands nested more than {MAX_DEPTH} deep")
+        tree = self.one_argument(whole)
+        self.arguments -= 1
+        return tree
+
+    def one_argument(self, whole: bool) -> Tree:
+        """The argument, without a limit on its depth."""
         token = self.peek()
         if token.text == "{" and token.kind == "op":
             return self.atom()
         if token.kind == "num" and not whole and len(token.text) > 1:
             if not token.text.isdigit():
-                raise Unreadable("a decimal stands where one digit is read")
+                raise Unreadable("a decimal where one digit is expected")
             self.row[self.at] = Token("num", token.text[1:], False)
             return ("num", int(token.text[0]), 1)
         if token.kind == "word" and len(token.text) > 1 and token.text not in WORDS:
@@ -297,11 +318,11 @@ class Reader:
         return self.atom()
 
     def group(self, tree: Tree) -> Tree:
-        """What was read between a pair of brackets of no meaning."""
+        """The content of a pair of brackets without meaning of their own."""
         return tree
 
     def atom(self) -> Tree:
-        """Implemented in `_atoms.py`."""
+        """Implemented in `atoms.py`."""
         raise NotImplementedError
 
 
@@ -314,7 +335,7 @@ def _chosen(letter: str, size: int, taken: Tree) -> Tree | None:
 
 
 def _mixed(whole: Tree, part: Tree) -> Tree | None:
-    """A whole number and a proper fraction beside it, as their sum; None when they are no mixed number."""
+    """An integer and a proper fraction next to it, as their sum; None if they are not a mixed number."""
     proper = part[0] == "div" and part[1][0] == part[2][0] == "num" and 0 < part[1][1] < part[2][1]
     return ("add", whole, part) if proper else None
 
@@ -324,5 +345,5 @@ def _times(left: Tree, right: Tree) -> Tree:
 
 
 def splits(word: str) -> bool:
-    """Whether a run of letters is read letter by letter."""
+    """Whether a run of letters is read as separate letters."""
     return word not in WORDS and word not in FUNCTIONS and not is_unit(word)

@@ -1,6 +1,6 @@
-"""Text to a syntax tree: lists, relations, sets, units and words around the expressions of `_grammar.py`.
+"""Parse text to a syntax tree: lists, relations, sets, units and words around the expressions of `grammar.py`.
 
-`parse` accounts for the whole text or raises; there is no partial reading.
+`parse` uses the whole text or raises; there is no partial reading.
 """
 
 from __future__ import annotations
@@ -11,31 +11,35 @@ from functools import lru_cache
 from rlvr.verifiers._math.read.atoms import numeral, single
 from rlvr.verifiers._math.read.blocks import RELATIONS, Blocks
 from rlvr.verifiers._math.read.grammar import ALIASES, FUNCTIONS, GREEK, OPENERS
-from rlvr.verifiers._math.read.notation import standard, stated, without_lead
+from rlvr.verifiers._math.read.notation import stated, without_lead
 from rlvr.verifiers._math.read.quantities import JOINS, NAMING
+from rlvr.verifiers._math.read.spellings import standard
 from rlvr.verifiers._math.read.tokens import Token, plain, tokens
 from rlvr.verifiers._math.read.tree import MAX_NODES, TooBig, Tree, Unreadable, infinite, symbols, walk
 from rlvr.verifiers._math.read.units import MULTIPLES, NOT_THINGS, TURNING, is_letter_unit, is_unit
-from rlvr.verifiers._math.read.words import choice, enclosed, lettered, unwrap, words
+from rlvr.verifiers._math.read.words import choice, enclosed, lettered, spelled, unwrap, words
 
 SETS = {r"\cup": "union", r"\cap": "inter", r"\setminus": "minus", r"\backslash": "minus"}
 INFINITE: Tree = ("const", "oo")
 _NUMBER = re.compile(r"(-?)((?:[0-9]{1,15}|[1-9][0-9]{0,2}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?)")
 _JOINED = {"and": "inter", "und": "inter", "or": "union", "oder": "union"}
 _JOINED |= {r"\land": "inter", r"\wedge": "inter", r"\lor": "union", r"\vee": "union"}
-"""What a word between two inequalities about one letter makes of them."""
+"""How a word between two inequalities in one letter joins them."""
 
 
 class Parser(Blocks):
     """The whole grammar over one row of tokens."""
 
+    alternatives = False
+    """Whether values are alternatives and no ordered pair: `1 or 2`, `1; 2`; but x = 1; y = 2 are coordinates."""
+
     def top(self) -> Tree:
-        """Everything there is, to the last token."""
+        """The whole input, to the last token."""
         items = self.over(self.items())
         self.accept(".")
         if self.peek().kind != "eof":
             raise Unreadable(f"{self.peek().text[:30]!r} is left over")
-        return items[0] if len(items) == 1 else ("list", *items)
+        return items[0] if len(items) == 1 else ("either" if self.alternatives else "list", *items)
 
     def items(self) -> list[Tree]:
         """Clauses with commas, semicolons, `and` or `or` between them."""
@@ -56,17 +60,18 @@ class Parser(Blocks):
                 found[-1] = (joined, found[-1], after)
             else:
                 found.append(after)
+                self.alternatives |= joint in ("or", "oder") or (joint == ";" and after[0] not in ("rel", "sym"))
         return found
 
     def over(self, found: list[Tree]) -> list[Tree]:
-        r"""The older fractions, whose bar stands between all there is in a group: `{1 \\over 2}`, `{n \\choose k}`."""
+        r"""The older fractions, whose bar separates everything in a group: `{1 \\over 2}`, `{n \\choose k}`."""
         sign = self.peek().text
         if len(found) != 1 or not self.accept(r"\over", r"\choose"):
             return found
         return [("div" if sign == r"\over" else "binom", single(found[0]), single(self.sum()))]
 
     def starts_factor(self, token: Token) -> bool:
-        """As below, except for words that end an expression: units, `and`, `mod`."""
+        """As in the superclass, except for words that end an expression: units, `and`, `mod`."""
         if token.kind == "word":
             name = token.text
             if name.lower() in MULTIPLES:
@@ -87,7 +92,7 @@ class Parser(Blocks):
         return super().starts_factor(token)
 
     def ends_clause(self, token: Token) -> bool:
-        """Whether nothing more of this clause follows."""
+        """Whether this clause ends here."""
         return token.kind == "eof" and self.row[self.at - 1].kind == "num" and self.peek().spaced
 
     def is_letter_unit_here(self, token: Token) -> bool:
@@ -108,7 +113,7 @@ class Parser(Blocks):
                 relation += "="
             chain += [relation, self.value()]
             if len(chain) > 15:
-                raise TooBig("the chain of relations is longer than 8")
+                raise TooBig("the chain of relations has more than 8 members")
         tree: Tree = first if len(chain) == 1 else ("rel", *chain)
         return self.modulo(tree)
 
@@ -118,10 +123,13 @@ class Parser(Blocks):
         if bracket:
             self.at += 1
         if self.peek().text in ("mod", r"\mod", r"\bmod", r"\pmod"):
-            self.at += 1
-            tree = ("mod", tree[-1] if tree[0] == "rel" else tree, self.argument(whole=True))
+            bare = self.take().text != r"\pmod" and not bracket
+            value, side = (tree[-1], tree[1]) if tree[0] == "rel" else (tree, tree)
+            modulus = self.argument(whole=True)
+            found: Tree = ("fun", "mod", value, modulus) if bare and value is tree else ("mod", value, modulus)
             if bracket:
                 self.expect(")")
+            tree = ("rel", side, "=", found) if side is not value and side[0] != "sym" and symbols(side) else found  # 2x = 6 (mod 7)
         return tree
 
     def value(self) -> Tree:
@@ -152,7 +160,9 @@ class Parser(Blocks):
                 self.bars = bars
                 return ("set",)
             raise Unreadable("a pair of brackets is empty")
+        alternatives = self.alternatives
         found = self.over(self.items())
+        self.alternatives = alternatives  # those in the brackets are not those of the answer
         if opener in (r"\{", r"\lbrace") and self.accept("|", r"\mid", ":", r"\vert"):
             found = [("builder", found[0], *self.items())]
         self.bars = bars
@@ -186,13 +196,13 @@ def _bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
     if len(found) == 1 and (plainly or (opener, closer) == ("[", "]")):
         return found[0]
     if plainly and len(found) == 2 and (found[0] == ("neg", INFINITE) or found[1] == INFINITE):
-        return ("interval", found[0], found[1], opener, closer)  # no pair of numbers has an infinite member
+        return ("interval", found[0], found[1], opener, closer)  # a pair of numbers never has an infinite member
     if plainly or (len(found) > 2 and (opener, closer) == ("[", "]")):
         return ("tuple", *found)
     if len(found) != 2:
-        raise Unreadable("an interval has two ends")
+        raise Unreadable("an interval must have two ends")
     if any(side in ("[", "]") and infinite(end) for side, end in ((opener, found[0]), (closer, found[1]))):
-        raise Unreadable("an interval is open at infinity")
+        raise Unreadable("an interval must be open at infinity")
     return ("interval", found[0], found[1], opener, closer)
 
 
@@ -204,7 +214,7 @@ def parse(text: str) -> Tree:
     ('div', ('num', 1, 1), ('num', 2, 1))
     """
     numbered = _NUMBER.fullmatch(text)
-    if numbered:  # most answers of most data sets: as below, without the search for anything else
+    if numbered:  # the most common case: a shortcut for the code below
         value = numeral(numbered[2].replace(",", ""))
         return ("neg", value) if numbered[1] else value
     if not text.isascii() and (said := enclosed(text)) is not None:
@@ -220,7 +230,7 @@ def parse(text: str) -> Tree:
     letter = choice(shown)
     if letter is not None:
         return ("choice", letter)
-    said = lettered(shown) or words(shown, strict=True)
+    said = lettered(shown) or words(shown, strict=True) or spelled(text)
     if said is not None:
         return said
     try:
@@ -232,12 +242,12 @@ def parse(text: str) -> Tree:
         return said
     nodes = len(walk(tree))
     if nodes > MAX_NODES:
-        raise TooBig(f"it has {nodes} parts; at most {MAX_NODES} are judged")
+        raise TooBig(f"it has {nodes} parts; at most {MAX_NODES} are allowed")
     return tree
 
 
 def _titled(text: str) -> Tree | None:
-    r"""A value with a title that is no expression: `P(\text{red}) = 7/12`, `[ABC] = 6`; None when the title says more than a name."""
+    r"""A value with a label that is not an expression: `P(\text{red}) = 7/12`, `[ABC] = 6`; None if the label is more than a name."""
     depth, at = 0, -1
     for place, sign in enumerate(text[:120]):
         depth += (sign in "([{") - (sign in ")]}")
@@ -255,7 +265,7 @@ def _titled(text: str) -> Tree | None:
 
 
 def _named(row: list[Token]) -> list[Token]:
-    r"""Text in math that is no words at all: \mathrm{e}, \operatorname{sin}, \mathbb{R}."""
+    r"""Text commands in math that are not words: \mathrm{e}, \operatorname{sin}, \mathbb{R}."""
     for at, token in enumerate(row):
         if token.kind == "text":
             name = ALIASES.get(token.text, token.text)

@@ -1,4 +1,4 @@
-"""The grammar's quantities: a value with what is written behind it or before it - units, a base, a name, or a clock's colon."""
+"""The grammar of quantities: a value with a unit, a base or a name before or after it, and clock times."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlvr.verifiers._math.value.exact import exact
 JOINS = frozenset(("and", "or", "und", "oder"))
 _NAMING = "a the of in for is by below above under off at with without from between"
 NAMING = frozenset(_NAMING.split())
-"""Words that say nothing of a thing that is counted, but may stand in the name of a value: `the distance from A = 5`."""
+"""Words that are not allowed in a counted thing, but may be in the name of a value: `the distance from A = 5`."""
 
 
 class Quantities(Atoms):
-    """Reads units, clock times and named values; lists and relations come from `_parse.py`."""
+    """Reads units, clock times and named values; lists and relations are read by `parse.py`."""
 
     def joins(self, token: Token) -> bool:
         """Whether a token is the word `and` or `or`."""
         return token.kind in ("word", "text") and token.text.strip(" ,").lower() in JOINS
 
     def label(self) -> Tree | None:
-        """Words before an equals sign are a name: `Area = 5`."""
+        """Words before an equals sign that name the value: `Area = 5`."""
         if self.peek().kind not in ("word", "text"):
             return None
         at = self.at
@@ -34,7 +34,7 @@ class Quantities(Atoms):
             name.append(self.take().text)
         if name and self.peek().text == "=" and (len(name) > 1 or len(name[0]) > 3) and re.fullmatch(r"[a-zA-Z ]+", " ".join(name)):
             if set(" ".join(name).lower().split()) & ((NOT_THINGS | TURNING) - NAMING):
-                raise Unreadable(f"the words {' '.join(name)[:40]!r} are no name")
+                raise Unreadable(f"the words {' '.join(name)[:40]!r} are not a name")
             return ("sym", " ".join(name).strip())
         self.at = at
         return None
@@ -107,11 +107,11 @@ class Quantities(Atoms):
         if measure(label) is None:
             raise Unreadable(f"the words {label[:40]!r} are left over")
         if tree[0] == "unit":
-            raise Unreadable(f"two units stand in a row: {tree[2]}, {label[:40]}")
+            raise Unreadable(f"two units follow each other: {tree[2]}, {label[:40]}")
         return ("unit", tree, label)
 
     def with_smaller(self, tree: Tree) -> Tree:
-        """A smaller unit of the same kind behind a larger one: `2 hours 30 minutes`, `5 dollars and 25 cents`."""
+        """A smaller unit of the same kind after a larger one: `2 hours 30 minutes`, `5 dollars and 25 cents`."""
         at, large = self.at, measure(tree[2]) if tree[0] == "unit" and tree[1][0] in ("num", "add") else None
         if large is None:
             return tree
@@ -126,7 +126,7 @@ class Quantities(Atoms):
         return tree
 
     def is_unit_word(self, token: Token) -> bool:
-        """Whether a factor of a compound unit may stand here: the m of kg·m/s²."""
+        """Whether a factor of a compound unit may be here: the m of kg·m/s²."""
         return token.kind == "text" or is_unit(token.text) or is_letter_unit(token.text)
 
     def in_base(self, tree: Tree, label: str) -> Tree:
@@ -136,5 +136,5 @@ class Quantities(Atoms):
             self.take()
         base = self.take()
         if tree[0] != "num" or tree[2] != 1 or not base.text.isdigit() or len(base.text) > 2 or not 2 <= int(base.text) <= 36:
-            raise Unreadable("there is no such base")
+            raise Unreadable("the base must be a known one")
         return ("base", str(tree[1]), int(base.text))

@@ -1,6 +1,6 @@
-"""Text to tokens: Unicode made plain or refused, LaTeX's spacing dropped, numerals read by a grammar of our own.
+"""Split text into tokens: Unicode is converted or refused, LaTeX spacing is dropped, numerals follow a grammar of their own.
 
-Everything is one pass, and everything has a cap, so that no text can make the tokenizer slow.
+Everything is one pass with limits, so that no text can make the tokenizer slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Token(NamedTuple):
     kind: str
     text: str
     spaced: bool
-    """Whether white space stood before it."""
+    """Whether white space came before it."""
 
 
 _SIGNS = {
@@ -39,9 +39,18 @@ _SIGNS = {
     "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ",
     "⟩": r"\rangle ", "∖": r"\setminus ", "∑": r"\sum ", "∫": r"\int ", "→": r"\to ", "¢": r"\text{cents}", "…": r"\ldots ", "⁄": "/",
     "∴": r"\therefore ", "⇒": r"\Rightarrow ",
-    "∨": r"\text{or}", "∧": r"\text{and}", "∠": "", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
+    "∨": r"\text{or}", "∧": r"\text{and}", "∠": r"\angle ", "△": "", "€": r"\text{euro}", "£": r"\text{pound}",
     "₹": r"\text{rupee}", "¥": r"\text{yen}", "µ": r"\mu ",
 }  # fmt: skip
+_FOREIGN = {
+    "平方厘米": "cm^2", "平方米": "m^2", "平方千米": "km^2", "立方厘米": "cm^3", "立方米": "m^3", "千米": "km", "公里": "km", "米": "m",
+    "分米": "dm", "厘米": "cm", "毫米": "mm", "千克": "kg", "公斤": "kg", "克": "g", "吨": "tonnes", "升": "liters", "毫升": "ml",
+    "小时": "hours", "分钟": "minutes", "秒": "seconds", "天": "days", "周": "weeks", "个月": "months", "年": "years", "岁": "years",
+    "美元": "dollars", "欧元": "euros", "元": "yuan", "度": "degrees", "人": "people",
+    **dict.fromkeys("个只本块支张次条颗名辆件种", "units"),
+}  # fmt: skip
+"""Units in Chinese; the words for counted things are not units."""
+_FOREIGN_UNIT = re.compile(r"(?<=[\d}{$ ])\s*(" + "|".join(sorted(_FOREIGN, key=len, reverse=True)) + r")(?=[\s}$.。]|$)")
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
 _SIGNS |= {sign: rf"\{name} " for sign, name in zip("αβγδεζηθκλμνξπρστφχψω", _GREEK.split(), strict=True)}
 _GREEK = "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
@@ -55,15 +64,16 @@ _VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
 
 
 def plain(text: str) -> str:
-    r"""The text in ASCII and Latin letters; a sign that could deceive (a foreign digit, a hidden mark) is refused.
+    r"""The text in ASCII and Latin letters; a misleading character (a foreign digit, a hidden mark) is refused.
 
     >>> plain("½×2²")
     '\\frac{1}{2}\\times 2^{2}'
     """
     if within(text).isascii():
         if _CONTROL.search(text):
-            raise Unreadable("it holds a control character")
+            raise Unreadable("it contains a control character")
         return text
+    text = _FOREIGN_UNIT.sub(lambda m: f" {_FOREIGN[m[1]]}", text.strip("\u200b\u2060\ufeff "))
     text = _RAISED_RUN.sub(lambda m: "^{" + m[0].translate(_RAISED) + "}", text)
     text = _LOWERED_RUN.sub(lambda m: "_{" + m[0].translate(_LOWERED) + "}", text)
     text = _VULGAR.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
@@ -81,9 +91,9 @@ def plain(text: str) -> str:
 
 
 def within(text: str) -> str:
-    """The text, unless it is too long to be read."""
+    """The text, unless it is too long."""
     if len(text) > MAX_LENGTH:
-        raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are read")
+        raise TooBig(f"it is {len(text)} characters long; at most {MAX_LENGTH} are allowed")
     return text
 
 
@@ -96,7 +106,7 @@ _SCAN = re.compile(
   | (?P<word>[a-zA-ZÀ-ɏ]+)
   | (?P<op>\*\*|<=|>=|!=|==|<|>|[-+*/^_=(){}\[\]|,;:!%&'".$?\#@])
   | (?P<space>\s+|~|\\[,;:!>\s]|\\(?:quad|qquad|enspace|thinspace|hfill|displaystyle|textstyle|limits|nolimits|rm|bf|it
-        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|angle|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
+        |left\s*\.|right\s*\.|left|right|middle|bigl|bigr|Bigl|Bigr|biggl|biggr|big|Big|bigg|Bigg|triangle)(?![a-zA-Z])|\\math(?:rm|bf|it)\s+(?=[a-zA-Z]))
   | (?P<text>\\(?:TEXT)\*?\s*\{)
   | (?P<begin>\\begin\s*\{(?P<env>[a-zA-Z]+)\*?\}(?:\{[lcr|\s]*\})?)
   | (?P<end>\\end\s*\{(?P<eenv>[a-zA-Z]+)\*?\})
@@ -109,7 +119,7 @@ _SILENT = frozenset((r"\(", r"\)", r"\[", r"\]"))
 
 
 def tokens(text: str) -> list[Token]:
-    r"""The tokens of a text that `plain` has been over.
+    r"""The tokens of a text that `plain` returned.
 
     >>> [t.text for t in tokens(r"\left(1,\!000\right)")]
     ['(', '1000', ')']
@@ -138,6 +148,9 @@ def tokens(text: str) -> list[Token]:
             continue
         if kind != "text":
             depth += (word in ("(", "[", "{", r"\{") or kind == "begin") - (word in (")", "]", "}", r"\}") or kind == "end")
+        if word == "!=" and not spaced and found and (found[-1].kind in ("num", "word") or found[-1].text in (")", "]", "}")):
+            found.append(Token("op", "!", False))  # 5!=120 is a factorial, 5 != 120 is not
+            word = "="
         found.append(Token(kind, word, spaced))
         spaced = False
         if depth > MAX_DEPTH or len(found) > MAX_TOKENS:
@@ -148,7 +161,7 @@ def tokens(text: str) -> list[Token]:
 def _numeral(word: str) -> str:
     digits = sum(c.isdigit() for c in word)
     if digits > MAX_DIGITS:
-        raise TooBig(f"it holds a numeral of {digits} digits; at most {MAX_DIGITS} are read")
+        raise TooBig(f"it contains a numeral of {digits} digits; at most {MAX_DIGITS} are allowed")
     if "overline" in word:
         head, _, tail = word.replace(r"\overline", "~").partition("~")
         return re.sub(r"[^\d.]", "", head) + "~" + re.sub(r"\D", "", tail)
@@ -156,7 +169,7 @@ def _numeral(word: str) -> str:
 
 
 def _braced(text: str, at: int) -> tuple[str, int]:
-    """The content up to the brace that closes, and the place after it."""
+    """The content up to the closing brace, and the position after it."""
     depth, start = 1, at
     while at < len(text):
         if text[at] == "\\":

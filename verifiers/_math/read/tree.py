@@ -1,12 +1,12 @@
 """The syntax tree of an answer: plain nested tuples, the operator's name first.
 
-Plain tuples compare structurally, hash, and travel as JSON; nothing here can run.
+Plain tuples compare by structure, hash, and can be sent as JSON; nothing in them can run.
 
     ("num", 3, 4)                    the rational 3/4               ("dec", 314, 2)      3.14, written with two places
     ("sym", "x")  ("const", "pi")    letters and constants          ("text", "east")     words
     ("add" | "mul", a, b, ...)  ("neg", a)  ("div", a, b)  ("pow", a, b)  ("root", a, n)  ("fun", "sin", a)
     ("sum" | "prod" | "integral", body, "k", lo, hi)   ("integral" | "deriv", body, "x")   ("limit", body, "x", at, "+")
-    ("list" | "tuple" | "set", a, b, ...)   ("interval", lo, hi, "(", "]")   ("union" | "inter" | "minus", a, b)
+    ("list" | "either" | "tuple" | "set", a, b, ...)   ("interval", lo, hi, "(", "]")   ("union" | "inter" | "minus", a, b)
     ("rel", a, "<", b, "<=", c)      a chain of relations           ("matrix", (row, row, ...))
 """
 
@@ -18,24 +18,24 @@ from typing import Any
 Tree = tuple[Any, ...]
 
 MAX_NODES = 600
-"""More nodes than this and a tree is refused before any arithmetic."""
+"""A tree with more nodes is refused before any arithmetic."""
 MAX_BITS = 60_000
-"""The largest exact integer, in bits, that is computed while judging."""
+"""The largest exact integer, in bits, that is computed."""
 
 
 LEAVES = frozenset(("num", "dec", "sym", "const", "text", "choice"))
 
 
 class Unreadable(Exception):
-    """The text is no answer that the grammar knows; the message says where it stops."""
+    """The text is not an answer that the grammar knows; the message says where parsing stopped."""
 
 
 class TooBig(Exception):
-    """The text is over a static cap: nothing of it was computed."""
+    """The text exceeds a static limit: nothing of it was computed."""
 
 
 def children(tree: Tree) -> Iterator[Tree]:
-    """The sub-trees right below."""
+    """The direct sub-trees."""
     if tree[0] in LEAVES:
         return
     for arg in tree[1:]:
@@ -49,7 +49,7 @@ def children(tree: Tree) -> Iterator[Tree]:
 def walk(tree: Tree) -> list[Tree]:
     """Every node, without recursion."""
     nodes = [tree]
-    for node in nodes:  # which grow on the way
+    for node in nodes:  # which grow in the loop
         if node[0] not in LEAVES:
             for arg in node[1:]:
                 if isinstance(arg, tuple) and arg:
@@ -73,7 +73,7 @@ def symbols(tree: Tree) -> frozenset[str]:
 
 
 def infinite(tree: Tree) -> int:
-    """1 or -1 when the tree is exactly plus or minus infinity; 0 else."""
+    """1 or -1 if the tree is exactly plus or minus infinity; else 0."""
     if tree == ("const", "oo"):
         return 1
     return -infinite(tree[1]) if tree[0] == "neg" else 0
@@ -90,13 +90,36 @@ def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
     return tuple(substitute(arg, point) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
 
 
+def ordered(tree: Tree) -> Tree:
+    """The tree with the terms of its sums and the factors of its products in a fixed order, and signs in front.
+
+    >>> one, x = ("num", 1, 1), ("sym", "x")
+    >>> ordered(("add", x, one)) == ordered(("add", one, x))
+    True
+    """
+    if tree[0] in LEAVES:
+        return tree
+    args = [ordered(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree[1:]]
+    negative = False
+    if tree[0] in ("mul", "div"):
+        negative = sum(arg[0] == "neg" for arg in args) % 2 == 1
+        args = [arg[1] if arg[0] == "neg" else arg for arg in args]
+    if tree[0] == "neg" and args[0][0] == "neg":
+        inner: Tree = args[0][1]
+        return inner
+    if tree[0] in ("add", "mul"):
+        args = sorted((part for arg in args for part in (arg[1:] if arg[0] == tree[0] else (arg,))), key=repr)
+    return ("neg", (tree[0], *args)) if negative else (tree[0], *args)
+
+
 def has(tree: Tree, *ops: str) -> bool:
-    """Whether a node of one of these kinds stands anywhere in the tree."""
+    """Whether a node of one of these kinds is anywhere in the tree."""
     return any(node[0] in ops for node in walk(tree))
 
 
 NAMES = {
     "list": "the list",
+    "either": "the alternatives",
     "tuple": "the tuple",
     "set": "the set",
     "interval": "the interval",
@@ -127,12 +150,12 @@ def say(tree: Tree) -> str:
     return f"{NAMES[tree[0]]} {shown}" if tree[0] in NAMES else shown
 
 
-_INFIX = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", "}
+_INFIX = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", ", "either": " or "}
 _CLOSED = {"tuple": ("(", ")"), "set": ("{", "}")}
 
 
 def show(tree: Tree, depth: int = 0) -> str:
-    """The tree in plain one-line notation; deep parts are cut."""
+    """The tree in plain one-line notation; deep parts are left out."""
     op, args = tree[0], tree[1:]
     if depth > 12:
         return "..."

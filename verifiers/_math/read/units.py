@@ -1,7 +1,7 @@
-"""Units of measure: what a label means, and when two labels may stand for the same quantity.
+"""Units of measure: the meaning of a label, and when two labels may mean the same quantity.
 
-A label is read into powers of base units and a factor: "cm^2" is ((("m", 2),), 1/10000). A word that the table does not
-know is a thing that is counted ("18 eggs"): its own base unit, without a conversion.
+A label is parsed into powers of base units and a factor: "cm^2" is ((("m", 2),), 1/10000). A word that is not in the table
+is a counted thing ("18 eggs"): its own base unit, without a conversion.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import lru_cache
 Measure = tuple[tuple[tuple[str, int], ...], Fraction]
 
 MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MULTIPLES |= {"lakh": 10**5, "crore": 10**7, "quadrillion": 10**15}
 
 _TABLE = """
 m 1: m meter metre | cm 1/100: cm centimeter centimetre | mm 1/1000: mm millimeter millimetre | km 1000: km kilometer kilometre
@@ -44,7 +45,7 @@ _DERIVED: Mapping[str, Measure] = {
     "hz": ((("s", -1),), Fraction(1)),
     "volume": ((("m", 3),), Fraction(1, 1000)),
 }
-"""What newtons, joules, watts, pascals, hertz and litres are made of."""
+"""The base units of newtons, joules, watts, pascals, hertz and litres."""
 
 _UNITS: dict[str, tuple[str, Fraction]] = {}
 for _entry in re.split(r"[|\n]", _TABLE.strip()):
@@ -62,12 +63,44 @@ _NOT_THINGS = (
     "tens hundredths thousandths millionths at most least let suppose assume"
 )
 NOT_THINGS = frozenset(_NOT_THINGS.split())
-TURNING = frozenset(
-    ["negative", "opposite", "reciprocal", "inverse", "double", "doubled", "twice", "triple", "tripled", "thrice", "neg", "lnot", "nexists"]
-)
-"""Words that make another value of the one they stand beside."""
+_TURNING = "negative opposite reciprocal inverse double doubled twice triple tripled thrice neg lnot nexists"
+_TURNING += " converse contrary reverse negation contrapositive false wrong"
+TURNING = frozenset(_TURNING.split())
+"""Words that change the value of the word next to them."""
+_DIGIT = "zero one two three four five six seven eight nine"
+_TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+CARDINALS = {word: number for number, word in enumerate(f"{_DIGIT} {_TEENS}".split())}
+CARDINALS |= {word: 10 * number for number, word in enumerate(_TENS.split(), 2)}
+_STEMS = "four fif six seven eigh nin ten eleven twelf thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_STEMS += " twentie thirtie fortie fiftie sixtie seventie eightie ninetie hundred thousand million billion trillion n k"
+_PARTS = re.compile(rf"(?:{'|'.join(_STEMS.split())})ths?|halfs?|halve[sd]?|thirds?|[1-9]\d*(?:st|nd|rd|th)s?")
+_AMOUNT = "score gross grand nought naught nil nada aught umpteen couple few several many some more plenty tens ones"
+_AMOUNT += " ish fold milliard myriad radical"
+AMOUNTS = frozenset(_AMOUNT.split())
+_SIGNED = "pi tau infinity infty oo sqrt root sin cos tan cot sec csc log ln exp lg arcsin arccos arctan sinh cosh tanh"
+_SIGNED += " det gcd lcm max min abs floor ceil"
+SIGNS = frozenset(_SIGNED.split())
+
+
+_TURNED = TURNING | {"half", "plus", "minus", "times"}
+
+
+def is_number_word(word: str) -> bool:
+    """Whether a word is a number, a part of one, an amount, or a function: never the name of a counted thing.
+
+    >>> [is_number_word(word) for word in ("fifths", "eight", "zillion", "score", "sqrt", "apples", "months")]
+    [True, True, True, True, True, False, False]
+    """
+    if _TURNED & set(word.lower().split("-")):  # half-hours
+        return True
+    word = word.lower().rstrip("s") if word.lower() not in AMOUNTS | SIGNS else word.lower()
+    counted = word in CARDINALS or word in AMOUNTS or word in SIGNS or _PARTS.fullmatch(word) is not None
+    return counted or re.fullmatch(r"(?:[a-z]*-)?(?:[a-z]*illion|[a-z]+ty-[a-z]+)|googol(?:plex)?", word) is not None
+
+
 _VERDICT = re.compile(r".+[^e]ed|negative|opposite|reciprocal|inverse|(?:possib|probab|exact|near|rough|hard|bare|suppos\w*|on|real)ly")
-"""What a counted thing's last word is not: `42 rejected`, `42 possibly`."""
+"""Words that a counted thing cannot end with: `42 rejected`, `42 possibly`."""
 _LONG = frozenset(word for word in _UNITS if len(word) >= 2) | frozenset(MULTIPLES) - {"in", "percent"}
 _SINGLE = frozenset("mgshLlNJWV")
 
@@ -79,17 +112,19 @@ def is_unit(word: str) -> bool:
 
 
 def is_letter_unit(letter: str) -> bool:
-    """Whether one letter after a numeral and a space is read as a unit."""
+    """Whether one letter after a numeral and a space is a unit."""
     return letter in _SINGLE
 
 
 @lru_cache(maxsize=4096)
 def measure(label: str) -> Measure | None:
-    """What a label means; None for words that count nothing ("or 43", "not").
+    """The meaning of a label; None for words that count nothing ("or 43", "not").
 
     >>> measure("square inches")
     ((('m', 2),), Fraction(16129, 25000000))
     """
+    if re.fullmatch(r"[a-z](?:\.\s*[a-z])+\.?", label.strip().lower()):  # B.C.
+        return None
     text = re.sub(r"\\cdot|[\\.]|\s+", " ", label.lower().replace("{", "").replace("}", ""))
     text = re.sub(r" +", " ", text).strip()
     text = re.sub(r"^deg(?:ree)?s? (?=celsius|fahrenheit|kelvin)", "", text)
@@ -146,7 +181,7 @@ def _part(text: str) -> Measure | None:
             exponent = int(power or 1)
             powers[unit[0]] = powers.get(unit[0], 0) + exponent
             factor *= unit[1] ** exponent
-        elif re.fullmatch(r"[a-zà-ɏ'-]+", name):
+        elif re.fullmatch(r"[a-zà-ɏ](?:[a-zà-ɏ'-]*[a-zà-ɏ'])?", name) and not is_number_word(name):
             things.append(_singular(name) + (f"^{power}" if power else ""))
         else:
             return None
@@ -168,6 +203,16 @@ def is_angle(meaning: Measure | None) -> bool:
     return meaning is not None and meaning[0] == (("angle", 1),)
 
 
+def is_base(name: str) -> bool:
+    """Whether a name is one of the table's base units, and not a counted thing."""
+    return any(base == name for base, _ in _UNITS.values())
+
+
+def is_money(meaning: Measure | None) -> bool:
+    """Whether the label is a currency: amounts of money are exact."""
+    return meaning is not None and len(meaning[0]) == 1 and meaning[0][0][0] in ("money", "euro", "gbp", "rupee", "yen")
+
+
 def is_degree(label: str) -> bool:
-    """Whether the label says degrees, which differ from radians by a factor that is not rational."""
+    """Whether the label means degrees, which differ from radians by an irrational factor."""
     return label.lower().strip(" .") in ("degree", "degrees", "deg", "degs")

@@ -1,107 +1,86 @@
-"""Answers that are words, and the wrapping around answers: dollar signs, text commands, a final period."""
+"""Answers in words, and the wrapping around answers: dollar signs, text commands, a final period."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from rlvr.verifiers._math.read.tree import Tree
+from rlvr.verifiers._math.read.units import CARDINALS, MULTIPLES, TURNING
 
 _COMMAND = re.compile(
     r"\\(?:text|textnormal|textup|textbf|textit|textrm|textsf|texttt|mbox|hbox|mathrm|mathbf|mathit|mathsf|operatorname|emph|boldsymbol)\*?\s*\{"
 )
-_NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_MATHS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "log",
-        "ln",
-        "exp",
-        "sqrt",
-        "pi",
-        "oo",
-        "inf",
-        "infinity",
-        "infty",
-        "det",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "and",
-        "or",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "tg",
-        "ctg",
-        "arctg",
-        "arcctg",
-        "mod",
-    ]
-)
-_SHORT = frozenset(
-    [
-        "yes",
-        "no",
-        "odd",
-        "even",
-        "true",
-        "both",
-        "none",
-        "all",
-        "any",
-        "red",
-        "blue",
-        "one",
-        "two",
-        "six",
-        "ten",
-        "east",
-        "west",
-        "dne",
-        "saturday",
-        "sunday",
-        "monday",
-    ]
-)
+_FUNCTION_WORDS = "sin cos tan cot sec csc log ln exp sqrt pi oo inf infinity infty det max min gcd lcm"
+_FUNCTION_WORDS += " and or arcsin arccos arctan tg ctg arctg arcctg mod"
+_MATHS = frozenset(_FUNCTION_WORDS.split())
+_SHORT_WORDS = "yes no odd even true both none all any red blue one two six ten east west dne saturday sunday monday"
+_SHORT = frozenset(_SHORT_WORDS.split())
 _WORDY = re.compile(r"[a-zA-ZÀ-ɏ0-9 ,.'&()/:-]+")
 _RUN = re.compile("[a-zA-ZÀ-ɏ]{2}")
 _BREAK = re.compile(r"\s{0,4}[,;]?\s{0,4}\\\\(?=\s|\d|-|[a-zA-Z](?![a-zA-Z]))\s*")
 _ESCAPED = re.compile(r"\\\\[a-zA-Z]{2}")
 _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
-_SAME = {
-    "no solutions": "no solution",
-    "no real solutions": "no solution",
-    "no real solution": "no solution",
-    "there is no solution": "no solution",
-    "empty set": "no solution",
-    "the empty set": "no solution",
-    "no real root": "no solution",
-    "no real roots": "no solution",
-    "infinitely many": "infinitely many solutions",
-    "dne": "does not exist",
-    "the limit does not exist": "does not exist",
-    "undefined": "does not exist",
-    "not defined": "does not exist",
-    "true": "true",
-    "divergent": "diverges",
-    "convergent": "converges",
-    "neither even nor odd": "neither",
-    "all reals": "all real numbers",
-    "all real": "all real numbers",
-}
+
+
+class Saying(NamedTuple):
+    """Several wordings of one answer: the pattern, what it becomes, and one example, which a test runs.
+
+    >>> Saying(re.compile("dne|undefined"), "does not exist", "dne").pattern.fullmatch("dne") is not None
+    True
+    """
+
+    pattern: re.Pattern[str]
+    becomes: str
+    example: str
+
+
+_OF_WHAT = "(?:(?:the |this )?(?:series|integral|sequence) )?"
+SAYINGS = tuple(
+    Saying(re.compile(pattern), becomes, example)
+    for pattern, becomes, example in (
+        (
+            r"(?:there (?:is|are) |(?:the |this )?(?:equation|system|inequality) has )?"
+            r"no (?:real |possible )?(?:solution|root)s?(?: exists?)?|(?:the )?empty set",
+            "no solution",
+            "the equation has no real solution",
+        ),
+        (r"(?:there are )?infinitely many(?: solutions)?", "infinitely many solutions", "infinitely many"),
+        (r"dne|(?:the |this )?(?:limit )?does not exist|undefined|not defined", "does not exist", "the limit does not exist"),
+        (_OF_WHAT + r"(?:diverges|is divergent|divergent)", "diverges", "the series diverges"),
+        (_OF_WHAT + r"(?:converges|is convergent|convergent)", "converges", "the integral converges"),
+        (r"neither(?: even nor odd)?", "neither", "neither even nor odd"),
+        (r"all reals?(?: numbers)?", "all real numbers", "all reals"),
+    )
+)
+_MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
+_DATE = re.compile(rf"(?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({_MONTHS})(?:,? (\d{{4}}))?")
+_AMERICAN_DATE = re.compile(rf"({_MONTHS}) (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?(?:,? (\d{{4}}))?")
+_ORDINAL_WORDS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+ORDINALS = tuple(_ORDINAL_WORDS.split())
 _SAID: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
 _SAID |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
 _SAID |= {f"{said} integers": ("const", "N" if "positive" in said else "Z") for said in ("positive", "all positive", "all")}
-_SAME |= {f"the {said} {verb}s": f"{verb}s" for said in ("series", "integral", "sequence") for verb in ("diverge", "converge")}
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
 )
+
+
+_DENIED = re.compile(
+    r"\b(?:wrong|incorrect|invalid|false|unless|except|versus|vs|rejected|eliminated|excluded|ruled|is impossible|tempting|trap"
+    r"|(?<!all )but|if|instead|rather|almost|nearly|perhaps|maybe|possibly|unlikely|(?:no|never|minus|else)$)\b|n't\b",
+    re.IGNORECASE,
+)
+"""Words behind the letter of a choice that deny it or make it depend on something."""
+_RELATED = re.compile(
+    r"[-+*/=^(]|\\(?:n?eq?|not(?:in)?|cup|cap|in|[lg]e?q?|[lg]t|to|pm|mp|sim|approx|equiv|l?or|vee|wedge|land|lnot|neg)(?![a-zA-Z])"
+)
+"""Signs behind the letter of a choice that make it part of a formula."""
+
+
+def _denied(rest: str) -> bool:
+    """Whether the words behind the letter of a choice take it back; a capital may start the option's own words: `(B) False`."""
+    return rest not in ("False", "No", "Never") and _DENIED.search(rest) is not None
 
 
 def unwrap(text: str) -> str:
@@ -116,7 +95,7 @@ def unwrap(text: str) -> str:
         text = text.replace("\\\\", "\\")
     for _ in range(6):
         if text[:1].isalnum() and (text[-1].isalnum() or text[-1] in ")]}%"):
-            break  # there is nothing around it
+            break  # nothing is wrapped around it
         before = text
         text = re.sub(r"(?<!\\)\\$", "", text.strip().strip("\u200b"))
         if len(text) > 1 and text[-1] == "," and text[-2] != "\\":
@@ -149,7 +128,7 @@ def _closes(text: str, at: int) -> bool:
 
 
 def choice(text: str) -> str | None:
-    """The letter of a multiple-choice answer in capitals, when the text is one: `(C)`, `C.`, `(C) 12`, `option c`."""
+    """The letter of a multiple-choice answer as a capital, if the text is one: `(C)`, `C.`, `(C) 12`, `option c`."""
     if len(text) > 300:
         return None
     shown = " ".join((_COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).split())
@@ -165,9 +144,9 @@ def choice(text: str) -> str | None:
         other = re.match(r"[A-Z][\w{}]*\s*=", rest) or re.search(
             r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\bno,|\b[A-J][.:)]|\b[B-HJ]$", rest
         )
-        if not marked or other or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
+        if not marked or other or _denied(rest) or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
             return None
-        if bracketed and (not bracketed.isupper() or re.match(r"[-+*/=^(]|\\(?:cup|cap|in)", rest)):
+        if bracketed and (not bracketed.isupper() or _RELATED.match(rest)):
             return None
     return letter.upper() if letter.isupper() or bracketed or rest == "" else None
 
@@ -188,7 +167,7 @@ def lettered(text: str) -> Tree | None:
 
 
 def words(text: str, *, strict: bool) -> Tree | None:
-    """The text as words: `strict` asks that it can be nothing else, without it any plain words will do."""
+    """The text as words: with `strict` only if it can be nothing else, otherwise any plain words."""
     if len(text) > 200:
         return None
     shown = _COMMAND.sub(" ", text).replace("}", " ") if _COMMAND.search(text) else text
@@ -201,28 +180,99 @@ def words(text: str, *, strict: bool) -> Tree | None:
     low = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", shown.lower())
     if low in _SAID:
         return _SAID[low]
-    if low in _NUMBERS:
-        return ("num", _NUMBERS.index(low), 1)
-    if low in _SAME.values() or low in _SAME:
-        return ("text", _SAME.get(low, low))
+    number = number_in_words(low)
+    if number is not None:
+        return ("num", number, 1)
+    said = next((saying.becomes for saying in SAYINGS if saying.pattern.fullmatch(low)), "") or dated(low)
+    if said:
+        return ("text", said)
     if strict:
         if any(c.isdigit() for c in shown) or any(run.lower() in _MATHS for run in runs):
             return None
         if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or ("," in shown and runs[0].lower() not in ("yes", "no", "true", "false")):
             return None
-        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and shown[1:].islower())):
+        if len(runs) == 1 and not (len(shown) > 3 or low in _SHORT or (shown[0].isupper() and (shown[1:].islower() or shown.isupper()))):
             return None
         if all(len(run) == 1 for run in runs):
             return None
     return ("text", low)
 
 
+def number_in_words(text: str) -> int | None:
+    """An integer in words; None for anything else.
+
+    >>> number_in_words("twenty-one"), number_in_words("three hundred and five"), number_in_words("five two")
+    (21, 305, None)
+    """
+    total, group, last = 0, 0, ""
+    words = re.split(r"[ -]+", text)
+    if not words or words[0] not in CARDINALS or len(words) > 12:
+        return None
+    for word in words:
+        value = CARDINALS.get(word)
+        if value is not None:
+            fits = group % 100 == 0 if value >= 10 or not value else group % 10 == 0 and group % 100 not in range(10, 20)
+            if not fits or (last in CARDINALS and not CARDINALS[last] >= 20) or last == "zero":
+                return None
+            group += value
+        elif word == "hundred" and 0 < group < 10:
+            group *= 100
+        elif word in ("thousand", "million", "billion", "trillion") and group > 0 and (not total or total % (MULTIPLES[word] * 1000) == 0):
+            total, group = total + group * MULTIPLES[word], 0
+        elif word != "and" or last not in MULTIPLES:
+            return None
+        last = word
+    return None if last == "and" else total + group
+
+
+def dated(text: str) -> str:
+    """A date in one standard wording; empty for anything else.
+
+    >>> dated("14 march"), dated("march 14th, 2020"), dated("march past")
+    ('march 14', 'march 14 2020', '')
+    """
+    if match := _DATE.fullmatch(text):
+        month, day, year = match[2], match[1], match[3]
+    elif match := _AMERICAN_DATE.fullmatch(text):
+        month, day, year = match[1], match[2], match[3]
+    else:
+        return ""
+    return " ".join([month, str(int(day)), *([year] if year else [])])
+
+
+def spelled(text: str) -> Tree | None:
+    r"""Two or three letters in a text command, which make a word: `\text{ba}`, where the bare `ba` is a product.
+
+    >>> spelled(r"$\text{ba}$")
+    ('text', 'ba')
+    """
+    match = re.fullmatch(r"\$?\\(?:text(?:bf|it|rm)?|mbox)\s*\{\s*([a-zA-Z]{2,3})\s*\}\$?", text.strip())
+    return ("text", match[1].lower()) if match and match[1].lower() not in _MATHS else None
+
+
+_SUBJECTS = "function graph series integral sequence answer number result statement triangle matrix system relation limit product sum"
+_SUBJECTS += " value integer expression polynomial curve conic equation shape figure quadrilateral polygon set parity claim proposition"
+_SUBJECTS += " lines planes vectors events variables solution day winner color colour"
+_SUBJECT = f"(?:given |whole |resulting |final |original |above |correct )?(?:{'|'.join(_SUBJECTS.split())})"
+_STATED = re.compile(rf"(?:it|(?:the|this|that) {_SUBJECT}) (?:is|are) (?=[a-z])")
+"""A statement about the subject of the question; one about another subject, such as its derivative, is another answer."""
+
+
+_CONGRUENT = re.compile(
+    r"(?:by )?(?:the )?(sss|sas|asa|aas|hl|rhs|aa)(?: (congruence|similarity))?(?: (?:criterion|postulate|theorem|rule|condition))?"
+)
+"""A theorem about triangles: `by SAS congruence`."""
+
+
 def same_words(gold: str, answer: str) -> bool:
-    """Whether two texts in words are one: articles and marks do not count, and names joined by `and` come in any order.
+    """Whether two texts in words are equal: articles and marks are ignored, and names joined by `and` match in any order.
 
     >>> same_words("alice and bob", "bob, alice"), same_words("an even number", "odd number")
     (True, False)
     """
+    theorem, mine = _CONGRUENT.fullmatch(gold), _CONGRUENT.fullmatch(answer)
+    if theorem and mine:
+        return theorem[1] == mine[1] and (theorem[2] == mine[2] or not theorem[2])
     wanted, given = _parts(gold), _parts(answer)
     if " and " in gold and len(wanted) == len(given) > 1:
         return sorted(wanted) == sorted(given)
@@ -230,13 +280,16 @@ def same_words(gold: str, answer: str) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    bare = re.sub(r"[()-]", " ", re.sub(r"^all (?!but|except|of)", "", text))
+    bare = re.sub(r"[()-]", " ", re.sub(r"^all (?!but|except|of)", "", text)).replace("right angled", "right")
+    stated = _STATED.match(bare)
+    if stated and not TURNING & set(stated[0].split()):  # the function is even
+        bare = bare[stated.end() :]
     named = (" ".join(w for w in part.split() if w not in ("the", "a", "an")) for part in re.split(r",| and ", f" {bare} "))
     return [part for part in named if part]
 
 
 def enclosed(text: str) -> Tree | None:
-    """Statements by their circled numbers, in any order: no numbers, but names; None for anything else.
+    """Statements by their circled numbers, in any order: names, not numbers; None for anything else.
 
     >>> enclosed("②①") == enclosed("①, ②")
     True

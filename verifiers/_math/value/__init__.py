@@ -1,1 +1,1 @@
-"""What a tree is worth: exact numbers, normal forms, numeric points, algebra in worker processes."""
+"""Compute the value of a tree: exact numbers, normal forms, numeric points, algebra in worker processes."""

@@ -1,7 +1,7 @@
-"""Trees to sympy by explicit constructors, and the question sympy is kept for: are two expressions equal?
+"""Convert trees to sympy with explicit constructors, and let sympy decide whether two expressions are equal.
 
-Runs in the workers only. By the time a question comes here, sample points have agreed to dozens of digits, so this looks for
-the proof, or for the assumption under which the two part.
+Runs in the workers only. When an expression gets here, sample points have agreed to dozens of digits, so this looks for
+a proof, or for the assumption under which the two differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FUNCTIONS |= {"asinh": sp.asinh, "acosh": sp.acosh, "atanh": sp.atanh, "sgn": sp
 
 
 class Foreign(Exception):
-    """A tree that sympy is not asked about."""
+    """A tree that is not passed to sympy."""
 
 
 def build(tree: Tree) -> Any:
@@ -95,7 +95,7 @@ _RULES = {
 
 
 def equal(a: Tree, b: Tree) -> bool | None:
-    """True or False when sympy is sure; None when it is not, or is not asked.
+    """True or False if sympy is certain; None if it is not, or was not used.
 
     >>> equal(("fun", "sin", ("const", "pi")), ("num", 0, 1))
     True
@@ -118,7 +118,7 @@ def equal(a: Tree, b: Tree) -> bool | None:
 
 
 def _zero_on_both_sides(gap: Any) -> bool:
-    """Whether an expression in |x| is zero for positive x and for negative x, by expanding alone: logarithms of x^2 and |x| are."""
+    """Whether an expression in |x| is zero for positive x and for negative x, by expansion only: logarithms of x^2 and |x| are."""
     (letter,) = gap.free_symbols if len(gap.free_symbols) == 1 else (None,)
     if letter is None or not gap.has(sp.Abs):
         return False
@@ -127,6 +127,6 @@ def _zero_on_both_sides(gap: Any) -> bool:
 
 
 def warm() -> None:
-    """Load what the first question would load."""
+    """Load what the first request would load."""
     x = ("sym", "x")
     equal(("add", ("pow", ("fun", "sin", x), ("num", 2, 1)), ("pow", ("fun", "cos", x), ("num", 2, 1))), ("num", 1, 1))

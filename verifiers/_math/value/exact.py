@@ -1,4 +1,4 @@
-"""Rational arithmetic on trees, with caps: the fast path of most comparisons, and the only one that integers need."""
+"""Rational arithmetic on trees, with limits: the fast path of most comparisons, and all that integers need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NotFinite(Exception):
 
 
 def exact(tree: Tree) -> Fraction | None:
-    """The tree as one rational number; None when it is anything else.
+    """The tree as one rational number; None for anything else.
 
     >>> exact(("div", ("num", 1, 1), ("dec", 25, 2)))
     Fraction(4, 1)
@@ -41,7 +41,7 @@ def exact(tree: Tree) -> Fraction | None:
         args.append(value)
     result = _RULES[op](*args)
     if result is not None and result.numerator.bit_length() + result.denominator.bit_length() > MAX_BITS:
-        raise TooBig("a number in it grows too long")
+        raise TooBig("a number in it gets too long")
     return result
 
 
@@ -63,13 +63,13 @@ def _div(top: Fraction, low: Fraction) -> Fraction:
 
 
 def power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    """Base to the exponent when that is rational at sight; None else."""
-    if exponent.denominator != 1:
-        return None
+    """Base to the exponent if that is obviously rational; else None."""
     if not base:
         if exponent <= 0:
             raise NotFinite("it raises zero to a power that is not positive")
         return base
+    if exponent.denominator != 1:
+        return None
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if size > 1 and size * abs(exponent) > MAX_BITS:
         raise TooBig(f"a power in it has more than {MAX_BITS} bits")
@@ -79,7 +79,7 @@ def power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def root(base: Fraction, degree: Fraction) -> Fraction | None:
-    """The root when it is rational."""
+    """The root if it is rational."""
     if degree.denominator != 1 or not 1 <= degree <= 64 or (base < 0 and degree % 2 == 0):
         return None
     sign = -1 if base < 0 else 1
@@ -119,7 +119,7 @@ def binomial(top: Fraction, low: Fraction) -> Fraction | None:
 
 
 def series(tree: Tree) -> Fraction | None:
-    """A sum or a product over a short row of integers, term by term; None when it is anything else.
+    """A sum or a product over a short range of integers, term by term; None for anything else.
 
     >>> series(("sum", ("sym", "k"), "k", ("num", 1, 1), ("num", 4, 1)))
     Fraction(10, 1)
@@ -138,7 +138,7 @@ def series(tree: Tree) -> Fraction | None:
             return None
         total = total + term if tree[0] == "sum" else total * term
         if total.numerator.bit_length() + total.denominator.bit_length() > MAX_BITS:
-            raise TooBig("a number in it grows too long")
+            raise TooBig("a number in it gets too long")
     return total
 
 

@@ -1,8 +1,8 @@
-"""One normal form for polynomials, radicals and complex numbers: equal forms are equal values.
+"""A normal form for polynomials, radicals and complex numbers: equal forms mean equal values.
 
 A form is a sum: a dict from monomials to rational coefficients. A monomial is a sorted tuple of (atom, exponent). Atoms are
-letters, pi, e, i, primes under a root ("#2"), and, as a string, whatever is not looked into ("sin(1*x)", an inverse of a sum).
-When no such string occurs, different forms are different values too, because square-free radicals are independent.
+letters, pi, e, i, primes under a root ("#2"), and, as a string, every opaque part ("sin(1*x)", an inverse of a sum).
+Without such a string, different forms mean different values too, because square-free radicals are independent.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ Form = dict[Monomial, Rational]
 
 MAX_TERMS = 400
 STEPS = 20_000
+POLES = frozenset(("ln", "cot", "csc", "Gamma"))
+"""Functions without a value at zero."""
 
 
 class Normaliser:
-    """Turns trees into forms with a budget of steps, so that no product can run away."""
+    """Converts trees to forms with a budget of steps, so that no product can run away."""
 
     def __init__(self, steps: int = STEPS) -> None:
         self.steps = steps
-        self._known: dict[Tree, Form] = {}  # a part that is looked at twice at every level costs 2^depth without this
+        self._known: dict[Tree, Form] = {}  # without it, a part that is visited twice at every level costs 2^depth
         self.opaque = False
-        """Whether some part was not looked into: then different forms prove nothing."""
+        """Whether some part is opaque: then different forms prove nothing."""
 
     def form(self, tree: Tree) -> Form:
         """The normal form of an expression."""
@@ -52,7 +54,7 @@ class Normaliser:
         return rule(tree) if rule else self.atom(tree)
 
     def atom(self, tree: Tree) -> Form:
-        """A part that is not looked into, named by its operator and the forms of its arguments."""
+        """An opaque part, named by its operator and the forms of its arguments."""
         self.opaque = True
         parts = [arg if isinstance(arg, str) else text(self.form(arg)) for arg in tree[1:] if not isinstance(arg, int)]
         return {((f"{tree[0]}({','.join(parts)})", 1),): 1}
@@ -100,7 +102,7 @@ class Normaliser:
     _binom = _fact
 
     def _sum(self, tree: Tree) -> Form:
-        """A short sum is its value; a long one, a limit or an integral is not looked into: its bounds may be infinite."""
+        """A short sum is computed; a long one, a limit or an integral is opaque: its bounds may be infinite."""
         value = exact(tree)
         if value is not None:
             return _constant(value)
@@ -114,10 +116,14 @@ class Normaliser:
             inner = self.form(tree[2])
             if set(inner) <= {()}:
                 return _constant(abs(Fraction(inner.get((), 0))))
+        if tree[1] in POLES and not self.form(tree[2]):
+            raise NotFinite(f"{tree[1]} of zero has no finite value")
         return self.atom(tree)
 
     def power(self, base: Form, exponent: Fraction, tree: Tree) -> Form:
         """A form to a rational power."""
+        if not base and exponent <= 0:
+            raise NotFinite("it raises zero to a power that is not positive")
         if exponent.denominator == 1 and abs(exponent) <= 4096:
             n = int(exponent)
             if n < 0:
@@ -127,7 +133,7 @@ class Normaliser:
                 scaled = power(Fraction(value), exponent)
                 return _form({atom: e * n for atom, e in mono}, scaled or 0)
             if not base:
-                return {} if n else _constant(1)
+                return {}
             if n > 64:
                 raise TooBig("a power of a sum in it is over 64")
             result = _constant(1)
@@ -185,10 +191,10 @@ class Normaliser:
         return {((f"({text(scaled)})", -1),): Fraction(1) / lead}
 
     def spend(self, steps: int) -> None:
-        """Count work; over the budget the answer is refused, not computed."""
+        """Count work; over the budget the answer is refused."""
         self.steps -= steps
         if self.steps < 0:
-            raise TooBig("it takes too many steps to expand")
+            raise TooBig("it needs too many steps to expand")
 
 
 def _constant(value: Rational) -> Form:
@@ -196,7 +202,7 @@ def _constant(value: Rational) -> Form:
 
 
 def _plain(value: Rational) -> Rational:
-    """A whole number as such: whole numbers are what sums and products are quick with."""
+    """An integer as an int: sums and products are fast with ints."""
     return value.numerator if value.denominator == 1 else value
 
 
@@ -224,7 +230,7 @@ def _form(powers: dict[str, Rational], value: Rational) -> Form:
 
 
 def _reduced(powers: dict[str, Rational], value: Rational) -> tuple[Monomial, Rational]:
-    """The monomial of these powers, and its factor: i to the fourth is 1, a prime's exponent lies in [0, 1)."""
+    """The monomial of these powers, and its factor: i to the fourth is 1, a prime's exponent is in [0, 1)."""
     for atom in [atom for atom in powers if atom == "i" or atom[0] == "#"]:
         exponent = powers[atom]
         if atom != "i":
@@ -241,7 +247,7 @@ def _reduced(powers: dict[str, Rational], value: Rational) -> tuple[Monomial, Ra
 
 
 def _primes(value: Fraction) -> list[tuple[str, Rational]] | None:
-    """The prime powers of a rational; None when it does not factor quickly."""
+    """The prime powers of a rational; None if it does not factor quickly."""
     found: list[tuple[str, Rational]] = []
     for number, sign in ((value.numerator, 1), (value.denominator, -1)):
         rest, prime = number, 2
@@ -272,7 +278,7 @@ def text(form: Form) -> str:
 
 
 def compare(a: Tree, b: Tree, steps: int = STEPS) -> bool | None:
-    """Whether two expressions are equal by their normal forms; None when the forms do not decide."""
+    """Whether two expressions are equal by their normal forms; None if the forms do not decide."""
     normaliser = Normaliser(steps)
     left, right = normaliser.form(a), normaliser.form(b)
     if left == right:

@@ -1,7 +1,7 @@
-"""Numbers for expressions: values at sample points, to many digits, with every cost capped beforehand.
+"""Numeric evaluation: values at sample points, to many digits, with every cost limited in advance.
 
-Used to tell two expressions apart (a difference at one point is proof) and to order end points and round decimals.
-mpmath contexts are not safe to share, so each thread has its own.
+Used to distinguish two expressions (a difference at one point is a proof), to order end points and to round decimals.
+mpmath contexts are not safe to share between threads, so each thread has its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from mpmath.ctx_mp import MPContext
 
 from rlvr.verifiers._math.read.tree import TooBig, Tree, symbols, walk
+from rlvr.verifiers._math.value.cost import charge
 from rlvr.verifiers._math.value.exact import NotFinite, exact
 
 _LOCAL = threading.local()
@@ -24,7 +25,7 @@ POINTS = 6
 
 
 SCALES = (1, 3, 20, Fraction(1, 9), 7, 300)
-"""How far from zero the sample points lie."""
+"""How far from zero the sample points are."""
 
 
 class Undecided(Exception):
@@ -32,14 +33,14 @@ class Undecided(Exception):
 
 
 def context() -> Any:
-    """The thread's own arithmetic."""
+    """The thread's own mpmath context."""
     if not hasattr(_LOCAL, "mp"):
         _LOCAL.mp = MPContext()
     return _LOCAL.mp
 
 
 def digits_needed(*trees: Tree) -> int:
-    """How many digits tell these expressions apart: sixty, and room for every numeral and power in them."""
+    """How many digits are needed to distinguish these expressions: sixty, plus room for every numeral and power in them."""
     total = DIGITS
     for tree in trees:
         for node in walk(tree):
@@ -51,7 +52,7 @@ def digits_needed(*trees: Tree) -> int:
                 if exponent is not None and base is not None:
                     total += int(abs(exponent) * max(base.numerator.bit_length(), base.denominator.bit_length())) // 3
     if total > MAX_DIGITS:
-        raise TooBig(f"telling it apart takes more than {MAX_DIGITS} digits")
+        raise TooBig(f"comparing it needs more than {MAX_DIGITS} digits")
     return total
 
 
@@ -63,7 +64,9 @@ class Evaluator:
         self.digits = digits
         self.point = point
         self.largest = 0
-        """The largest binary exponent met: what cancellation has to be measured against."""
+        """The largest binary exponent so far: cancellation is measured against it."""
+        self.lost = False
+        """Whether a part was too small relative to another one to show in this many digits: e^(-1000) next to sin x."""
 
     def value(self, tree: Tree) -> Any:
         """The value as an mpmath number."""
@@ -80,6 +83,7 @@ class Evaluator:
         return found
 
     def _value(self, tree: Tree) -> Any:
+        charge(tree[1] if tree[0] == "fun" else tree[0], self.digits)
         found = self._node(tree)
         size = self.mp.mag(found) if found else 0
         if abs(size) > 4_000_000:
@@ -100,7 +104,10 @@ class Evaluator:
             at = self.point.get(tree[1])
             return mp.mpf(at.numerator) / at.denominator if at is not None else self._stop(tree)
         if op == "add":
-            return mp.fsum(self._value(arg) for arg in tree[1:])
+            terms = [self._value(arg) for arg in tree[1:]]
+            sizes = [mp.mag(term) for term in terms if term]
+            self.lost |= bool(sizes) and max(sizes) - min(sizes) > 2.5 * self.digits
+            return mp.fsum(terms)
         if op == "mul":
             return mp.fprod(self._value(arg) for arg in tree[1:])
         if op == "neg":
@@ -116,9 +123,9 @@ class Evaluator:
         if op == "root":
             return self._root(self._value(tree[1]), self._value(tree[2]))
         if op == "fact":
-            return mp.gamma(self._small(self._value(tree[1]), 10_000) + 1)
+            return mp.gamma(self._factorial(tree[1]) + 1)
         if op == "binom":
-            return mp.binomial(self._small(self._value(tree[1]), 10_000), self._small(self._value(tree[2]), 10_000))
+            return mp.binomial(self._factorial(tree[1]), self._factorial(tree[2]))
         return self._function(tree) if op == "fun" else self._stop(tree)
 
     def _power(self, base: Any, exponent: Any, tree: Tree) -> Any:
@@ -126,6 +133,7 @@ class Evaluator:
             if self.mp.re(exponent) > 0:
                 return self.mp.mpf(0)
             raise NotFinite("it raises zero to a power that is not positive")
+        self._notice(exponent, -1)
         if abs(exponent) * (abs(self.mp.mag(base)) + 1) > 3_000_000:
             raise TooBig("a power in it is too large")
         power = exact(tree[2])
@@ -141,6 +149,11 @@ class Evaluator:
             return sign * self.mp.power(-base, exponent)
         return self.mp.power(base, exponent)
 
+    def _notice(self, argument: Any, side: int) -> None:
+        """An argument far from one has no effect in some functions: cos of 10^-40 is 1, arctan of 10^40 is pi/2."""
+        size = self.mp.mag(argument) if argument else 0
+        self.lost |= size < -1.6 * self.digits or (side == 0 and size > 1.6 * self.digits)
+
     def _root(self, base: Any, degree: Any) -> Any:
         if degree == 0 or abs(degree) > 100:
             raise NotFinite("there is no such root")
@@ -154,6 +167,13 @@ class Evaluator:
             raise TooBig(f"an argument in it is over {limit}")
         return value
 
+    def _factorial(self, tree: Tree) -> Any:
+        """The argument of a factorial; one that is not an integer is paid for as Gamma."""
+        value = self._small(self._value(tree), 10_000)
+        if value != int(self.mp.re(value)):
+            charge("Gamma", self.digits)
+        return value
+
     def _function(self, tree: Tree) -> Any:
         mp, name = self.mp, tree[1]
         if name == "det":
@@ -162,6 +182,8 @@ class Evaluator:
         if name in ("max", "min", "gcd", "lcm"):
             return self._stop(tree)
         (x,) = args
+        self._notice(x, 0)
+        self.lost |= name in _LEVELLING and abs(x) > self.digits
         if name == "abs":
             return abs(x)
         rule = _FUNCTIONS.get(name)
@@ -190,6 +212,8 @@ class Evaluator:
         raise Undecided(f"there is no rule for {tree[1] if tree[0] in ('fun', 'const', 'sym') else tree[0]}")
 
 
+_LEVELLING = frozenset(("tanh", "coth", "erf"))
+"""Functions that approach a constant as fast as e^x grows."""
 _FUNCTIONS = {
     name: name
     for name in [
@@ -218,7 +242,7 @@ _FUNCTIONS |= {"asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "Re": "re",
 
 
 def sample(names: frozenset[str], turn: int, salt: int) -> dict[str, Fraction]:
-    """A point for these letters, the same in every process: mixed signs, no small integers, moved by the expressions themselves."""
+    """A point for these letters, the same in every process: mixed signs, no small integers, derived from the expressions themselves."""
     point = {}
     for place, name in enumerate(sorted(names)):
         seed = (place * 7919 + turn * 104_729 + salt + 31_337) * 48_271 % 2_147_483_647
@@ -228,34 +252,39 @@ def sample(names: frozenset[str], turn: int, salt: int) -> dict[str, Fraction]:
 
 
 def differ(a: Tree, b: Tree) -> bool | None:
-    """True: the two differ somewhere. False: they agree to all digits at every point tried. None: no rule decides."""
+    """True: the two differ at some point. False: they agree to all digits at every point tried. None: no rule decides."""
     names = symbols(a) | symbols(b)
     digits = digits_needed(a, b)
     salt = zlib.crc32(repr((a, b)).encode())
-    tried = 0
     on_reals = bool(names) and not any(node == ("const", "i") for tree in (a, b) for node in walk(tree))
-    for turn in range(POINTS if names else 1):
-        point = sample(names, turn, salt)
-        left, right = Evaluator(digits, point), Evaluator(digits, point)
-        try:
-            x = left.value(a)
-            y = right.value(b)
-        except Undecided:
-            return None
-        except NotFinite:
-            if not names:
-                raise
-            continue
-        if on_reals and left.mp.im(x) and left.mp.im(y):
-            continue  # outside the real domain of both
-        tried += 1
-        if not close(x, y, max(left.largest, right.largest), digits):
-            return True
-    return False if tried else None
+    points = [sample(names, turn, salt) for turn in range(POINTS if names else 1)]
+    agreed = False
+    for precision in (digits, MAX_DIGITS):
+        vague = []
+        for point in points:
+            left, right = Evaluator(precision, point), Evaluator(precision, point)
+            try:
+                x, y = left.value(a), right.value(b)
+            except Undecided:
+                return None
+            except NotFinite:
+                if not names:
+                    raise
+                continue
+            if on_reals and left.mp.im(x) and left.mp.im(y):
+                continue  # outside the real domain of both
+            if not close(x, y, max(left.largest, right.largest), precision):
+                return True
+            vague += [point] if left.lost or right.lost else []
+            agreed |= not (left.lost or right.lost)
+        if agreed or not vague:
+            break
+        points = vague[:1]  # only where everything else is lost next to one large part: repeat with the maximum number of digits
+    return False if agreed else None
 
 
 def close(x: Any, y: Any, largest: int, digits: int) -> bool:
-    """Whether two values agree to all but a dozen of their digits, cancellation counted."""
+    """Whether two values agree to all but a dozen of their digits, with cancellation taken into account."""
     mp = context()
     if x == y:
         return True
@@ -271,7 +300,7 @@ def close(x: Any, y: Any, largest: int, digits: int) -> bool:
 
 
 def real(tree: Tree, digits: int = DIGITS) -> Any | None:
-    """The value of an expression without letters as a real number; None when it has none."""
+    """The value of an expression without letters as a real number; None if it has none."""
     try:
         value = Evaluator(digits, {}).value(tree)
     except (Undecided, NotFinite, TooBig):

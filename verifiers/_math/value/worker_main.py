@@ -1,7 +1,7 @@
-"""The body of an algebra worker: reads questions, one line of JSON each, and answers them until its input ends.
+"""The main program of an algebra worker: reads requests, one line of JSON each, and replies until its input ends.
 
-It runs as a file of its own under `python -I`; the paths where sympy and rlvr lie come as an argument. The limits are set by
-itself, before the first question: memory for good, processor time anew for every question.
+It runs as a separate file under `python -I`; the paths of sympy and rlvr come as an argument. It sets its own limits
+before the first request: memory permanently, processor time again for every request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class OutOfTime(BaseException):
-    """The processor time of a question is used up (raised by a signal, where Python code can still hear it)."""
+    """The processor time of a request is used up (raised by a signal handler, while Python code can still run it)."""
 
 
 def _ring(signum: int, frame: object) -> None:
@@ -42,16 +42,16 @@ def main() -> None:
     for line in sys.stdin.buffer:
         question = json.loads(line)
         start, cpu_s = time.process_time(), float(question["cpu_s"])
-        # the second, deaf guard: a long C call hears no signal of Python's, but the kernel ends the process
+        # the second guard: a long C call delays Python's signal handlers, but the kernel kills the process
         resource.setrlimit(resource.RLIMIT_CPU, (int(start + cpu_s) + 2, hard))
         reply: dict[str, Any] = {}
         try:
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
             reply["same"] = equal(_tree(question["a"]), _tree(question["b"]))
         except OutOfTime:
-            reply["over"] = f"algebra takes more than {cpu_s:.2g} s of processor time"
+            reply["over"] = f"algebra needs more than {cpu_s:.2g} s of processor time"
         except (MemoryError, RecursionError) as error:
-            reply["over"] = f"algebra runs into a limit: {type(error).__name__}"
+            reply["over"] = f"algebra reached a limit: {type(error).__name__}"
         except Exception as error:
             reply["failed"] = type(error).__name__
         finally:

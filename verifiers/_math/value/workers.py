@@ -1,10 +1,10 @@
-"""Algebra in processes of its own, kept warm, killed when they overrun.
+"""A pool of warm algebra processes, killed when they exceed their limits.
 
-A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each. Trees are
-all that crosses: no pickle, no text of the answer.
+A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each. Only trees
+are sent: no pickle, no text of the answer.
 
-Blame goes by processor time. A worker that used up its share of CPU was given too much: the answer's fault (`Overrun`). One that
-died, or hardly ran, was unlucky: a fresh worker gets the same question again, several times, before anybody says `Lost`.
+Processor time decides whose fault a failure is. A worker that used up its CPU budget got too much work: the answer's fault (`Overrun`).
+One that died, or hardly ran, was unlucky: a fresh worker gets the same request, several times, before `Lost` is raised.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rlvr.verifiers._math.read.tree import Tree
 MAIN = Path(__file__).with_name("worker_main.py")
 RETRIES = 8
 PATIENCE = 20.0
-"""Wall-clock seconds per attempt, as a multiple of the CPU budget: only a machine that stands still runs into it."""
+"""Wall-clock seconds per attempt, as a multiple of the CPU budget: only a stalled machine reaches it."""
 WINDOWS = 40
-"""How many such spells a worker that makes progress is waited for."""
+"""How many such periods to wait for a worker that makes progress."""
 CRAWL = 0.002
-"""The share of a processor below which a worker stands still."""
+"""The share of a processor below which a worker counts as stalled."""
 START_S = 120.0
 START_TRIES = 3
 WAIT_S = 300.0
@@ -41,15 +41,15 @@ REPLY_LIMIT = 65_536
 
 
 class Overrun(Exception):
-    """The question used up its processor time or memory: it is too much, whoever asks."""
+    """The request used up its processor time or memory: it is too much work."""
 
 
 class Lost(Exception):
-    """Worker after worker died or never got to run: the machine is to blame."""
+    """Several workers in a row died or never got processor time: the machine is the cause."""
 
 
 Home: TypeAlias = "queue.LifoQueue[Worker | Lost]"
-"""Workers that wait for a question, and word of those that did not start."""
+"""Idle workers, and errors of those that did not start."""
 
 
 class Worker:
@@ -57,7 +57,7 @@ class Worker:
 
     def __init__(self, memory_mb: int, home: Home) -> None:
         self.home = home
-        """Where it waits for questions."""
+        """The queue in which it waits for requests."""
         paths = [str(Path(rlvr.__file__).parents[1]), *(p for p in sys.path if p)]
         command = [sys.executable, "-I", "-B", str(MAIN), str(memory_mb), json.dumps(paths)]
         self.process = subprocess.Popen(
@@ -66,14 +66,14 @@ class Worker:
         self._buffer = b""
 
     def greet(self) -> None:
-        """Wait until it has loaded what it needs."""
+        """Wait until it has loaded its modules."""
         try:
             self._line(time.monotonic() + START_S)
         except (OSError, EOFError, TimeoutError, ValueError) as error:
-            raise Lost(f"a worker does not start: {error}") from error
+            raise Lost(f"a worker did not start: {error}") from error
 
     def ask(self, question: dict[str, Any], wall_s: float) -> dict[str, Any]:
-        """One question, one reply; raises when the worker is gone or silent."""
+        """Send one request and return the reply; raises if the worker exited or does not reply."""
         stdin = self.process.stdin
         assert stdin is not None
         stdin.write(json.dumps(question).encode() + b"\n")
@@ -86,9 +86,9 @@ class Worker:
             except TimeoutError:
                 before, used = used, self.cpu()
                 if before is None or used is None or used - before < CRAWL * wall_s:
-                    raise  # it stands still; a worker that is only slow is waited for
+                    raise  # it is stalled; a worker that is only slow gets more time
         else:
-            raise TimeoutError("it never came to an end")
+            raise TimeoutError("it did not finish")
         assert isinstance(reply, dict)
         return reply
 
@@ -100,16 +100,16 @@ class Worker:
             poll = select.poll()
             poll.register(stdout, select.POLLIN)
             if left <= 0 or not poll.poll(1000 * left):
-                raise TimeoutError("it does not answer in time")
+                raise TimeoutError("it did not reply in time")
             piece = os.read(stdout.fileno(), 65_536)
             if not piece or len(self._buffer) > REPLY_LIMIT:
-                raise EOFError("it ended without a word")
+                raise EOFError("it exited without a reply")
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
     def cpu(self) -> float | None:
-        """The processor seconds used so far; None where the system does not tell."""
+        """The processor seconds used so far; None if the system does not report them."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -117,7 +117,7 @@ class Worker:
             return None
 
     def kill(self) -> int | None:
-        """End the process now; the exit status."""
+        """Kill the process now; returns the exit status."""
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
@@ -130,7 +130,7 @@ class Worker:
 
 
 class Budget:
-    """What is left, in processor seconds, for one answer.
+    """The remaining processor seconds for one answer.
 
     >>> Budget(1.0).left
     1.0
@@ -141,7 +141,7 @@ class Budget:
 
 
 class Pool:
-    """A few warm workers that any thread may use: started when they are needed, or by `warm`; gone with `close`."""
+    """A few warm workers that any thread may use: started when needed, or by `warm`; stopped by `close`."""
 
     def __init__(self, size: int = 1, *, cpu_s: float = 1.0, memory_mb: int = 1024, patience: float = PATIENCE) -> None:
         self.size, self.cpu_s, self.memory_mb, self.patience = size, cpu_s, memory_mb, patience
@@ -156,20 +156,20 @@ class Pool:
         self._finalizer = weakref.finalize(self, _end_all, self._live, self._owner)
 
     def _adopt(self) -> None:
-        """After a fork the workers are the parent's: their pipes must not be shared."""
+        """After a fork the workers belong to the parent: their pipes must not be shared."""
         if os.getpid() != self._owner:
             self._open()
 
     def budget(self) -> Budget:
-        """A new answer's allowance."""
+        """The budget of a new answer."""
         return Budget(self.cpu_s)
 
     def pids(self) -> list[int]:
-        """The processes that are alive now."""
+        """The processes that are alive."""
         return [worker.process.pid for worker in list(self._live)]
 
     def warm(self, most: int | None = None) -> None:
-        """Start missing workers in the background; nobody waits who does not need one."""
+        """Start missing workers in the background, without blocking the caller."""
         self._adopt()
         with self._lock:
             count = self._missing if most is None else min(most, self._missing)
@@ -178,14 +178,14 @@ class Pool:
             try:
                 threading.Thread(target=self._start, args=[self._idle], daemon=True).start()
             except RuntimeError as error:
-                self._idle.put(Lost(f"a worker does not start: {error}"))
+                self._idle.put(Lost(f"a worker did not start: {error}"))
 
     def equal(self, a: Tree, b: Tree, budget: Budget) -> bool | None:
-        """Whether two expressions are equal; None when algebra cannot tell."""
+        """Whether two expressions are equal; None if algebra cannot decide."""
         if budget.left <= 0:
             raise Overrun("its time for algebra is used up")
         question = {"a": a, "b": b, "cpu_s": budget.left}
-        trouble = "it was never tried"
+        trouble = "it was not tried"
         for attempt in range(RETRIES):
             worker = self._borrow()
             start = worker.cpu() or 0.0
@@ -199,7 +199,7 @@ class Pool:
                 trouble = f"{type(error).__name__}, exit status {status}"
                 if used >= 0.9 * budget.left or (attempt and status in (-24, -25)):
                     budget.left = 0.0
-                    raise Overrun(f"algebra takes more than {self.cpu_s:g} s of processor time") from error
+                    raise Overrun(f"algebra needs more than {self.cpu_s:g} s of processor time") from error
                 continue
             except BaseException:
                 self._bury(worker)
@@ -211,7 +211,7 @@ class Pool:
                 raise Overrun(str(reply["over"])[:200])
             same = reply.get("same")
             return same if isinstance(same, bool) else None
-        raise Lost(f"{RETRIES} workers in a row gave no answer ({trouble})")
+        raise Lost(f"{RETRIES} workers in a row gave no reply ({trouble})")
 
     def _borrow(self) -> Worker:
         self._adopt()
@@ -222,9 +222,9 @@ class Pool:
             try:
                 found = home.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty as error:
-                raise Lost(f"no worker came free in {WAIT_S:g} s") from error
+                raise Lost(f"no worker became free within {WAIT_S:g} s") from error
             if home is not self._idle:
-                home.put(found)  # for the next one who still waits
+                home.put(found)  # for the next thread that waits
                 raise Lost("the pool was closed")
             if isinstance(found, Lost):
                 failed += 1
@@ -238,13 +238,13 @@ class Pool:
                 self._bury(found)
 
     def _start(self, home: Home) -> None:
-        """Put a new worker, or word of why there is none, where workers wait; that one was killed meanwhile says nothing."""
-        found: Worker | Lost = Lost("no worker survives its start")
+        """Put a new worker, or the error, into the queue; a worker that was killed meanwhile adds nothing."""
+        found: Worker | Lost = Lost("no worker survived its start")
         for _ in range(RETRIES):
             try:
                 worker = Worker(self.memory_mb, home)
             except OSError as error:
-                found = Lost(f"a worker does not start: {error}")
+                found = Lost(f"a worker did not start: {error}")
                 break
             self._live.add(worker)
             try:
@@ -261,7 +261,7 @@ class Pool:
             self._end(found)
 
     def _bury(self, worker: Worker) -> int | None:
-        """End a worker; another one is started at once."""
+        """Kill a worker; another one is started immediately."""
         status = self._end(worker)
         with self._lock:
             self._missing += worker.home is self._idle
@@ -274,7 +274,7 @@ class Pool:
         return status
 
     def close(self) -> None:
-        """End every worker; the pool starts new ones if it is used again."""
+        """Stop every worker; the pool starts new ones if it is used again."""
         if os.getpid() != self._owner:
             return
         with self._lock:

@@ -1,8 +1,8 @@
-"""How fast is a token's step beside CartPole's? One JSON line: microseconds a step, and the ratios.
+"""Compare the time of a token step with a CartPole step. One JSON line: microseconds for each step, and the ratios.
 
-    python benchmarks/stepping.py
+    python benchmarks/mdp/stepping.py
 
-Both environments are bare (no wrappers), step in turns in one process, and take random actions; resets and verdicts are
+Both environments are bare (no wrappers), alternate in one process, and take random actions; resets and verdicts are
 part of the time. The token environment is `arithmetic` on printable characters, with windows of 128 and 1024 tokens.
 """
 
@@ -23,7 +23,7 @@ STEPS, ROUNDS = 4000, 7
 
 
 def microseconds(env: gymnasium.Env[Any, Any], actions: list[Any]) -> float:
-    """Of one step, resets included."""
+    """The times of one step, resets included."""
     env.reset(seed=0)
     began = time.perf_counter()
     for action in actions:
@@ -41,7 +41,7 @@ def drawn(env: gymnasium.Env[Any, Any]) -> list[Any]:
 
 
 def main() -> None:
-    """Time everything in turns, so that what else the machine does hits all alike; report medians."""
+    """Measure everything alternately, so that other load on the machine affects all equally; report medians."""
     environments: dict[str, Any] = {"cartpole": gymnasium.make("CartPole-v1").unwrapped}
     for length in LENGTHS:
         for obs in ("ids", "dict"):

@@ -1,11 +1,11 @@
-"""Can conversations be driven through the chat templates that people train with, and can a reply forge a turn? A table.
+"""Test the chat templates that people train with: continue conversations, and try to forge a turn from a reply. Prints a table.
 
-    python benchmarks/chat_templates.py              fetches TRL's wheel with pip
-    python benchmarks/chat_templates.py FOLDER       a folder of .jinja files
+    python benchmarks/mdp/chat_templates.py              fetches TRL's wheel with pip
+    python benchmarks/mdp/chat_templates.py FOLDER       a folder of .jinja files
 
 Each template gets a small tokenizer with the control tokens that it names. A conversation goes user, policy, user, policy, and once more
 with a tool message. Checked: the policy's tokens come back unchanged, only they are marked as acted, harmless replies have the ids of the
-template's own rendering where it keeps history, and a reply and a prompt that spell every control token add none. The last line is JSON.
+template's own rendering if it keeps history, and a reply and a prompt that spell every control token add none. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import RlvrError
@@ -43,11 +43,11 @@ STOPS = (
     (r"llava_next", ("</s>",)),
     (r"", ("<|im_end|>",)),
 )
-"""What each family stops at (its generation_config.json), EOS first; the first pattern that fits the file's name counts."""
+"""The stop tokens of each family (its generation_config.json), EOS first; the first pattern that fits the file's name counts."""
 
 
 class Echo(Environment):
-    """Three turns, and replies that a test chooses."""
+    """Three turns, with replies that a test chooses."""
 
     max_turns, max_new_tokens, max_prompt_tokens = 3, 400, 4000
 
@@ -64,7 +64,7 @@ class Echo(Environment):
 
 
 def driven(tokenizer: HFTokenizer, environment: Environment) -> tuple[list[int], list[bool], list[int]]:
-    """The tokens of a conversation, which of them were acted, and what the policy said."""
+    """The tokens of a conversation, which of them were acted, and the policy's text."""
     mdp = TokenMDP(environment, tokenizer)
     state, said = mdp.start(environment.task("test", 0)), list[int]()
     while state.end is None:

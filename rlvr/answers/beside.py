@@ -1,0 +1,180 @@
+r"""What is said beside a declaration and after it: a second value, a retraction, a later result.
+
+Each table has a row for each way of saying it, with one example in which 42 is declared and does not count.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rlvr.answers.found import Found
+
+WINDOW = 2000
+"""How many characters after a declaration are read for a retraction."""
+
+_PLAIN = re.compile(r"[\s$\\(*]*(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)\s?(\\?%)?[\s$*.)\\]*")
+_DIGITS = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+_OR = r"(?:\b(?:or|oder|ou|o|oppure|или|або)\b|或者?|还是|または|あるいは|또는)"
+_SOFT = r"(?:(?:maybe|perhaps|possibly|even|also|vielleicht|quizás|tal\s+vez|peut-être|возможно|也许|可能)\s+)?"
+_NUMERAL = r"[$\\(*]{0,4}-?\d[\d,]*(?:\.\d+)?(?:/\d+)?"
+_VALUE = (
+    rf"(?:\$[^$\n]{{1,60}}\$|\\\([^\n]{{1,60}}?\\\)|{_NUMERAL}\s?(?:\\?%)?"
+    r"|\(?(?-i:[A-J])\)?(?!\w)|\b(?:yes|no|true|false|none)\b)"
+)
+_OR_MORE = re.compile(rf"[\s$)\]*.,\\]{{0,12}}{_OR}\s{{0,4}}{_SOFT}[*\s]{{0,4}}(?P<value>{_VALUE})", re.IGNORECASE)
+_OR_BEFORE = re.compile(rf"(?P<value>{_VALUE})[\s).*,]{{0,6}}{_OR}\s{{0,4}}{_SOFT}[\s:$\\(*]{{0,8}}$", re.IGNORECASE)
+_OR_HINTS = ("or", " o ", "ou", "od", "op", "или", "або", "或", "还是", "または", "あるいは", "또는")
+
+RETRACTIONS = (
+    (r"wait\b", "Wait, I forgot to subtract 1. The result is 41."),
+    (r"hmm+\b", "Hmm, that double counts one case. So the correct value is 41."),
+    (r"hold\s+on\b", "Hold on, that can't be right."),
+    (r"oops\b", "Oops, that's wrong; the total is 43."),
+    (r"(?:I'm\s+)?sorry\b", "Sorry, I meant 43."),
+    (r"scratch\s+that\b", "Scratch that. It is 43."),
+    (r"correction\b", "Correction: 43."),
+    (r"on\s+second\s+thought\b", "On second thought, it is 43."),
+    (r"I\s+(?:forgot|misread|made\s+an?\s+(?:\w+\s+)?(?:mistake|error))\b", "I misread the question. It must be 43."),
+)
+"""What starts a sentence that takes the answer back: (pattern, example after an answer of 42)."""
+
+TURNS = (
+    (r"however\b", "However, since order matters, we get 84."),
+    (r"but\b", "But that double counts, so it is really 21."),
+    (r"actually\b", "Actually, it is 43."),
+    (r"in\s+fact\b", "In fact, the total is 43."),
+)
+"""What takes the answer back where its sentence claims another number: (pattern, example after an answer of 42)."""
+
+DENIALS_LATER = (
+    (r"(?:can't|cannot|can\s+not|couldn't)\s+be\b", "Wait, that cannot be."),
+    (r"(?:\bnot|n't)\s+(?:right|correct|true|valid)\b", "Hmm, this is not right."),
+    (r"\b(?:wrong|incorrect|mistaken?|error|misread|forgot)\b", "Wait, I made a mistake."),
+    (r"\bno\s+(?:such|solution|answer)\b", "Wait. There is no solution."),
+    (r"\bdouble[-\s]counts?\b", "Hmm, this double counts."),
+)
+"""What denies the answer in a sentence that takes it back: (pattern, example after an answer of 42)."""
+
+RESULTS = (
+    (r"\bthe\s+(?:(?:correct|actual|real|true|right|final)\s+)?(?:result|output)\s+(?:is|should\s+be|equals)", "The result is 41."),
+    (
+        r"\bthe\s+(?:correct|actual|real|true|right|final)\s+(?:value|total|count|number)\s+(?:is|equals)",
+        "So the correct value is 41.",
+    ),
+    (r"\b(?:I|we)\s+should\s+(?:get|have\s+(?:got|gotten|found))", "We should get 41."),
+)
+"""What declares another result after the answer: (pattern before the number, example after an answer of 42)."""
+
+_NUMBER_HERE = r"\s{0,4}:?\s{0,4}(?:really|actually|only|in\s+fact)?\s{0,4}" + f"(?P<value>{_NUMERAL})"
+_TAKES_BACK = re.compile(
+    rf"(?:\A|[.!?,;:)\n])[\s$*_>#(-]{{0,8}}(?:(?P<back>(?:oh|no|ah),?\s+)?(?:{'|'.join(p for p, _ in RETRACTIONS)})"
+    rf"|(?P<turn>{'|'.join(p for p, _ in TURNS)}))",
+    re.IGNORECASE,
+)
+_CLAIM = re.compile(
+    r"\b(?:we|I|it|that|this|answer|total|result|value|count|calculation|number)\b[^.!?\n]{0,24}?"
+    rf"\b(?:is|be|get|gets|gives?|makes?|meant|equals?|becomes?|comes?\s+to){_NUMBER_HERE}",
+    re.IGNORECASE,
+)
+_CONDITION = re.compile(r"\b(?:if|were|would|had|unless|when|suppose|assum\w+|without|instead\s+of)\b", re.IGNORECASE)
+_DENIES = re.compile("|".join(pattern for pattern, _ in DENIALS_LATER), re.IGNORECASE)
+_RESULT = re.compile(f"(?:{'|'.join(pattern for pattern, _ in RESULTS)}){_NUMBER_HERE}", re.IGNORECASE)
+_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
+_EMPTY = " \t\r\n$.)*\\]}"
+
+
+def number(text: str) -> Fraction | None:
+    """The number that a plain numeral is; None for anything else.
+
+    >>> number("$1,000$"), number("50%"), number("x")
+    (Fraction(1000, 1), Fraction(1, 2), None)
+    """
+    match = _PLAIN.fullmatch(text) if len(text) <= 60 else None
+    return None if match is None else _fraction(match[1], bool(match[2]))
+
+
+def _fraction(digits: str, percent: bool = False) -> Fraction | None:
+    try:
+        value = Fraction(digits.replace(",", "").rstrip("/"))
+    except (ValueError, ZeroDivisionError):
+        return None
+    return value / 100 if percent else value
+
+
+def same(mine: str, theirs: str) -> bool:
+    """Whether a second declaration says the same as the first, as far as running text shows it.
+
+    >>> same("42", "42 apples"), same("$x+1$", "x + 1"), same("42", "43"), same("1/2", "0.5")
+    (True, True, False, True)
+    """
+    first, second = (re.sub(r"[\s$*]|\\[()]", "", text).rstrip(".,;:!") for text in (mine, theirs))
+    if first == second or first == second.rpartition("=")[2] or second == first.rpartition("=")[2]:
+        return True
+    value, other = number(mine), number(theirs)
+    if value is not None and other is not None:
+        return value == other
+    words = re.match(r"[\s$\\(*]{0,4}(-?\d[\d,]*(?:\.\d+)?(?:/\d+)?)[$*)]{0,3}[,:;]?\s+[^\W\d_]", theirs)
+    if words and value is not None and value == _fraction(words[1].rstrip(",")):
+        return True
+    return bool(first) and re.match(rf"[$*(\s]*{re.escape(mine.strip())}[$*)]*[,:;]?\s+[^\W\d_]", theirs) is not None
+
+
+def silent(after: str) -> bool:
+    r"""Whether nothing is said: only the marks that close a sentence or a formula.
+
+    >>> silent("$.\n"), silent(" or 8")
+    (True, False)
+    """
+    return not after.strip(_EMPTY)
+
+
+def offered(found: Found, before: str, after: str) -> Found:
+    r"""The same, unless the words beside the declaration offer another value: `\boxed{7} or 8`, `41 or \boxed{42}`.
+
+    >>> offered(Found("7", "in the box"), "It is ", " or 8.").several
+    ('7', '8')
+    """
+    near = before[-30:].lower()
+    earlier = _OR_BEFORE.search(before[-100:]) if any(word in near for word in _OR_HINTS) else None
+    for match in (_OR_MORE.match(after[:100]), earlier):
+        if match is not None and not same(found.text or "", match["value"]):
+            return Found(None, "another value is offered next to it", (found.text or "", match["value"].strip(" $*.,")))
+    return found
+
+
+def taken_back(found: Found, after: str) -> Found:
+    """The same, unless the text after the declaration takes it back.
+
+    >>> taken_back(Found("42", "in the box"), " Wait, I forgot to subtract 1. The result is 41.").text is None
+    True
+    """
+    if found.text is None or silent(after):
+        return found
+    after, mine = after[:WINDOW], number(found.text)
+    for start in _TAKES_BACK.finditer(after):
+        rest = after[start.end() : start.end() + 600]
+        why = _turned(rest, mine) if start["turn"] else _retracted(rest, mine)
+        if why:
+            return Found(None, "the text after it takes it back", (found.text, why))
+    for result in _RESULT.finditer(after) if mine is not None else ():
+        sentence = after[max(0, result.start() - 60) : result.end()]
+        if not same(found.text, result["value"]) and not _CONDITION.search(_SENTENCES.split(sentence)[-1]):
+            return Found(None, "another result is declared after it", (found.text, result["value"]))
+    return found
+
+
+def _turned(rest: str, mine: Fraction | None) -> str:
+    """The other number that the rest of a sentence claims; empty when it claims none."""
+    sentence = _SENTENCES.split(rest, maxsplit=1)[0]
+    claim = _CLAIM.search(sentence) if mine is not None and not _CONDITION.search(sentence) else None
+    return claim["value"] if claim is not None and number(claim["value"]) not in (mine, None) else ""
+
+
+def _retracted(rest: str, mine: Fraction | None) -> str:
+    """What the rest of a text says in the place of the answer; empty when it comes back to it."""
+    last = _SENTENCES.split(rest.strip())[-1]
+    numbers = _DIGITS.findall(last) or _DIGITS.findall(rest)
+    if _DENIES.search(last) or (not _DIGITS.search(last) and _DENIES.search(rest)):
+        return last.strip()[:80]
+    return numbers[-1] if numbers and mine is not None and _fraction(numbers[-1].rstrip(",")) != mine else ""

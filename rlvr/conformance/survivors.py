@@ -1,0 +1,169 @@
+"""Programs that try to outlive their run, and their effect on the next program: part of `rlvr check sandbox NAME`.
+
+Each leaves a listener on an abstract local socket, which any later program in the same container could reach, so the kernel, and not a
+list of processes, shows whether anything is left. All are harmless where nothing is enforced: they exit by themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from rlvr.contracts import Judge, Limits, Outcome, Program, Sandbox, Stop
+
+LIMITS = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_mb=4, processes=12)
+LASTS_S = 15
+SLACK_S = 20.0  # for a verdict beyond its wall limit, on any machine; a program that blocks its supervisor takes a minute or more
+BEACON = "rlvr-survivor"
+
+LISTEN = f"""
+def listen():
+    import socket, time
+    door = socket.socket(socket.AF_UNIX)
+    try:
+        door.bind('\\0{BEACON}')
+        door.listen(9)
+    except OSError:
+        pass
+    time.sleep({LASTS_S})
+    os._exit(0)
+"""
+LOOK = f"""
+import socket
+door = socket.socket(socket.AF_UNIX)
+try:
+    door.connect('\\0{BEACON}')
+    print('somebody')
+except OSError:
+    print('nobody')
+"""
+LEAVE = "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)"  # ends one thread, not the process
+
+LEAVERS: dict[str, str] = {
+    "a child whose first thread has ended": (
+        f"import ctypes, os, threading, time\n{LISTEN}\nif os.fork() == 0:\n    threading.Thread(target=listen).start()\n    {LEAVE}\n"
+        "time.sleep(0.3)\n"
+    ),
+    "a grandchild below one": (
+        f"import ctypes, os, threading, time\n{LISTEN}\ndef below():\n    if os.fork() == 0:\n        os.setsid()\n        listen()\n"
+        f"    time.sleep({LASTS_S})\n    os._exit(0)\nif os.fork() == 0:\n"
+        f"    threading.Thread(target=below).start()\n    {LEAVE}\ntime.sleep(0.3)\n"
+    ),
+    "a daemon": (
+        f"import os, time\n{LISTEN}\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: listen()\n    os._exit(0)\n"
+        "time.sleep(0.2)\n"
+    ),
+}
+ROW = """
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+{listen}
+read, write = os.pipe()
+if os.fork() == 0:
+    os.close(write)
+    for number in (0, 1, 2):
+        os.close(number)
+    os.read(read, 1)            # until the main process is gone
+    time.sleep({delay})
+    for _ in range(12):
+        if libc.fork():
+            libc._exit(0)
+    listen()
+time.sleep(0.02)
+"""
+MEMORY = """
+import ctypes, mmap, os, threading, time
+def swell():
+    time.sleep(0.5)
+    for _ in range(60):
+        held = mmap.mmap(-1, 160 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)
+        time.sleep(0.05)
+        held.close()
+        time.sleep(0.05)
+    os._exit(0)
+if os.fork() == 0:
+    try: open('/proc/self/oom_score_adj', 'w').write('0')
+    except OSError: pass
+    threading.Thread(target=swell).start()
+    LEAVE
+time.sleep(0.3)
+""".replace("LEAVE", LEAVE)
+HEADLESS = (
+    f"import ctypes, os, threading, time\nthreading.Thread(target=lambda: (time.sleep({2 * LASTS_S}), os._exit(0))).start()\n{LEAVE}\n"
+)
+RENAMES: dict[Literal["cpp", "javascript"], str] = {
+    "javascript": "require('fs').renameSync('answer.js', 'x.js')\nconsole.log(1)",
+    "cpp": '#include <cstdio>\nint main() { rename("answer.cpp", "x.cpp"); rename("answer", "x"); puts("1"); }',
+}
+
+Probe = Callable[[Sandbox], str]
+
+
+def _next(sandbox: Sandbox) -> str:
+    """Check what the next program finds."""
+    outcome = sandbox.run(Program(LOOK, limits=LIMITS))
+    return "" if outcome.stdout == b"nobody\n" else f"the next program found {_brief(outcome)}"
+
+
+def _brief(outcome: Outcome) -> str:
+    return f"{outcome.stop.value} {outcome.stdout[:80]!r} {outcome.reason[:120]}"
+
+
+def _left(sandbox: Sandbox) -> str:
+    """No process may outlive its program, however it hides."""
+    for name, source in LEAVERS.items():
+        sandbox.run(Program(source, limits=LIMITS))
+        if wrong := _next(sandbox):
+            return f"{name}: {wrong}"
+    return ""
+
+
+def _outrun(sandbox: Sandbox) -> str:
+    """A chain of processes that each fork and exit must not run faster than the kill."""
+    for delay in (0, 0.0001, 0.0003, 0.0006, 0.001, 0.002) * 2:
+        sandbox.run(Program(ROW.format(listen=LISTEN, delay=delay), limits=LIMITS))
+        if wrong := _next(sandbox):
+            return wrong
+    return ""
+
+
+def _charged(sandbox: Sandbox) -> str:
+    """Memory that an earlier program holds must not be charged to the next one."""
+    sandbox.run(Program(MEMORY, limits=LIMITS))
+    for _ in range(3):
+        outcome = sandbox.run(Program("import time\ntime.sleep(0.4)\nprint('well')", limits=LIMITS))
+        if outcome.stdout != b"well\n" or outcome.peak_mb > LIMITS.memory_mb:
+            return f"the next program: {_brief(outcome)}, {outcome.peak_mb:.0f} MB"
+    return ""
+
+
+def _held_up(sandbox: Sandbox) -> str:
+    """The wall limit must be enforced for a main process whose first thread has exited, and the verdict must be its own."""
+    limits = Limits(wall_s=1, cpu_s=1, memory_mb=128)
+    judge = Judge("import os\nwhile os.read(3, 100): pass")
+    for program in (Program(HEADLESS, limits=limits), Program(HEADLESS, limits=limits, judge=judge)):
+        began = time.monotonic()
+        outcome = sandbox.run(program)
+        spent = time.monotonic() - began
+        if outcome.stop not in (Stop.TLE, Stop.SV) or spent > limits.wall_s + SLACK_S:
+            return f"{_brief(outcome)} after {spent:.1f} s, with a wall limit of {limits.wall_s} s"
+    return _next(sandbox)
+
+
+def _renames(sandbox: Sandbox) -> str:
+    """A program that renames its own source has broken nothing but itself: it must get a verdict."""
+    for language, source in RENAMES.items():
+        outcome = sandbox.run(Program(source, language=language, limits=Limits(memory_mb=256, processes=16)))
+        if outcome.stop is Stop.IE and "no toolchain" not in outcome.reason:
+            return f"{language}: {_brief(outcome)}"
+    return ""
+
+
+SURVIVORS: dict[str, Probe] = {
+    "no process outlives the run": _left,
+    "no chain of forks outruns the kill": _outrun,
+    "no program is charged for another's memory": _charged,
+    "the wall limit cannot be avoided": _held_up,
+    "a renamed source gets a verdict": _renames,
+}

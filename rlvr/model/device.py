@@ -1,0 +1,68 @@
+"""The device and the precision in which a model computes.
+
+Training leaves this to accelerate; `rlvr eval` and `rlvr doctor` have a model without a trainer.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from rlvr.errors import ConfigError
+
+ON = {"1", "true", "yes", "on", "y", "t"}
+
+
+def accelerator() -> torch.device | None:
+    """The accelerator that torch would use on this machine; None without one."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+def device_from(name: str | None = None) -> torch.device:
+    """The device with this name; None: the accelerator, or the CPU without one or if ACCELERATE_USE_CPU is set.
+
+    >>> device_from("cpu")
+    device(type='cpu')
+    """
+    if name is None:
+        found = accelerator()
+        return torch.device("cpu") if found is None or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ON else found
+    try:
+        asked = torch.device(name)
+        torch.empty(0, device=asked)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        found = accelerator()
+        there = f"cpu and {found.type}" if found else "cpu"
+        raise ConfigError(f"device is {name!r}, which this machine does not have; it has {there}") from error
+    return asked
+
+
+def computing_in(model: Any, precision: str | None) -> AbstractContextManager[Any]:
+    """Autocast to a precision, as training with `mixed_precision` does; None: the precision of the weights."""
+    if precision is None or getattr(torch, precision) == model.dtype:
+        return nullcontext()
+    return torch.autocast(model.device.type, dtype=getattr(torch, precision))
+
+
+def trained_in(model: Any, mixed_precision: str, device: torch.device) -> str:
+    """The precision in which a trainer computes, and its sampler should too; on a CPU the precision of the weights.
+
+    >>> from types import SimpleNamespace
+    >>> trained_in(SimpleNamespace(dtype=torch.float32), "bf16", torch.device("cuda"))
+    'bfloat16'
+    """
+    lower = {"bf16": "bfloat16", "fp16": "float16"}.get(mixed_precision)
+    if lower is None or device.type == "cpu":
+        return str(model.dtype).removeprefix("torch.")
+    return lower
+
+
+def free_cached_memory() -> None:
+    """Return torch's cached memory to the device, so that another allocator can use it."""
+    gc.collect()
+    if (found := accelerator()) is not None:
+        getattr(torch, found.type).empty_cache()

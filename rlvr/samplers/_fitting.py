@@ -1,0 +1,77 @@
+"""Choose the KV memory that the hf sampler uses for a model.
+
+    Slots         fast; for models with plain attention only
+    Padded        for other kinds of attention: a sliding window, a soft cap
+    Recomputed    slow; for models with another state (a recurrence, a convolution)
+
+Each is tested on a few tokens against plain forward passes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlvr.errors import ConfigError
+from rlvr.model.attention import adopt, alike
+from rlvr.samplers._padded import Padded
+from rlvr.samplers._recomputed import Recomputed
+from rlvr.samplers._slots import Slots
+
+Memory = Slots | Padded | Recomputed
+
+
+def fits(model: Any) -> str:
+    """An empty string if slots can be used, else the reason why not."""
+    return adopt(model, lambda: _truth(model), lambda: _trial(model, Slots(model)))
+
+
+@torch.no_grad()
+def without_slots(model: Any) -> type[Padded] | type[Recomputed]:
+    """The memory for a model that cannot use slots; ConfigError if none reproduces the model's probabilities."""
+    training = model.training
+    model.eval()
+    try:
+        expected, reason = _truth(model), ""
+        for kind in (Padded, Recomputed):
+            try:
+                memory = kind(model)
+                found = _trial(model, memory)
+                if (not isinstance(memory, Padded) or memory.holds_all) and alike(found, expected, model.dtype):
+                    return kind
+                reason = f"its log-probabilities differ by {float((found - expected).abs().max()):.2g} from a plain forward pass"
+            except Exception as error:  # each model family fails differently
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    finally:
+        model.train(training)
+    raise ConfigError(f"the hf sampler cannot sample from a model of the family {model.config.model_type} ({reason}); sample with vllm")
+
+
+def _material(model: Any) -> tuple[list[list[int]], list[int]]:
+    """Two prompts of different length, and the tokens that follow: one to the first, two to the second."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    return [[(7 * j + 3) % vocabulary for j in range(length)] for length in (6, 3)], [k % vocabulary for k in (5, 2, 9)]
+
+
+def _truth(model: Any) -> Tensor:
+    """The logits after the prompts and after each token that follows, one plain row at a time."""
+    (long, short), (a, b, c) = _material(model)
+    rows = (torch.tensor([row], device=model.device) for row in ([*long, a], [*short, b, c]))
+    return torch.cat([model(input_ids=row, use_cache=False).logits[0, -n:].float() for row, n in zip(rows, (2, 3), strict=True)])
+
+
+def _trial(model: Any, memory: Memory) -> Tensor:
+    """The same logits from a memory: two steps of both rows, then the first row ends and the second takes its place."""
+    prompts, (a, b, c) = _material(model)
+    long, short = map(len, prompts)
+
+    tensor = partial(torch.tensor, device=model.device)
+    memory.fill(prompts, [0, 1], start=0, rows=2)
+    first = memory.step(tensor([prompt[-1] for prompt in prompts]), tensor([long - 1, short - 1]))
+    then = memory.step(tensor([a, b]), tensor([long, short]))
+    memory.close_up(1, tensor([0]), tensor([1]))
+    last = memory.step(tensor([c]), tensor([short + 1]))
+    return torch.stack([first[0], then[0], first[1], then[1], last[0]])

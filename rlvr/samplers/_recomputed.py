@@ -1,0 +1,55 @@
+"""Recomputed: sample without a cache. Every step computes every row again from its first token, in a plain forward pass.
+
+For models whose state fits neither `Slots` nor `Padded` (a recurrence, a convolution). It is slow, but correct for every model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TOKENS_AT_ONCE = 8192
+"""How many tokens one forward pass computes; affects only memory and speed."""
+
+
+class Recomputed:
+    """The interface of `Slots`, for models with a state that `Slots` does not support.
+
+    >>> Recomputed(model).refills                                               # doctest: +SKIP
+    False
+    """
+
+    refills = False
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.rows = model, list[Tensor]()
+        self.last = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
+
+    def fill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
+        """Begin a row for each owner with its prompt, without the last token."""
+        assert not start and rows, "rows can only be added to an empty batch"
+        self.rows = [torch.tensor(prompts[owner][:-1], dtype=torch.long, device=self.model.device) for owner in owners]
+
+    def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
+        """Add one token to each row and return the logits of the next. Rows of equal length are batched, so none is padded."""
+        self.rows = [torch.cat([row, token]) for row, token in zip(self.rows, token_B[:, None], strict=True)]
+        found: dict[int, Tensor] = {}
+        for length in sorted({len(row) for row in self.rows}):
+            alike = [place for place, row in enumerate(self.rows) if len(row) == length]
+            together = max(1, TOKENS_AT_ONCE // length)
+            for first in range(0, len(alike), together):
+                part = alike[first : first + together]
+                ids = torch.stack([self.rows[place] for place in part])
+                logits = self.model(input_ids=ids, use_cache=False, **self.last).logits[:, -1].float()
+                found |= dict(zip(part, logits, strict=True))
+        return torch.stack([found[place] for place in range(len(self.rows))])
+
+    def close_up(self, left: int, holes: Tensor, movers: Tensor) -> None:
+        """The rows `movers` take the places `holes`; the first `left` rows remain."""
+        for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
+            self.rows[hole] = self.rows[mover]
+        del self.rows[left:]

@@ -1,0 +1,209 @@
+"""A nest: a separate process space (PID namespace) for each program, so that the kernel ends the program as a whole.
+
+The first process of a process space (its init) is ours, and does nothing. When it is killed, the kernel kills everything in that space,
+and the init is dead only after the last of them: no fork outruns that, no process escapes it. In the nest, the program also
+gets its own mounts (a read-only /proc that shows only this program; no /sys, no queues, no terminals) and IPC and control-group
+names of its own. That needs CAP_SYS_ADMIN, which the nursery and the zygote keep for this alone; neither ever reads a byte of a program.
+
+The nursery, a small process, forks the inits, because forking the warm zygote twice for each program would cost more than all
+the rest. Runs inside the container: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from rlvr.sandbox._inside import rights
+
+NEW_PID, NEW_MOUNTS, NEW_IPC, NEW_CGROUP = 0x20000000, 0x20000, 0x8000000, 0x2000000
+PRIVATE, RECURSIVE, READ_ONLY, NOSUID, NODEV, NOEXEC, DETACH = 1 << 18, 1 << 14, 1, 2, 4, 8, 2
+PARENT_DEATH = 1
+UNSEEN = (b"/sys", b"/dev/mqueue", b"/dev/pts")
+PID = struct.Struct("i")
+BIRTH_S = 30.0
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Gone(Exception):
+    """Our owner, our zygote or our nursery has exited: there is nothing left to do here."""
+
+
+class Nursery:
+    """The supervisor's side of the nursery: it requests a nest for each program and learns when its init is dead.
+
+    >>> open_nursery().nest()        # doctest: +SKIP
+    """
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.connection, self.pid = connection, pid
+        self.living: dict[int, int] = {}
+        """The inits that are still alive, each with a descriptor that reports its end."""
+        self._ready: list[int] = []
+        self._asked = 0
+
+    def ask(self, count: int) -> None:
+        """Request so many nests in advance, while there is time."""
+        for _ in range(count):
+            self.connection.send(b"+")
+            self._asked += 1
+
+    def nest(self) -> int:
+        """The pid of the init of an empty nest."""
+        if not self._ready and not self._asked:
+            self.ask(1)
+        deadline = time.monotonic() + BIRTH_S
+        while not self._ready:
+            if not self.hear(deadline - time.monotonic()):
+                raise Gone(f"no process space was created within {BIRTH_S:.0f} s")
+        pid = self._ready.pop(0)
+        self.living[pid] = os.pidfd_open(pid)
+        return pid
+
+    def ended(self, seconds: float) -> bool:
+        """Whether all inits are dead, which happens only after everything in their nests is dead; waits a little for it."""
+        deadline = time.monotonic() + seconds
+        for pid, number in list(self.living.items()):
+            if not select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
+                return False
+            os.close(number)
+            del self.living[pid]
+        return True
+
+    def hear(self, seconds: float) -> bool:
+        """Receive one message, if it arrives in time."""
+        if not select.select([self.connection], [], [], max(seconds, 0))[0]:
+            return False
+        raw = self.connection.recv(64)
+        if not raw:
+            raise Gone("the nursery exited")
+        self._ready.append(PID.unpack(raw)[0])
+        self._asked -= 1
+        return True
+
+
+def nurse(door: socket.socket) -> NoReturn:
+    """The nursery's main loop: one init for every byte received."""
+    rights.keep(rights.SYS_ADMIN)
+    home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    while door.recv(1):
+        door.send(PID.pack(patiently(lambda: make(home))))
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    os._exit(0)
+
+
+def patiently(fork: Callable[[], int]) -> int:
+    """Fork, and retry for a while if memory or processes are short: a program that is about to be killed may hold them."""
+    deadline = time.monotonic() + BIRTH_S / 2
+    while True:
+        try:
+            return fork()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def make(home: int) -> int:
+    """An init in a new process space; returns its pid in our process space."""
+    if libc.unshare(NEW_PID) != 0:
+        raise OSError(ctypes.get_errno(), "no process space")
+    try:
+        pid = os.fork()
+    except OSError:
+        libc.setns(home, NEW_PID)
+        raise
+    if pid:
+        if libc.setns(home, NEW_PID) != 0:
+            os._exit(97)  # the next child would be created in a space that is ending
+        return pid
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans by itself
+    libc.prctl(PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+    os.closerange(0, 4096)
+    while True:
+        signal.pause()
+
+
+def fork(init: int, home: int) -> int:
+    """In the zygote: like `os.fork`, but the child is in the nest of that init. The child must still call `settle`."""
+    space = os.open(f"/proc/{init}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if libc.setns(space, NEW_PID) != 0:
+            raise OSError(ctypes.get_errno(), "the process space cannot be entered")
+    finally:
+        os.close(space)
+    try:
+        pid = os.fork()
+    except OSError:
+        libc.setns(home, NEW_PID)
+        raise
+    if pid and libc.setns(home, NEW_PID) != 0:
+        os._exit(97)
+    return pid
+
+
+def prepare() -> None:
+    """In the zygote, once for all programs: mounts, IPC and control-group names separate from the supervisor's."""
+    if libc.unshare(NEW_MOUNTS | NEW_IPC) != 0 or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
+        raise OSError(ctypes.get_errno(), "no separate mounts")
+    libc.unshare(NEW_CGROUP)  # hides the container's name; kernels without it show it
+    for place in UNSEEN:
+        libc.umount2(place, DETACH)
+
+
+def settle(oom: int) -> None:
+    """In the child, for this program alone: mounts with their own /proc. Raises OSError if that is not possible."""
+    with contextlib.suppress(OSError), open("/proc/thread-self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(str(oom))  # no process can lower it again: /proc is read-only in the nest
+    flags = READ_ONLY | NOSUID | NODEV | NOEXEC
+    if libc.unshare(NEW_MOUNTS) != 0:
+        raise OSError(ctypes.get_errno(), "no separate mounts")
+    if all(libc.mount(b"proc", b"/proc", b"proc", flags, data) != 0 for data in (b"hidepid=2", None)):
+        raise OSError(ctypes.get_errno(), "no separate /proc")
+
+
+def possible() -> bool:
+    """Whether nests work here: one is created and removed again, by a separate process."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            os.dup2(os.open("/dev/null", os.O_RDWR), 2)
+            signal.alarm(int(BIRTH_S))
+            home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            prepare()
+            init = make(home)
+            os.close(os.pidfd_open(init))
+            child = fork(init, home)
+            if child == 0:
+                settle(0)
+                os._exit(0 if os.getpid() == 2 and os.readlink("/proc/self") == "2" else 1)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            os.kill(init, signal.SIGKILL)
+        os._exit(0 if status == 0 else 1)
+    _, ended = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(ended) == 0
+
+
+def open_nursery() -> Nursery:
+    """Fork the nursery."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            nurse(theirs)
+        finally:
+            os._exit(1)
+    theirs.close()
+    return Nursery(ours, pid)

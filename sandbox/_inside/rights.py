@@ -1,0 +1,38 @@
+"""Capabilities: each of our processes keeps only those it needs. Runs inside the container: standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+
+KILL, SETGID, SETUID, SYS_PTRACE, SYS_ADMIN = 1 << 5, 1 << 6, 1 << 7, 1 << 19, 1 << 21
+DROP_BOUND, VERSION_3, LAST = 24, 0x20080522, 63
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def held() -> int:
+    """The capabilities in force for this process, as bits."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next((int(line.split()[1], 16) for line in file if line.startswith("CapEff:")), 0)
+
+
+def keep(wanted: int) -> None:
+    """Drop every capability that is not wanted, permanently; nothing is inherited across an exec."""
+    left = held() & wanted
+    head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
+    low, high = left & 0xFFFFFFFF, left >> 32
+    data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+    if libc.capset(head, data) != 0:
+        raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
+
+
+def none() -> None:
+    """Drop all capabilities; cheap enough for every program."""
+    head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
+    if libc.capset(head, (ctypes.c_uint32 * 6)()) != 0:
+        raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
+
+
+def empty_bounding() -> None:
+    """Stop any later exec from gaining a capability. Works only with CAP_SETPCAP; the result shows in /proc/self/status."""
+    for number in range(LAST + 1):
+        libc.prctl(DROP_BOUND, number, 0, 0, 0)

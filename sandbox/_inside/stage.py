@@ -1,0 +1,90 @@
+"""The descriptors of one program and its judge: the number of each in the child, and the ends that we keep.
+
+Runs inside the container: standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+
+from rlvr.sandbox._inside import streams
+
+PIPE_SIZE = 1 << 20
+
+
+class Stage:
+    """Pipes and files for a program, and for its judge if there is one.
+
+    >>> sorted(Stage({"source": b"print(1)"}).program)
+    [0, 1, 2, 5, 8, 9]
+    """
+
+    def __init__(self, parts: dict[str, bytes]) -> None:
+        self.ours: dict[int, str] = {}
+        """The read ends that we keep, by the stream they carry."""
+        self.settled: list[int] = []
+        """From each process, one byte once it has become the program."""
+        self._theirs: list[int] = []
+        self.program: dict[int, int] = {
+            0: self._given(parts.get("stdin", b"")),
+            1: self._out("stdout"),
+            2: self._out("stderr"),
+            9: self._given(parts.get("source", b"")),
+        }
+        self.judge: dict[int, int] = {}
+        if "judge" in parts:
+            (from_program, to_judge), (from_judge, to_program) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+            self._theirs += [from_program, to_judge, from_judge, to_program]
+            self.program |= {3: from_judge, 4: to_judge}
+            self.judge = {0: self._given(parts["brief"]), 3: from_program, 4: to_program, 5: self._out("report")}
+            self.judge[1] = self.judge[2] = self._out("stderr")  # separate from the program's pipe, so that the program cannot affect it
+            self.judge[9] = self._given(parts["judge"])
+        else:
+            self.program[5] = self._out("report")
+        for ports in (self.program, self.judge):
+            if ports:
+                read, ports[8] = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(read, False)
+                self.settled.append(read)
+                self._theirs.append(ports[8])
+
+    def _given(self, data: bytes) -> int:
+        number = streams.memory_file(data)
+        self._theirs.append(number)
+        return number
+
+    def _out(self, name: str) -> int:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read, False)
+        self.ours[read] = name
+        self._theirs.append(write)
+        if name != "report":
+            os.fchmod(write, 0o222)  # so that /dev/stdout opens for a program that is not our user
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
+        return write
+
+    def hand_over(self) -> None:
+        """All processes have started: close their ends here."""
+        for number in set(self._theirs):
+            os.close(number)
+        self._theirs = []
+
+    def all_settled(self) -> bool:
+        """Whether each process came so far that what happens next is caused by the program."""
+        return all(_first(number) == b"+" for number in self.settled)
+
+    def close(self) -> None:
+        """Close all open descriptors."""
+        self.hand_over()
+        for number in [*self.ours, *self.settled]:
+            os.close(number)
+
+
+def _first(number: int) -> bytes:
+    try:
+        return os.read(number, 1)
+    except BlockingIOError:
+        return b""

@@ -1,0 +1,233 @@
+# ruff: noqa: E501  (programs stand in one line each)
+"""The end of a program: a fact of the kernel's, within a deadline, and never anybody else's loss."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlvr.conformance.survivors import HEADLESS, LEAVERS, SURVIVORS
+from rlvr.contracts import Judge, Limits, Program, Sandbox, Stop
+from rlvr.plugins.registry import build
+from rlvr.sandbox._inside import ends, meter, seccomp, streams, supervisor
+from rlvr.sandbox._inside.toolchains import Compiled, compiling
+from rlvr.sandbox._inside.zygotes import Born
+from rlvr.task import Fault, Task, user
+
+
+@pytest.fixture(scope="module")
+def nested() -> Iterator[Sandbox]:
+    """Containers in which each program has a process space of its own."""
+    with build("sandbox", "docker", containers=1, namespaces=True) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("name", SURVIVORS)
+def test_process_spaces_hold_too(nested: Sandbox, name: str) -> None:
+    assert SURVIVORS[name](nested) == ""
+
+
+@pytest.mark.docker
+def test_which_way_applies_is_told(nested: Sandbox, docker_sandbox: Sandbox, process_sandbox: Sandbox) -> None:
+    assert f"every program ended by {ends.USERS}" in docker_sandbox.run(Program("")).isolation
+    assert f"every program ended by {ends.NEST}" in nested.run(Program("")).isolation
+    assert any(line.startswith("every program ended by") for line in process_sandbox.run(Program("")).isolation)
+
+
+@pytest.mark.docker
+def test_a_program_in_a_nest_sees_itself_and_nothing_of_the_machine(nested: Sandbox) -> None:
+    source = """
+import os
+print([name for name in os.listdir('/proc') if name.isdecimal()] == [str(os.getpid())])
+print(os.listdir('/sys'), os.path.exists('/dev/pts/ptmx'), os.listdir('/dev/mqueue') if os.path.exists('/dev/mqueue') else [])
+print('docker' in open('/proc/self/cgroup').read())
+status = dict(line.split(':', 1) for line in open('/proc/self/status').read().splitlines())
+print({int(status[name], 16) for name in ('CapInh', 'CapPrm', 'CapEff', 'CapBnd', 'CapAmb')})
+for name in ('oom_score_adj', 'comm'):
+    try:
+        open('/proc/self/' + name, 'w').write('0')
+        print(name)
+    except OSError:
+        pass
+"""
+    outcome = nested.run(Program(source))
+    assert outcome.stdout.decode().splitlines() == ["True", "[] False []", "False", "{0}"], outcome
+
+
+@pytest.mark.parametrize(
+    "call", ["seccomp", "memfd_create", "pidfd_open", "sched_setaffinity", "a call of tomorrow", "clone into namespaces"]
+)
+def test_calls_that_no_program_needs_are_refused(process_sandbox: Sandbox, call: str) -> None:
+    if os.uname().machine != "x86_64":
+        pytest.skip("NOT RUN: the numbers here are those of x86_64")
+    numbers = {
+        "seccomp": 317,
+        "memfd_create": 319,
+        "pidfd_open": 434,
+        "sched_setaffinity": 203,
+        "a call of tomorrow": 467,
+        "clone into namespaces": 56,
+    }
+    first = {"pidfd_open": "os.getpid()", "clone into namespaces": "0x10000011"}.get(call, "0")
+    source = f"import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall({numbers[call]}, {first}, 0, 0, 0, 0), ctypes.get_errno())"
+    assert process_sandbox.run(Program(source)).stdout.decode().strip() in ("-1 1", "-1 38")
+
+
+def test_the_filter_for_programs_is_the_tighter_one() -> None:
+    for machine in seccomp.TABLES:
+        assert len(seccomp.instructions(machine, seccomp.PROGRAM)) > len(seccomp.instructions(machine, seccomp.SUPERVISOR))
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("kind", ["stdio", "calls", "asserts"])
+def test_an_answer_without_a_first_thread_scores_zero(docker_sandbox: Sandbox, kind: str) -> None:
+    """It would rather have no score: that takes it out of its group."""
+    limits = {"wall_s": 1, "cpu_s": 1}
+    references: dict[str, dict[str, Any]] = {
+        "stdio": {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}], "limits": limits},
+        "calls": {"kind": "calls", "function": "f", "cases": [{"args": [1], "expected": 1}], "limits": limits},
+        "asserts": {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1", "limits": limits},
+    }
+    verifier = build("verifier", "unit_tests", sandbox=docker_sandbox)
+    began = time.monotonic()
+    verdict = verifier.verify(Task("t", user("x"), references[kind]), f"```python\n{HEADLESS}\ndef f(x): return 0\n```")
+    assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
+    assert time.monotonic() - began < 25
+
+
+@pytest.mark.parametrize("source", LEAVERS.values(), ids=LEAVERS)
+def test_nothing_is_left_when_a_judge_was_there(process_sandbox: Sandbox, source: str) -> None:
+    outcome = process_sandbox.run(Program(source, judge=Judge("import os, time\ntime.sleep(0.5)\nos.write(5, b'end')")))
+    assert outcome.stop is Stop.OK and outcome.report == b"end", outcome
+    assert SURVIVORS["no process outlives the run"](process_sandbox) == ""
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("namespaces", [False, True], ids=["by user id", "in a nest"])
+def test_whoever_stays_behind_is_ended_without_the_loss_of_a_container(namespaces: bool) -> None:
+    with build("sandbox", "docker", containers=1, namespaces=namespaces) as sandbox:
+        sandbox.run(Program(""))
+        before = sandbox.containers()
+        for source in LEAVERS.values():
+            outcome = sandbox.run(Program(source))
+            assert outcome.stop is Stop.OK, outcome
+        assert sandbox.containers() == before
+
+
+class Undying(ends.Ends):
+    """Programs that nothing ends."""
+
+    def kill(self, uids: list[int]) -> None:
+        pass
+
+    def none_left(self, seconds: float) -> bool:
+        time.sleep(0.001)
+        return False
+
+    def left(self) -> list[int]:
+        return [4711] if self._spared else []
+
+
+class Silent:
+    def hear(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return False
+
+
+@pytest.mark.parametrize("theirs", [True, False], ids=["the program's own", "a stranger's"])
+def test_what_cannot_be_ended_costs_the_container_and_is_the_programs_own_fault(monkeypatch: pytest.MonkeyPatch, theirs: bool) -> None:
+    monkeypatch.setattr(supervisor, "END_S", 0.05)
+    watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
+    watching.uid, watching.door = None, Silent()
+    watching.ends = Undying(None, group=False, spared={1} if theirs else set(), users=False)
+    run = streams.Run({"output_bytes": 1})
+    born = Born(1)
+    born.ending = {"status": 0, "peak_kb": 1, "cpu": 0}
+    run.born = [born]
+    watching._end(run)
+    assert run.fatal and run.stop == ("SV" if theirs else "")
+
+
+@pytest.mark.parametrize(("elapsed", "state", "threads", "stop"), [
+    (1.5, "S", 1, "TLE"),
+    (1.5, "Z", 2, "TLE"),  # its first thread has ended, it has not
+    (1.5, "Z", 1, ""),  # dead: the zygote will say so
+    (10.5, "Z", 1, "TLE"),  # at the hard limit, whatever seems to be true
+])  # fmt: skip
+def test_the_clock_believes_no_state_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, elapsed: float, state: str, threads: int, stop: str
+) -> None:
+    monkeypatch.setattr(meter, "stat", lambda pid: [state, *["0"] * 16, str(threads), "0"])
+    monkeypatch.setattr(meter, "waited", lambda pid: 0.0)
+    watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
+    run = streams.Run({"wall_s": 1.0})
+    run.born = [Born(1)]
+    watching._look_at_the_clock(run, elapsed)
+    assert run.stop == stop
+
+
+def test_a_process_without_its_first_thread_is_seen_to_live() -> None:
+    child = subprocess.Popen([sys.executable, "-c", HEADLESS])
+    try:
+        deadline = time.monotonic() + 20
+        while meter.stat(child.pid)[:1] != ["Z"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert not meter.dead(meter.stat(child.pid)) and child.pid in meter.descendants(os.getpid(), set())
+        assert meter.TreeMeter(os.getpid(), set()).memory() > 0
+    finally:
+        child.kill()
+        child.wait(20)
+
+
+@pytest.mark.parametrize(("program", "word"), [
+    (Program("", limits=Limits(memory_mb=1 << 20)), "memory_mb"),
+    (Program("", limits=Limits(processes=100_000)), "processes"),
+    (Program("", files={"../x": b""}), "plain"),
+], ids=["memory", "processes", "a file name"])  # fmt: skip
+def test_what_a_task_asks_for_and_is_not_there_is_marked_as_refused(program: Program, word: str) -> None:
+    for name, settings in (("process", {"trusted": True}), ("docker", {})):
+        with build("sandbox", name, **settings) as sandbox:
+            outcome = sandbox.run(program)
+            assert outcome.stop is Stop.IE and outcome.refused and word in outcome.reason, outcome
+
+
+def test_a_limit_that_the_sandbox_does_not_have_is_the_tasks_fault(process_sandbox: Sandbox) -> None:
+    reference = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}], "limits": {"memory_mb": 1 << 20}}
+    verdict = build("verifier", "unit_tests", sandbox=process_sandbox).verify(Task("t", user("x"), reference), "```python\nprint(1)\n```")
+    assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict
+
+
+@pytest.mark.docker
+def test_a_source_is_compiled_once_and_its_renaming_is_its_own_affair(docker_sandbox: Sandbox) -> None:
+    source = '#include <iostream>\n#include <cstdio>\nint main() { int n; std::cin >> n; rename("answer", "x"); std::cout << n * 2; }'
+    limits = Limits(wall_s=60, cpu_s=20, memory_mb=900)
+    with build("sandbox", "docker", containers=1) as sandbox:
+        spent = []
+        for n in range(3):
+            began = time.monotonic()
+            outcome = sandbox.run(Program(source, str(n).encode(), "cpp", limits))
+            if "no toolchain" in outcome.reason and os.environ.get("RLVR_REQUIRE_DOCKER") != "1":
+                pytest.skip(f"NOT RUN: {outcome.reason}")
+            assert (outcome.stop, outcome.stdout) == (Stop.OK, str(2 * n).encode()), outcome
+            spent.append(time.monotonic() - began)
+        (container,) = sandbox.containers()
+        assert sandbox.run(Program("print(1)")).stdout == b"1\n" and sandbox.containers() == [container]
+    assert max(spent[1:]) < spent[0] / 2, spent
+
+
+def test_what_is_kept_of_compilers_is_bounded() -> None:
+    kept = Compiled(entries=2, room=10)
+    for name in (b"a", b"b", b"c"):
+        kept.put("cpp", name, name * 4)
+    assert kept.get("cpp", b"a") is None and kept.get("cpp", b"c") == b"cccc"
+    kept.put("cpp", b"d", b"d" * 9)
+    assert kept.get("cpp", b"c") is None and kept.get("cpp", b"d") is not None
+    assert compiling({"cpu_s": 100, "wall_s": 1})["cpu_s"] == 20

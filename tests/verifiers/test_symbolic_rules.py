@@ -1,0 +1,171 @@
+"""The math verifier's tables do what their rows say, and its rules hold against answers made to get round them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlvr.task import Fault, Task, Verdict, user
+from rlvr.verifiers._math.judge.restated import restated
+from rlvr.verifiers._math.read.spellings import SPELLINGS, Spelling, standard
+from rlvr.verifiers._math.read.units import is_number_word, measure
+from rlvr.verifiers._math.read.words import SAYINGS, Saying, dated, number_in_words, words
+from rlvr.verifiers._math.value import cost
+from rlvr.verifiers._math.value.points import differ
+from rlvr.verifiers.symbolic import Symbolic
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Symbolic]:
+    with Symbolic() as plugin:
+        yield plugin
+
+
+@pytest.mark.parametrize("row", SPELLINGS, ids=lambda row: row.name.replace(" ", "_"))
+def test_each_spelling_becomes_what_its_row_shows(row: Spelling) -> None:
+    before, after = row.example
+    assert row.tried(before) == after
+    assert any(sign in before for sign in row.signs)
+    assert row.why and standard(before) != before
+
+
+def test_each_spelling_has_its_own_name() -> None:
+    assert len({row.name for row in SPELLINGS}) == len(SPELLINGS)
+
+
+@pytest.mark.parametrize("saying", SAYINGS, ids=lambda saying: saying.becomes.replace(" ", "_"))
+def test_each_saying_is_read_as_its_row_shows(saying: Saying) -> None:
+    assert saying.pattern.fullmatch(saying.example) and saying.pattern.fullmatch(saying.becomes)
+    assert words(saying.example, strict=True) == ("text", saying.becomes)
+
+
+UNTOUCHED = ["10~08", "x^o", r"5\angle", "12 (thirteen)", "Yes, but not always", "10\\;08", r"\$5k + 3", "f(x) = 3", "70k"]
+
+
+@pytest.mark.parametrize("text", UNTOUCHED)
+def test_what_only_looks_like_a_spelling_stays_as_it_is(text: str) -> None:
+    assert standard(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["five two", "twenty eleven", "hundred", "one twenty", "two and three", "ten one", "zero five", "one and", ""]
+)
+def test_words_that_are_no_number_are_none(text: str) -> None:
+    assert number_in_words(text) is None
+
+
+def test_numbers_and_dates_in_words() -> None:
+    said = {"seven": 7, "ninety nine": 99, "one hundred": 100, "two thousand twenty-four": 2024, "three million five hundred": 3_000_500}
+    assert {text: number_in_words(text) for text in said} == said
+    assert dated("the 4th of july, 1776") == dated("july 4 1776") == "july 4 1776"
+
+
+NO_THINGS = "fifth fifths twelfths sixteenths thousandths halves eight zillion gazillion score gross grand nought sqrt pi lakhs hundredth"
+THINGS = "apples months tests cloths booths moths tents teeth pens ninjas myths quarters students eggs"
+
+
+def test_number_words_never_count_as_things() -> None:
+    assert [word for word in NO_THINGS.split() if measure(word) is not None and not word.startswith("lakh")] == []
+    assert [word for word in THINGS.split() if is_number_word(word) or measure(word) is None] == []
+    assert measure("B.C.") is None and measure("-ish") is None and measure("lb.") is not None
+
+
+PROMPT = r"Simplify $\frac{x^2-1}{x-1}$ for $x \ne 1$. By the way, 17*23 is large, a coin has probability $\frac{1}{2}$, and $AB = 5$."
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "copied"),
+    [
+        ("x+1", r"\frac{x^2-1}{x-1}", True),
+        ("x+1", r"\dfrac{x^2 - 1}{x - 1}", True),
+        ("x+1", r"\frac{-1+x^2}{-1+x}", True),
+        ("391", r"17 \cdot 23", True),
+        ("391", "17*23", True),
+        ("391", "391", False),
+        ("x+1", "1+x", False),
+        ("0.5", r"\frac{1}{2}", True),
+        (r"\frac12", r"\frac{1}{2}", False),
+        (r"\frac{1}{2}", "1/2", False),
+        ("5", "5", False),
+        ("5", "AB = 5", False),
+        ("23", "23", False),
+        ("7", "7*1", False),
+    ],
+)
+def test_an_expression_out_of_the_question_is_no_answer(gold: str, answer: str, copied: bool) -> None:
+    assert bool(restated(gold, answer, PROMPT)) is copied
+
+
+def test_the_rule_about_the_question_can_be_turned_off(verifier: Symbolic) -> None:
+    task = Task("t", user("What is $6 \\cdot 7$?"), reference="42")
+    assert verifier.verify(task, r"\boxed{6 \cdot 7}").score == 0.0
+    assert verifier.verify(task, r"\boxed{42}").score == 1.0
+    free = Task("t", user("What is $6 \\cdot 7$?"), reference="42", meta={"policy": {"evaluated": False}})
+    assert verifier.verify(free, r"\boxed{6 \cdot 7}").score == 1.0
+
+
+def test_copying_formulas_out_of_published_questions_pays_nothing(verifier: Symbolic) -> None:
+    if not (DATA / "math500.jsonl").is_file():
+        pytest.skip(f"NOT RUN: math500.jsonl is not in {DATA}")
+    paid = []
+    for line in (DATA / "math500.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        task = Task("t", user(row["problem"]), reference=row["answer"])
+        assert verifier.verify(task, f"\\boxed{{{row['answer']}}}").score == 1.0, row["answer"]
+        for span in re.findall(r"\$([^$]+)\$", row["problem"]):
+            arithmetic = re.search(r"[-+*/^=]|\\[a-z]", span.strip("-")) and not re.search("text|mathrm", span)
+            if arithmetic and span != row["answer"] and verifier.verify(task, f"\\boxed{{{span.rstrip('.,')}}}").score == 1.0:
+                paid.append((row["answer"], span))
+    assert paid == []
+
+
+X = ("sym", "x")
+TINY = ("pow", ("const", "e"), ("num", -1000, 1))
+
+
+def test_sixty_digits_prove_nothing_where_a_part_is_too_small_to_see() -> None:
+    assert differ(("fun", "tanh", ("num", 200, 1)), ("num", 1, 1)) is True
+    assert differ(("add", ("fun", "sin", X), TINY), ("fun", "sin", X)) is True
+    assert differ(("fun", "tanh", ("num", 20_000, 1)), ("num", 1, 1)) is None  # beyond all the digits there are
+    assert differ(("add", X, ("pow", ("const", "e"), ("neg", X))), ("add", X, ("div", ("num", 1, 1), ("pow", ("const", "e"), X)))) is False
+
+
+def boxed(verifier: Symbolic, gold: str, answer: str) -> Verdict:
+    return verifier.verify(Task("t", user("?"), reference=gold), f"\\boxed{{{answer}}}")
+
+
+COSTLY = ["+".join([r"\erf(60)"] * 20) + "+10^{780}", r"\Gamma(\frac13)+10^{780}", r"(\frac13)!+10^{780}"]
+
+
+@pytest.mark.parametrize("answer", COSTLY)
+def test_an_answer_that_is_too_much_work_is_refused_before_the_work_is_done(
+    verifier: Symbolic, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prices: list[int] = []
+    charged = cost.price
+
+    def noted(name: str, digits: int) -> int:
+        prices.append(charged(name, digits))
+        return prices[-1]
+
+    monkeypatch.setattr(cost, "price", noted)
+    verdict = boxed(verifier, "2", answer)
+    assert verdict.score == 0.0 and verdict.fault is Fault.ANSWER, verdict
+    assert sum(prices[:-1]) <= cost.LIMIT < sum(prices)  # the call that costs too much is not made
+
+
+def test_each_answer_has_its_own_account(verifier: Symbolic) -> None:
+    assert boxed(verifier, "2", COSTLY[0]).fault is Fault.ANSWER
+    assert boxed(verifier, r"\sin 1", r"\cos(\frac{\pi}{2}-1)").score == 1.0
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("0.35", "1e400"), ("5", r"\frac" * 900 + "1"), ("5", r"\sqrt" * 900 + "5")])
+def test_long_numbers_and_deep_commands_are_read_or_refused(verifier: Symbolic, gold: str, answer: str) -> None:
+    verdict = boxed(verifier, gold, answer)
+    assert verdict.score == 0.0 and "broke the judging" not in verdict.reason

@@ -1,0 +1,80 @@
+r"""Detect answers copied from the question: an expression that is in the prompt, and is not the gold itself, was not evaluated.
+
+Three conditions must all hold: the answer contains arithmetic (a bare number, a letter, a word, a list of numbers never does);
+it is in the prompt, as a formula up to the order of its terms, or literally; and it is not the gold's own expression.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from rlvr.verifiers._math.judge.relations import name_of
+from rlvr.verifiers._math.read.parse import parse
+from rlvr.verifiers._math.read.tree import TooBig, Tree, Unreadable, has, ordered, say
+from rlvr.verifiers._math.value.exact import NotFinite
+
+ARITHMETIC = ("add", "mul", "div", "pow", "root", "fun", "fact", "binom", "pm", "sum", "prod", "integral", "limit", "deriv")
+MAX_FORMULAS = 200
+_SPAN = re.compile(r"\$\$(.{1,600}?)\$\$|\$([^$]{1,600})\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.DOTALL)
+_LAYOUT = re.compile(r"\\(?:left|right|displaystyle|q?quad|big|Big)(?![a-zA-Z])|\\[,;:! ]|[$~]")
+_TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·∙⋅]")
+
+
+def restated(gold: str, answer: str, prompt: str) -> str:
+    r"""Why an answer is only a part of the question; empty if it is not.
+
+    >>> restated("391", r"17 \cdot 23", "What is $17 \\cdot 23$?"), restated("391", "391", "Is it 391?")
+    ('it is copied from the question: 17*23', '')
+    """
+    tree, wanted = _read(answer), _read(gold)
+    if tree is None or wanted is None:
+        return ""
+    parts = tree[1::2] if tree[0] == "rel" else (tree,)
+    if not any(has(part, *ARITHMETIC) and not name_of(part) for part in parts):  # AB = 5 is a named number
+        return ""
+    own = [tree, *tree[1::2]] if tree[0] == "rel" and has(wanted, *ARITHMETIC) else [tree]
+    if wanted in own:
+        return ""
+    return f"it is copied from the question: {say(tree)}" if tree in _formulas(prompt) or _stands(answer, prompt) else ""
+
+
+@lru_cache(maxsize=8192)
+def _read(text: str) -> Tree | None:
+    """The tree with its terms in one order; None if it cannot be parsed."""
+    try:
+        return ordered(parse(text))
+    except (Unreadable, TooBig, NotFinite):
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _formulas(prompt: str) -> frozenset[Tree]:
+    """The formulas between math signs, with the sides of equations and the members of lists."""
+    spans = [next(part for part in match.groups() if part) for match in _SPAN.finditer(prompt)][:MAX_FORMULAS]
+    todo = [tree for span in spans if (tree := _read(span.strip().rstrip("?.,;:!= \n"))) is not None]
+    for tree in todo:  # which grows in the loop
+        if tree[0] in ("rel", "list", "tuple", "set"):
+            todo.extend(arg for arg in tree[1:] if isinstance(arg, tuple))
+    return frozenset(todo)
+
+
+def _stands(answer: str, prompt: str) -> bool:
+    """Whether the answer's text is in the prompt literally, and not as a part of something longer."""
+    part, whole = _bare(answer), _bare(prompt)
+    at = whole.find(part)
+    while part and at >= 0:
+        before, after = whole[at - 1 : at] if at else " ", whole[at + len(part) : at + len(part) + 1]
+        joined = (before.isalnum() and part[0].isalnum()) or before in (".", "\\", "^", "_")
+        if not joined and not (after.isalnum() and part[-1].isalnum()) and after not in ("^", "_", "!"):
+            return True
+        at = whole.find(part, at + 1)
+    return False
+
+
+@lru_cache(maxsize=1024)
+def _bare(text: str) -> str:
+    """The text without layout commands."""
+    text = _TIMES.sub("*", text.strip().strip("$").rstrip(".")).replace("\u2212", "-")
+    text = _LAYOUT.sub("", re.sub(r"\\[dt]frac", r"\\frac", " ".join(text.split())))
+    return re.sub(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])", "", text).replace("{,}", ",")
