@@ -12,6 +12,7 @@ from rlvr.contracts import (
     Completion,
     Environment,
     Example,
+    Heard,
     Limits,
     Outcome,
     Program,
@@ -19,8 +20,10 @@ from rlvr.contracts import (
     Sampler,
     Sampling,
     Sandbox,
+    Session,
     Stop,
     Tokenizer,
+    Transcript,
     Verifier,
 )
 from rlvr.contracts.algorithm import Algorithm
@@ -30,6 +33,7 @@ from rlvr.errors import RlvrError, ToolError
 from rlvr.mdp._gymnasium import announce as _announce
 from rlvr.plugins.registry import build as make
 from rlvr.task import Earned, Fault, Message, Task, Verdict, user
+from rlvr.turns import Turn
 
 __version__ = "0.1.0"
 
@@ -44,6 +48,7 @@ __all__ = [
     "Episode",
     "Example",
     "Fault",
+    "Heard",
     "Limits",
     "Message",
     "Outcome",
@@ -53,12 +58,15 @@ __all__ = [
     "Sampler",
     "Sampling",
     "Sandbox",
+    "Session",
     "Stop",
     "Task",
     "Tokenizer",
     "Tool",
     "ToolError",
     "ToolExample",
+    "Transcript",
+    "Turn",
     "Verdict",
     "Verifier",
     "make",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
+from rlvr.contracts import Example, Transcript, Verifier
 from rlvr.errors import ConfigError
 from rlvr.plugins.registry import from_config
 from rlvr.task import Fault, Task, Verdict
@@ -47,7 +47,11 @@ class Composite(Verifier):
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Judge with every part, and compute the weighted mean."""
-        verdicts = {name: part.verify(task, answer) for name, part in self.parts.items()}
+        return self.judge(task, Transcript(answer))
+
+    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+        """The same for a whole conversation, which each part sees."""
+        verdicts = {name: part.judge(task, transcript) for name, part in self.parts.items()}
         scores: dict[str, float] = {}
         for name, verdict in verdicts.items():
             if verdict.score is None:

@@ -42,6 +42,8 @@ def replay_run(run: Path, *, json: bool) -> int:
         console = screen.out()
         ok = not report.mismatches
         console.print(Text.assemble(screen.mark(ok), f" {report.episodes} episodes stepped again, {report.mismatches} differ"))
+        if report.recorded:
+            console.print(Text(f"  {report.recorded} had sessions of their own; what those answered was taken from the record"))
         if report.failed:
             console.print(Text(f"  {report.failed} were recorded as failed and are not compared"))
         for line in report.details:

@@ -19,7 +19,7 @@ from rlvr.commands.settings import settings_from
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.judges import Judges, late
-from rlvr.mdp.rules import judged
+from rlvr.mdp.sessions import judged
 from rlvr.plugins.registry import build
 from rlvr.runs.progress import Work
 from rlvr.task import Task, Verdict, user

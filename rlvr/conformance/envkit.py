@@ -27,7 +27,8 @@ from rlvr.conformance.steps import CannotCheck, Steps, closed, first, shown
 from rlvr.contracts import Environment
 from rlvr.mdp._gymnasium import gym_id
 from rlvr.mdp.env import OBSERVATIONS, TokenEnv, make_token_env
-from rlvr.mdp.rules import judged, plain_limits, size_of
+from rlvr.mdp.rules import plain_limits, size_of
+from rlvr.mdp.sessions import judged
 from rlvr.plugins.registry import build
 from rlvr.rollout.replay import mismatch
 from rlvr.task import Task, Verdict
@@ -337,4 +338,5 @@ def _replayed(env: TokenEnv, split: str, index: int, dice: random.Random, *, gol
     verdict = mdp.judge(state)
     if verdict.score is None:
         return f"its verdict is {shown(verdict)}"
-    return mismatch(env, split, index, state.tokens, state.acted, state.end.value, verdict.score)
+    session = mdp.episode(state, verdict, group="").meta.get("session")
+    return mismatch(env, split, index, state.tokens, state.acted, state.end.value, verdict.score, session)

@@ -11,8 +11,9 @@ A plugin's constructor takes keyword arguments only: its signature is its schema
 
 from rlvr.contracts.environment import Environment
 from rlvr.contracts.plugin import Plugin
-from rlvr.contracts.sampler import Completion, Request, Sampler, Sampling
+from rlvr.contracts.sampler import Completion, Feed, Listed, Request, Sampler, Sampling
 from rlvr.contracts.sandbox import Judge, Limits, Outcome, Program, Sandbox, Stop
+from rlvr.contracts.session import Heard, Session, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.verifier import Example, Verifier
 
@@ -20,8 +21,11 @@ __all__ = [
     "Completion",
     "Environment",
     "Example",
+    "Feed",
+    "Heard",
     "Judge",
     "Limits",
+    "Listed",
     "Outcome",
     "Plugin",
     "Program",
@@ -29,7 +33,9 @@ __all__ = [
     "Sampler",
     "Sampling",
     "Sandbox",
+    "Session",
     "Stop",
     "Tokenizer",
+    "Transcript",
     "Verifier",
 ]

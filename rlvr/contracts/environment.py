@@ -1,4 +1,4 @@
-"""The environment contract: pose tasks, reply to the policy, choose the text to judge."""
+"""The environment contract: pose tasks, reply to the policy or open a session per conversation, choose the text to judge."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from rlvr.contracts.plugin import Plugin
+from rlvr.contracts.session import Heard, Session
 from rlvr.contracts.verifier import Verifier
 from rlvr.task import Earned, Task, Verdict
+from rlvr.turns import Turn
 
 
 class Environment(Plugin, ABC):
-    """Poses tasks, in text. Subclass it, set `needs`, and write `task`. `reply`, `answer` and `earned` run in other threads.
+    """Poses tasks, in text. Subclass it, say what it needs, and write `task`. Everything else may be called from several threads at once.
+
+    A conversation whose world has no state of its own is written as `reply`. Where it has one (a shell, a database), `open` it.
 
     >>> class Doubling(Environment):
     ...     needs = {"verifier": "exact"}
@@ -39,6 +43,10 @@ class Environment(Plugin, ABC):
         """A text that gets the full score (in a multi-turn task: the first turn), or None if none is known."""
         return None
 
+    def open(self, task: Task, *, seed: int) -> Session:
+        """The world of one conversation. All members of a group get the same `seed`, so that they begin in the same world."""
+        return Replying(self, task)
+
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
         """The environment's reply to the policy's turns `said`; None ends the conversation."""
         return None
@@ -55,3 +63,28 @@ class Environment(Plugin, ABC):
         """Close the verifier; an environment that holds other resources overrides this to close them too."""
         if (verifier := getattr(self, "verifier", self)) is not self:
             verifier.close()
+
+
+class Replying(Session):
+    """The session of an environment whose world has no state: it asks `reply` and `answer`.
+
+    >>> Replying(environment, task).hear(Turn("500")).messages                               # doctest: +SKIP
+    ({'role': 'user', 'content': 'lower'},)
+    """
+
+    def __init__(self, environment: Environment, task: Task) -> None:
+        self.environment, self.task, self.said = environment, task, list[str]()
+
+    def hear(self, turn: Turn) -> Heard | None:
+        """Ask `reply`."""
+        self.said.append(turn.text)
+        reply = self.environment.reply(self.task, list(self.said))  # a copy, as everywhere: what is done to it changes no record
+        if reply is None:
+            return None
+        if not isinstance(reply, str):
+            raise TypeError(f"reply gave {reply!r:.80}; it must be a text, or None where nothing is to be answered")
+        return Heard(({"role": "user", "content": reply},))
+
+    def answer(self, turns: Sequence[Turn]) -> str:
+        """Ask `answer`."""
+        return self.environment.answer(self.task, [turn.text for turn in turns])

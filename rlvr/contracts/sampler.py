@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -72,6 +72,53 @@ class Completion:
             raise ValueError("a completion without tokens must have finish='error'")
 
 
+Asked = list[tuple[int, Request]]
+"""Requests, each with the number that its completion is handed back with."""
+
+
+class Feed(ABC):
+    """Where a sampler takes its requests from while it answers others. Nothing in it waits.
+
+    Both ways to ask give None once no more can come, and nothing where something may come later.
+    """
+
+    notify: Callable[[], None] | None = None
+    """A sampler that waits for answers from elsewhere sets this; it is called, from any thread, when there may be more to take."""
+
+    @abstractmethod
+    def take(self, room: int) -> Asked | None:
+        """Up to `room` requests that are ready."""
+
+    @abstractmethod
+    def wave(self) -> Asked | None:
+        """All requests, once all are ready that can be: nothing is asked and no world is still to answer."""
+
+    @property
+    def coming(self) -> int:
+        """How many more requests may be under way beside those that were taken."""
+        return 0
+
+
+class Listed(Feed):
+    """A feed of requests that are all there from the start.
+
+    >>> len(Listed([Request([1], 4)]).take(10))
+    1
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.left = list(enumerate(requests))
+
+    def take(self, room: int) -> Asked | None:
+        """The next `room` requests."""
+        taken, self.left = self.left[:room], self.left[room:]
+        return taken or None
+
+    def wave(self) -> Asked | None:
+        """All that are left."""
+        return self.take(len(self.left))
+
+
 class Sampler(Plugin, ABC):
     """Samples answers to prompts. Requests with the same prompt are a group; a sampler may compute that prompt once."""
 
@@ -89,6 +136,29 @@ class Sampler(Plugin, ABC):
     @abstractmethod
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Yield the index of each request with its completion, as soon as it finishes, so that verification can start early."""
+
+    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        """Each completion with its request's number, for requests that come while others are answered. Ends when the feed does.
+
+        None means: nothing has ended, look after the rest. A sampler says so whenever it would have to wait for requests, and now and then
+        while it works. The default answers in waves, by way of `stream`.
+        """
+        while (asked := feed.wave()) is not None:
+            if not asked:
+                yield None
+                continue
+            silent = {number for number, _ in asked}
+            for place, completion in self.stream([request for _, request in asked], sampling):
+                silent.discard(asked[place][0])
+                yield asked[place][0], completion
+            for number in sorted(silent):
+                yield number, Completion([], [], "error", "the sampler gave no answer at all")
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Who writes `stream` alone is asked by way of it, also where a base class has a `serve` of its own."""
+        super().__init_subclass__(**more)
+        if "stream" in vars(cls) and "serve" not in vars(cls):
+            setattr(cls, "serve", Sampler.serve)  # noqa: B010 -- pyright takes an assignment for an override
 
     def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """All completions, in the order of the requests."""

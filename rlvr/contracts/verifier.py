@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rlvr.contracts.plugin import Plugin
+from rlvr.contracts.session import Transcript
 from rlvr.errors import TextOnly
 from rlvr.task import Task, Verdict
 
@@ -43,3 +44,7 @@ class Verifier(TextOnly, Plugin, ABC):
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
         """Judge `answer` against `task.reference`."""
+
+    def judge(self, task: Task, transcript: Transcript) -> Verdict:
+        """Judge a whole conversation. The default judges its answer; override it to look at the evidence or at the turns."""
+        return self.verify(task, transcript.answer)

@@ -25,11 +25,13 @@ from rlvr.evaluation.evaluate import Report, report_on, verifier_label
 from rlvr.evaluation.samples import ROWS, Key, Plan, SampleFile, plan_of, question_of, rows_in
 from rlvr.evaluation.suite import with_settings
 from rlvr.mdp.judges import Judges, late
-from rlvr.mdp.rules import State, TokenMDP, judged, last_acted
+from rlvr.mdp.rules import State, TokenMDP, last_acted
+from rlvr.mdp.sessions import judged
 from rlvr.mdp.transcript import messages_of, tokenizer_of
 from rlvr.plugins.registry import from_config
 from rlvr.runs.progress import Work
 from rlvr.task import Task, Verdict
+from rlvr.turns import Turn
 
 AT_ONCE, DEADLINE_S = 256, 600.0
 """How many answers are judged at a time, and how long one may take."""
@@ -116,7 +118,10 @@ def _verdict(environment: Environment, task: Task, row: Mapping[str, Any], token
     if spoken is None or (messages := messages_of(row, spoken)) is None:
         return replace(verdict, earned=(), detail={**verdict.detail, "earned": UNKNOWN}), []
     said = [message["content"] for message in messages if message["role"] == "assistant"]
-    mdp, state = TokenMDP(environment, spoken), State(task, row["tokens"], [bool(own) for own in row["acted"]], said)
+    mdp, state = (
+        TokenMDP(environment, spoken),
+        State(task, row["tokens"], [bool(own) for own in row["acted"]], [Turn(text) for text in said]),
+    )
     verdict = mdp.with_earned(state, verdict)
     return verdict, mdp.rewards(state, verdict) if verdict.earned else []
 

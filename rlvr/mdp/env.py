@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlvr.contracts import Environment, Plugin, Tokenizer
+from rlvr.contracts import Environment, Plugin, Session, Tokenizer
 from rlvr.episode import End
 from rlvr.errors import ConfigError, EnvError, suggest
 from rlvr.mdp.rules import State, TokenMDP, size_of
@@ -30,6 +30,7 @@ from rlvr.plugins.registry import from_config
 from rlvr.task import Task, Verdict
 
 OBSERVATIONS = ("dict", "ids", "onehot_ids")
+_SPEAKERS = {"user": "env"}
 PROCEDURAL_TASKS = 2**31
 """How many tasks of an endless source a seed may choose from."""
 
@@ -99,9 +100,14 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             raise EnvError(f"there is no task {index!r} in split {self.split!r}; allowed: 0 to {(size or PROCEDURAL_TASKS) - 1}")
         return self.begin(self.environment.task(self.split, int(index)))
 
-    def begin(self, task: Task) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode of this very task."""
-        self.state = self.mdp.start(task)
+    def begin(self, task: Task, *, seed: int = 0, session: Session | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode of this very task, in the world of this seed or in this session. That of an episode that was left is closed."""
+        self._leave()
+        self.state = None
+        state = self.mdp.start(task, seed=seed, session=session)
+        assert state.lease is not None
+        state.lease.open()
+        self.state = state
         self.verdict = None
         self._ids.fill(self.pad_id)
         self._attention.fill(0)
@@ -154,19 +160,23 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         if self.render_mode is None or self.state is None:
             return None
         lines = [f"{message['role']}: {message['content']}" for message in self.state.task.prompt]
-        said = self.state.said
-        for turn, text in enumerate(said, 1):
-            lines.append(f"policy: {text}")
-            answered = turn < len(said) or self.state.end is None
-            if answered and (reply := self.environment.reply(self.state.task, said[:turn])) is not None:
-                lines.append(f"env: {reply}")
+        turns, heard = self.state.turns, self.state.heard
+        for place, turn in enumerate(turns):
+            lines.append(f"policy: {turn.text}")
+            if place < len(heard) and (place + 1 < len(turns) or self.state.end is None):  # what nobody read is left out
+                lines += [f"{_SPEAKERS.get(message['role'], message['role'])}: {message['content']}" for message in heard[place].messages]
         if self.state.end is None:
             lines.append(f"policy: {self.tokenizer.decode(self.state.tokens[self.state.turn_start :])}")
         return "\n".join([*lines, *([f"verdict: {self.verdict.reason}"] if self.verdict else [])])
 
     def close(self) -> None:
-        """Put the environment, and the verifier with it, away."""
+        """Put the session, the environment, and the verifier with it, away."""
+        self._leave()
         self.environment.close()
+
+    def _leave(self) -> None:
+        if self.state is not None:
+            self.state.close()
 
     def _write(self, start: int) -> None:
         """Bring what is observed up to date with the conversation from `start` on."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any
 
 from rlvr.task import Fault, Verdict
@@ -38,13 +38,15 @@ class Judges:
     >>> judges.close()
     """
 
-    def __init__(self, workers: int) -> None:
-        self.workers, self.closed = workers, False
+    def __init__(self, workers: int, name: str = "verify") -> None:
+        self.workers, self.name, self.closed = workers, name, False
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._lock = Lock()
         self._threads: list[Thread] = []
         self._busy = 0
         """How many tasks are running or waiting for a thread."""
+        self._given_up = set[Future[Any]]()
+        """Tasks under way that nobody waits for any more."""
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """A future of the result; `cancel` works until the task has started."""
@@ -54,10 +56,23 @@ class Judges:
                 raise RuntimeError("these judges were closed; they accept no more work")
             self._busy += 1
             self._work.put((future, lambda: work(*arguments)))
-            if len(self._threads) < min(self._busy, self.workers):
-                self._threads.append(Thread(target=self._serve, name=f"verify_{len(self._threads)}", daemon=True))
-                self._threads[-1].start()
+            self._staff()
         return future
+
+    def give_up(self, future: Future[Any]) -> None:
+        """Nobody waits for this any more. If it is under way, another thread takes its place, and its own ends when it comes back."""
+        if future.cancel() or future.done():
+            return
+        with self._lock:
+            if not self.closed and future not in self._given_up:
+                self._given_up.add(future)
+                self.workers += 1
+                self._staff()
+
+    def _staff(self) -> None:
+        if len(self._threads) < min(self._busy, self.workers):
+            self._threads.append(Thread(target=self._serve, name=f"{self.name}_{len(self._threads)}", daemon=True))
+            self._threads[-1].start()
 
     def close(self) -> None:
         """Accept no more work, drop what has not started, and wait only briefly for running tasks."""
@@ -81,3 +96,9 @@ class Judges:
                     future.set_exception(error)
             with self._lock:
                 self._busy -= 1
+                if future in self._given_up:
+                    self._given_up.remove(future)
+                    self.workers -= 1
+                    if not self.closed:
+                        self._threads.remove(current_thread())
+                    return

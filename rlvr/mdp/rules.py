@@ -14,14 +14,17 @@ A stop id on the very last allowed token is a stop.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
+from typing import Any
 
-from rlvr.contracts import Environment, Tokenizer, Verifier
+from rlvr.contracts import Environment, Heard, Session, Tokenizer, Transcript, Verifier
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, EnvError
+from rlvr.mdp.sessions import Lease, judged_whole, session_record
 from rlvr.task import Fault, Task, Verdict
+from rlvr.turns import Turn
 
 
 @dataclass(slots=True)
@@ -35,8 +38,14 @@ class State:
     task: Task
     tokens: list[int]
     acted: list[bool]
-    said: list[str] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     """The policy's turns so far, decoded once each."""
+    heard: list[Heard] = field(default_factory=list)
+    """What the session answered to each of them that was closed."""
+    lease: Lease | None = field(default=None, compare=False)
+    """The conversation's hold on its session; None for one that is only read back."""
+    ending: Transcript | Verdict | None = None
+    """What is judged, once the session has been closed; a verdict where that could not be collected."""
     turn_start: int = 0
     """Where in `tokens` the policy's present turn begins."""
     chosen: int = 0
@@ -44,6 +53,16 @@ class State:
     end: End | None = None
     cut: str = ""
     """What ran out, where that was the end: `turns`, `tokens` (of the policy's own) or `window`."""
+
+    @property
+    def said(self) -> list[str]:
+        """The text of each turn so far."""
+        return [turn.text for turn in self.turns]
+
+    def close(self) -> None:
+        """Close the session of a conversation that does not go on. Any number of times; a conversation that was judged has none open."""
+        if self.lease is not None:
+            self.lease.close()
 
 
 class TokenMDP:
@@ -72,6 +91,8 @@ class TokenMDP:
         if self.max_length < 2:
             raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
         self._stops = tokenizer.stop_ids
+        self.worlds = type(environment).open is not Environment.open
+        """Whether the environment has sessions of its own. What they answered is in the record, for it may never be answered again."""
         if environment.max_turns > 1:
             tokenizer.render_reply("a")  # a chat template that cannot go on is found now, and not in every single conversation
 
@@ -80,8 +101,11 @@ class TokenMDP:
         note = getattr(self.tokenizer, "history_note", None)
         return str(note()) if note and self.environment.max_turns > 1 else ""
 
-    def start(self, task: Task) -> State:
-        """The state before the policy's first token."""
+    def start(self, task: Task, *, seed: int = 0, session: Session | None = None) -> State:
+        """The state before the policy's first token. Its session is `session`, or opened by `lease.open` or the first turn.
+
+        Whoever does not judge the conversation closes the state.
+        """
         tokens = self.tokenizer.render(posed(task).prompt)
         if not tokens:
             raise EnvError(f"the prompt of task {task.id!r} renders to no token at all; give it some text")
@@ -90,7 +114,8 @@ class TokenMDP:
                 f"the prompt of task {task.id!r} is {len(tokens)} tokens; with max_length {self.max_length} no token is left "
                 f"for an answer; raise max_length (or the environment's max_prompt_tokens) or leave the task out"
             )
-        return State(task, tokens, [False] * len(tokens), turn_start=len(tokens))
+        lease = Lease(self.environment, task, seed=seed, session=session)
+        return State(task, tokens, [False] * len(tokens), turn_start=len(tokens), lease=lease)
 
     def budget(self, state: State) -> int:
         """How many tokens the policy may still choose."""
@@ -98,17 +123,18 @@ class TokenMDP:
 
     def advance(self, state: State, token: int) -> None:
         """Append one token that the policy chose, and whatever follows from it."""
-        state.tokens.append(token)
-        state.acted.append(True)
-        state.chosen += 1
-        if token in self._stops:
-            self._close_turn(state)
-        elif state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
-            self._hear(state)
-            state.end, state.cut = End.TRUNCATED, "tokens" if state.chosen >= self.max_new_tokens else "window"
+        if self._chosen(state, token):
+            self.listen(state)
+            self.go_on(state)
 
     def extend(self, state: State, tokens: Sequence[int]) -> None:
         """Append a whole sampled turn: the same as stepping its tokens one by one, in one go."""
+        if self.say(state, tokens):
+            self.listen(state)
+            self.go_on(state)
+
+    def say(self, state: State, tokens: Sequence[int]) -> bool:
+        """The first part of `extend`: append the turn; whether it was closed, so that the session is to hear it."""
         if not tokens or state.end is not None or len(tokens) > self.budget(state):
             raise EnvError(f"{len(tokens)} tokens for task {state.task.id!r}, where {self.budget(state)} may follow (end: {state.end})")
         if not self._stops.isdisjoint(tokens[:-1]):
@@ -122,46 +148,72 @@ class TokenMDP:
         state.tokens += tokens[:-1]
         state.acted += [True] * (len(tokens) - 1)
         state.chosen += len(tokens) - 1
-        self.advance(state, tokens[-1])
+        return self._chosen(state, tokens[-1])
 
-    def extend_by_text(self, state: State, tokens: Sequence[int], *, spent: int, cut: bool) -> None:
-        """Append a whole turn whose tokens only write down a text; it took the endpoint `spent` tokens of its own, or more than it had."""
+    def say_text(self, state: State, tokens: Sequence[int], *, spent: int, cut: bool) -> bool:
+        """The same for tokens that only write down a text; it took the endpoint `spent` tokens of its own, or more than it had."""
         state.tokens += tokens
         state.acted += [True] * len(tokens)
         state.chosen += spent
+        self._close_turn(state, cut=cut)
         if cut:
-            self._hear(state)
             state.end, state.cut = End.TRUNCATED, "tokens"
-        else:
-            self._close_turn(state)
+        return not cut
 
-    def _hear(self, state: State) -> str:
-        text = self.tokenizer.decode(state.tokens[state.turn_start :])
-        state.said.append(text)
-        return text
+    def listen(self, state: State) -> None:
+        """The second part: the session hears the turn. It may take its time, in any thread. Where nothing follows, it is closed too."""
+        assert state.lease is not None
+        state.heard.append(state.lease.hear(state.turns[-1]))
+        if state.heard[-1].over or self._spent(state):
+            self.finish(state)
 
-    def _close_turn(self, state: State) -> None:
-        self._hear(state)
-        reply = self.environment.reply(state.task, list(state.said))  # a copy, as everywhere: what is done to it changes no record
-        if reply is None:
+    def go_on(self, state: State) -> None:
+        """The third part: write what was heard, or end the conversation. It needs the tokenizer, and so the thread that drives it."""
+        if state.heard[-1].over:
             state.end = End.TERMINATED
             return
-        if not isinstance(reply, str):
-            raise TypeError(f"reply gave {reply!r:.80}; it must be a text, or None where nothing is to be answered")
-        ids = self.tokenizer.render_reply(reply)
-        room = self.max_length - len(state.tokens)  # the reply takes from the window, not from the policy's own tokens
-        spent = {"turns": len(state.said) >= self.environment.max_turns, "tokens": state.chosen >= self.max_new_tokens}
-        spent["window"] = room <= len(ids)
-        if any(spent.values()):  # nothing could follow the reply, so it is not written
-            state.end, state.cut = End.TRUNCATED, next(name for name, out in spent.items() if out)
+        if spent := self._spent(state):  # nothing could follow what was heard, so it is not written
+            state.end, state.cut = End.TRUNCATED, spent
+            return
+        ids = self.tokenizer.render_reply(state.heard[-1].messages)
+        if self.max_length - len(state.tokens) <= len(ids):  # it takes from the window, not from the policy's own tokens
+            state.end, state.cut = End.TRUNCATED, "window"
             return
         state.tokens += ids
         state.acted += [False] * len(ids)
         state.turn_start = len(state.tokens)
 
+    def _chosen(self, state: State, token: int) -> bool:
+        state.tokens.append(token)
+        state.acted.append(True)
+        state.chosen += 1
+        if token in self._stops:
+            self._close_turn(state)
+            return True
+        if state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
+            self._close_turn(state, cut=True)
+            state.end, state.cut = End.TRUNCATED, "tokens" if state.chosen >= self.max_new_tokens else "window"
+        return False
+
+    def _close_turn(self, state: State, *, cut: bool = False) -> None:
+        text = self.tokenizer.decode(state.tokens[state.turn_start :])
+        state.turns.append(Turn(text, content=text, finish="length" if cut else "stop"))
+
+    def _spent(self, state: State) -> str:
+        """What has run out for the policy, whatever the session says."""
+        return "turns" if len(state.turns) >= self.environment.max_turns else "tokens" if state.chosen >= self.max_new_tokens else ""
+
+    def finish(self, state: State) -> Transcript | Verdict:
+        """Collect what will be judged, and close the session; once. Never raises."""
+        if state.ending is None:
+            assert state.lease is not None
+            state.ending = state.lease.finish(state.turns, state.heard)
+        return state.ending
+
     def judge(self, state: State) -> Verdict:
         """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
-        verdict = judged(self.environment.verifier, state.task, lambda: self.environment.answer(state.task, list(state.said)))
+        ending = self.finish(state)
+        verdict = ending if isinstance(ending, Verdict) else judged_whole(self.environment.verifier, state.task, ending)
         return self.with_earned(state, verdict)
 
     def with_earned(self, state: State, verdict: Verdict) -> Verdict:
@@ -200,6 +252,11 @@ class TokenMDP:
         """The record of a conversation that is over."""
         if state.end is None:
             raise EnvError(f"task {state.task.id!r} is not over yet")
+        meta: dict[str, Any] = {"cut": state.cut} if state.cut else {}
+        if state.lease and state.lease.trouble:
+            meta["trouble"] = state.lease.trouble
+        if state.lease and self.worlds:
+            meta["session"] = session_record(state.lease.seed, state.heard, state.ending)
         return Episode(
             task_id=state.task.id,
             group=group,
@@ -213,15 +270,13 @@ class TokenMDP:
             text=self.answer(state),
             turns=len(state.said),
             error="" if verdict.scored else verdict.reason,
-            meta={"cut": state.cut} if state.cut else {},
+            meta=meta,
         )
 
     def answer(self, state: State) -> str:
-        """The text that was judged; empty where the environment could not say it, and the verdict says so."""
-        try:
-            return _text(self.environment.answer(state.task, list(state.said)))
-        except (Exception, SystemExit):
-            return ""
+        """The text that was judged; empty where nobody could say it, and the verdict says so."""
+        ending = self.finish(state)
+        return ending.answer if isinstance(ending, Transcript) else ""
 
 
 def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
@@ -236,25 +291,6 @@ def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
             turns.append([])
         turns[-1].append(place)
     return turns
-
-
-def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:
-    """A verdict, whatever the verifier does: one that raises, exits or returns nonsense is the machinery's fault, never a score.
-
-    >>> judged(make("verifier", "numeric"), Task("t", user("2+2="), "4"), lambda: "4").score        # doctest: +SKIP
-    1.0
-    """
-    try:
-        text = _text(answer())
-    except (Exception, SystemExit) as error:
-        return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-    try:
-        verdict = verifier.verify(task, text)
-    except (Exception, SystemExit) as error:
-        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-    if not isinstance(verdict, Verdict):
-        return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
-    return verdict
 
 
 def posed(task: object) -> Task:
@@ -294,12 +330,6 @@ def plain_limits(environment: Environment) -> None:
         value = getattr(environment, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{kind}.{name} is {value!r}; it must be a whole number of at least 1")
-
-
-def _text(answer: object) -> str:
-    if not isinstance(answer, str):
-        raise TypeError(f"it gave {answer!r:.80}, not a text")
-    return answer
 
 
 def last_acted(acted: Sequence[bool]) -> int:

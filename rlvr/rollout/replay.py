@@ -1,7 +1,8 @@
 """Replay: recorded episodes stepped once more through `TokenEnv.step`, and compared bit by bit.
 
 Sampling and stepping drive one core, so they should never differ; this is the audit that says whether they did. Only
-the policy's tokens are stepped: what the environment said in between has to come back by itself.
+the policy's tokens are stepped: what the environment said in between has to come back by itself, or, where it has sessions of its own,
+is taken from the record.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from rlvr.episode import End
 from rlvr.errors import ConfigError
 from rlvr.mdp.env import TokenEnv
+from rlvr.mdp.sessions import Recorded
 from rlvr.runs.runlog import config_of, rows_of
 
 KEYS = ("split", "index", "tokens", "acted", "end", "reward")
@@ -33,12 +35,16 @@ class ReplayReport:
     mismatches: int = 0
     failed: int = 0
     """Episodes recorded as failed: the machinery's, so there is nothing to compare. Not stepped, not counted above."""
+    recorded: int = 0
+    """How many of them had sessions of their own. What those answered was taken from the record, since they may have changed something
+    that no second run finds as it was; it was not asked for again."""
     details: list[str] = field(default_factory=list)
     """One line for each mismatch, the first few only."""
 
     def record(self) -> dict[str, Any]:
         """The report as plain JSON."""
-        return {"episodes": self.episodes, "mismatches": self.mismatches, "failed": self.failed, "details": list(self.details)}
+        recorded = {"recorded": self.recorded} if self.recorded else {}
+        return {"episodes": self.episodes, "mismatches": self.mismatches, "failed": self.failed, **recorded, "details": list(self.details)}
 
 
 def replay(run: str | Path, *, shown: int = 20) -> ReplayReport:
@@ -75,7 +81,9 @@ def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, shown: int 
             report.failed += 1
             continue
         report.episodes += 1
-        wrong = mismatch(env, **{key: row[key] for key in KEYS})
+        session = row.get("session") if env.mdp.worlds else None
+        report.recorded += session is not None
+        wrong = mismatch(env, **{key: row[key] for key in KEYS}, session=session)
         if wrong:
             report.mismatches += 1
             if len(report.details) < shown:
@@ -83,13 +91,22 @@ def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, shown: int 
     return report
 
 
-def mismatch(env: TokenEnv, split: str, index: int, tokens: Sequence[int], acted: Sequence[bool], end: str, reward: float) -> str:
-    """What differs when this episode is stepped again, in words; "" when nothing does.
+def mismatch(
+    env: TokenEnv,
+    split: str,
+    index: int,
+    tokens: Sequence[int],
+    acted: Sequence[bool],
+    end: str,
+    reward: float,
+    session: Mapping[str, Any] | None = None,
+) -> str:
+    """What differs when this episode is stepped again, in words; "" when nothing does. A recorded `session` answers what it answered then.
 
     >>> mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
     ''
     """
-    env.begin(env.environment.task(split, index))
+    env.begin(env.environment.task(split, index), session=None if session is None else Recorded(session))
     assert env.state is not None
     prompt = env.state.tokens
     if list(tokens[: len(prompt)]) != prompt:

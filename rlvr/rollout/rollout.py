@@ -1,97 +1,23 @@
 """Tasks and a sampler in, episodes out. A failure becomes a failed episode: data, not a crash.
 
-Every answer is judged the moment its conversation ends, in a bounded pool of threads, while others are still being
-sampled. Conversations of several turns go in waves: all that still have the word speak, then the environment answers.
+Each conversation goes on as soon as its own session has answered, whatever the others do. Sessions are asked in one bounded pool of
+threads, answers are judged in another; the sampler and the tokens belong to the thread that asks for episodes.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
-from dataclasses import astuple, dataclass, field
-from queue import SimpleQueue
+from collections.abc import Iterator, Sequence
 
-from rlvr.contracts import Completion, Request, Sampler, Sampling
-from rlvr.episode import ABOVE_ZERO, End, Episode
-from rlvr.errors import ConfigError, EnvError, RlvrError
-from rlvr.mdp.judges import Judges, late
-from rlvr.mdp.rules import State, TokenMDP, posed
-from rlvr.task import Fault, Task, Verdict
-
-
-def seed_of(*parts: object) -> int:
-    """One seed from whatever names a random choice; the same parts give the same seed in every process.
-
-    >>> seed_of(0, "rollout", 3) == seed_of(0, "rollout", 3)
-    True
-    """
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One episode to collect: which task, in which group, with which randomness.
-
-    >>> Draw(Task("t", user("2+2=")), group="0:t", seed=7).group        # doctest: +SKIP
-    '0:t'
-    """
-
-    task: Task
-    group: str
-    seed: int
-    meta: dict[str, object] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        posed(self.task)
-
-
-@dataclass(slots=True)
-class Timing:
-    """Where the time of one collection went, in seconds.
-
-    >>> Timing(sampling=2.0, waiting=0.1).sampling
-    2.0
-    """
-
-    sampling: float = 0.0
-    """From the first request to the last completion."""
-    waiting: float = 0.0
-    """After that, until the last verdict: verification that sampling did not hide."""
-    verifying: float = 0.0
-    """All verifications added up."""
-    busy: float = 0.0
-    """The time in which at least one verification was under way."""
-
-    @property
-    def hidden(self) -> float:
-        """The share of that time in which sampling went on beside it: what verification did not cost.
-
-        >>> Timing(sampling=2.0, waiting=0.1, busy=0.4).hidden
-        0.75
-        """
-        return 1.0 - min(self.waiting / self.busy, 1.0) if self.busy else 1.0
-
-    def __add__(self, other: Timing) -> Timing:
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Timing(*(mine + theirs for mine, theirs in pairs))
-
-
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """How much time the spans cover together, what lies in several counted once.
-
-    >>> covered([(4.0, 5.0), (0.0, 2.0), (1.0, 3.0)])
-    4.0
-    """
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(end - max(start, until), 0.0)
-        until = max(until, end)
-    return total
+from rlvr.contracts import Sampler, Sampling
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError
+from rlvr.mdp.judges import Judges
+from rlvr.mdp.rules import TokenMDP
+from rlvr.rollout.draws import Draw as Draw
+from rlvr.rollout.draws import seed_of as seed_of
+from rlvr.rollout.schedule import Schedule
+from rlvr.rollout.timing import Timing as Timing
+from rlvr.rollout.timing import covered as covered
 
 
 class Rollout:
@@ -101,17 +27,38 @@ class Rollout:
     ...     episodes = rollout.collect([Draw(task, "g", 0)], Sampling())
     """
 
-    def __init__(self, mdp: TokenMDP, sampler: Sampler, *, workers: int = 32, deadline_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        mdp: TokenMDP,
+        sampler: Sampler,
+        *,
+        workers: int = 32,
+        actors: int = 64,
+        open_sessions: int = 256,
+        deadline_s: float = 600.0,
+        lockstep: bool | None = None,
+    ) -> None:
+        """Say how much goes on at once, and for how long.
+
+        Args:
+            mdp: the environment and the tokenizer.
+            sampler: who answers.
+            workers: how many answers are judged at once.
+            actors: how many sessions are asked at once.
+            open_sessions: how many sessions are open at once, where the environment has sessions of its own.
+            deadline_s: how long one verification, or one call of a session, may take.
+            lockstep: whether all conversations wait for the slowest before each turn. The company in which an answer is sampled may decide
+                its last bits (`Sampler.company`), and without lockstep it depends on how long sessions take. None: only where sessions
+                are the plain ones and the sampler is such a one.
+        """
         if workers < 1 or deadline_s <= 0:
             raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
-        self.mdp, self.sampler, self.deadline_s = mdp, sampler, deadline_s
+        if actors < 1 or open_sessions < 1:
+            raise ConfigError(f"actors {actors} and open_sessions {open_sessions} must be at least 1")
+        self.mdp, self.sampler, self.deadline_s, self.open_sessions = mdp, sampler, deadline_s, open_sessions
+        self.lockstep = bool(sampler.company) and not mdp.worlds if lockstep is None else lockstep
         self.timing = Timing()
-        self._judged: list[tuple[float, float]] = []
-        self._moved = 0.0
-        """When a verification last began or ended."""
-        self._judges = Judges(workers)
-        self._hearing = Judges(1)
-        """One thread, as an environment's `reply` is called in turn: it may hang too."""
+        self.judges, self.actors = Judges(workers), Judges(actors, name="session")
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order."""
@@ -119,146 +66,22 @@ class Rollout:
         return [found[i] for i in range(len(draws))]
 
     def stream(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
-        """Each draw's index with its episode, as soon as it is judged."""
-        self.timing, self._judged = Timing(), []
-        began = self._moved = time.perf_counter()
-        talks = [_Talk(draw, self.mdp) for draw in draws]
-        over: SimpleQueue[int] = SimpleQueue()
-        waiting: set[int] = set(range(len(talks)))
-        while speaking := [i for i, talk in enumerate(talks) if talk.speaking]:
-            silent = set(speaking)
-            for at, completion in self.sampler.stream([talks[i].request() for i in speaking], sampling):
-                silent.discard(speaking[at])
-                self._hear(talks[speaking[at]], completion, speaking[at], over)
-                while not over.empty():
-                    waiting.discard(i := over.get())
-                    yield i, talks[i].episode(self._wait(talks[i]), version)
-            for i in silent:
-                talks[i].error = "the sampler gave no answer at all"
-        sampled = time.perf_counter()
-        self.timing.sampling = sampled - began
-        for i in sorted(waiting):
-            yield i, talks[i].episode(self._wait(talks[i]), version)
-        self.timing.waiting = time.perf_counter() - sampled
-        self.timing.verifying = sum(end - start for start, end in self._judged)
-        self.timing.busy = covered(self._judged)
-
-    def _hear(self, talk: _Talk, completion: Completion, i: int, over: SimpleQueue[int]) -> None:
-        """A talk goes on, or is put to the judge; `over` is told when there is no more to wait for."""
-        heard = self._hearing.submit(talk.hear, completion)
-        if not wait([heard], self.deadline_s).done:
-            self._hearing.close()  # what hangs in there is left behind
-            self._hearing = Judges(1)
-            talk.error = f"{type(self.mdp.environment).__name__}.reply gave nothing within {self.deadline_s:g} s"
-        if talk.over:
-            talk.verdict = self._judges.submit(self._judge, talk)
-            talk.verdict.add_done_callback(lambda _: over.put(i))
-        elif not talk.speaking:
-            over.put(i)
-
-    def _judge(self, talk: _Talk) -> Verdict:
-        began = talk.judged_since = self._moved = time.perf_counter()
-        verdict = self.mdp.judge(talk.state)
-        self._moved = time.perf_counter()
-        self._judged.append((began, self._moved))
-        return verdict
-
-    def _wait(self, talk: _Talk) -> Verdict | None:
-        """The verdict, within the deadline from when its verification began; or, while it is in the queue, from when that last moved."""
-        if talk.verdict is None:
-            return None
-        while True:
-            left = self.deadline_s - (time.perf_counter() - (talk.judged_since or self._moved))
-            with suppress(FutureTimeout):
-                return talk.verdict.result(timeout=max(left, 0.0))
-            if left <= 0:
-                talk.verdict.cancel()
-                return late(self.deadline_s)
+        """Each draw's index with its episode, as soon as it is judged. However this ends, no session of its stays open."""
+        self.timing = Timing()
+        schedule = Schedule(self, draws, self.timing)
+        try:
+            for talk in schedule.run(sampling):
+                yield talk.number, talk.episode(version)
+        finally:
+            schedule.close()
 
     def close(self) -> None:
-        """Let the judges go; a verifier that hangs is not waited for, not even when the process ends."""
-        self._judges.close()
-        self._hearing.close()
+        """Let the threads go; a verifier or a session that hangs is not waited for, not even when the process ends."""
+        self.judges.close()
+        self.actors.close()
 
     def __enter__(self) -> Rollout:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-class _Talk:
-    """One conversation under way."""
-
-    def __init__(self, draw: Draw, mdp: TokenMDP) -> None:
-        self.draw, self.mdp = draw, mdp
-        self.verdict: Future[Verdict] | None = None
-        self.judged_since = 0.0
-        self.error = ""
-        try:
-            self.state = mdp.start(draw.task)
-        except EnvError as error:  # one prompt that is too long costs one answer, not all of them
-            self.state, self.error = State(draw.task, [], []), str(error)
-        self.logprobs = [0.0] * len(self.state.tokens)
-        self.usage = [0, 0]
-        """Tokens read and written as an endpoint counts them."""
-
-    @property
-    def speaking(self) -> bool:
-        return self.state.end is None and not self.error
-
-    @property
-    def over(self) -> bool:
-        return self.state.end is not None and not self.error
-
-    def request(self) -> Request:
-        state, draw = self.state, self.draw
-        turn = len(state.said)
-        return Request(list(state.tokens), self.mdp.budget(state), seed_of(draw.seed, turn), draw.task, turn)
-
-    def hear(self, completion: Completion) -> None:
-        if completion.finish == "error":
-            self.error = completion.error or "the sampler gave no answer and no reason"
-            return
-        impossible = [p for p in completion.logprobs if not -math.inf < p <= ABOVE_ZERO]
-        if impossible:
-            self.error = f"the sampler gave a token the log-probability {impossible[0]}; it must be a finite number of at most 0"
-            return
-        try:
-            if completion.usage is None:
-                self.mdp.extend(self.state, completion.tokens)
-            else:
-                self.usage = [before + more for before, more in zip(self.usage, completion.usage, strict=True)]
-                self.mdp.extend_by_text(self.state, completion.tokens, spent=completion.usage[1], cut=completion.finish == "length")
-        except RlvrError as error:
-            self.error = f"the sampler's tokens do not fit: {error}"
-        except (Exception, SystemExit) as error:
-            self.error = f"{type(self.mdp.environment).__name__}.reply raised {type(error).__name__}: {error}"
-        else:
-            self.logprobs += completion.logprobs
-            self.logprobs += [0.0] * (len(self.state.tokens) - len(self.logprobs))
-            if completion.finish == "length" and self.state.end is None:
-                self.error = f"the sampler stopped for length after {len(completion.tokens)} tokens, with room for more"
-
-    def episode(self, verdict: Verdict | None, version: int) -> Episode:
-        draw, state = self.draw, self.state
-        if verdict is not None and not self.error:
-            made = self.mdp.episode(state, verdict, group=draw.group, logprobs=self.logprobs, version=version)
-            made.meta.update(draw.meta, finish=str(state.end), **({"usage": self.usage} if any(self.usage) else {}))
-            return made
-        length = len(self.logprobs)
-        reason = self.error or "the conversation never ended"
-        return Episode(
-            task_id=draw.task.id,
-            group=draw.group,
-            tokens=state.tokens[:length],
-            acted=state.acted[:length],
-            logprobs=self.logprobs[:length],
-            rewards=[0.0] * length,
-            end=End.FAILED,
-            policy_version=version,
-            verdict=Verdict(None, reason, fault=Fault.INFRA),
-            turns=len(state.said),
-            error=reason,
-            meta={**draw.meta, "finish": End.FAILED.value},
-        )

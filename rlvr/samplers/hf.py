@@ -14,14 +14,16 @@ float32 that is about one token in a million. The same requests in the same orde
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Request, Sampler, Sampling
+from rlvr.contracts import Completion, Feed, Listed, Request, Sampler, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.model.device import device_from
 from rlvr.model.weights import model_from
@@ -78,21 +80,34 @@ class HFSampler(Sampler):
         return f"each token computes its whole row again, since {self.padded}" if self.kind is Recomputed else ""
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Sample as many at a time as `batch_size` allows, those with a common prompt together."""
+        """As many at a time as `batch_size` allows, those with a common prompt side by side."""
+        yield from (ended for ended in self.serve(Listed(requests), sampling) if ended is not None)
+
+    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        """The same for requests that come while others are answered: they take rows as rows become free, later turns first."""
         if self.model is None:
             raise SamplerError("the hf sampler has no model yet; give it model: DIR, or load one")
-        if not requests:
-            return
-        order = sorted(range(len(requests)), key=lambda i: (len(requests[i].prompt), tuple(requests[i].prompt)))
-        training = self.model.training
+        training, desk, queue = self.model.training, None, list[tuple[int, Request]]()
         self.model.eval()
         try:
-            desk = _Desk(self.kind(self.model), requests, sampling, self.batch_size)
-            while order or desk.live:
-                if order and desk.inviting:
-                    invited, order = order[: desk.free], order[desk.free :]
+            while (more := feed.take(sys.maxsize)) is not None or queue or desk:
+                if more:
+                    queue = sorted([*queue, *more], key=lambda asked: (-asked[1].turn, len(asked[1].prompt), tuple(asked[1].prompt)))
+                if not queue and not desk:
+                    yield None
+                    continue
+                if not desk:
+                    rows = min(self.batch_size, len(queue) + feed.coming)
+                    desk = _Desk(self.kind(self.model), sampling, rows)
+                if queue and desk.inviting:
+                    invited, queue = queue[: desk.free], queue[desk.free :]
                     desk.begin(invited)
-                yield from desk.step()
+                ended = desk.step()
+                yield from ended
+                if not ended:
+                    yield None
+                if not desk.live and not queue:
+                    desk = None  # what comes later begins with empty memory, as if it came alone
         finally:
             self.model.train(training)
 
@@ -100,15 +115,15 @@ class HFSampler(Sampler):
 class _Desk:
     """The running answers, one row each, in the first `live` rows. B = rows, T = the longest limit of an answer."""
 
-    def __init__(self, memory: Memory, requests: Sequence[Request], sampling: Sampling, batch_size: int) -> None:
-        self.memory, self.requests, self.sampling = memory, requests, sampling
-        self.rows, self.live = min(batch_size, len(requests)), 0
-        self.index = [0] * self.rows
-        """The request that each row answers."""
-        device, longest = memory.model.device, max(request.max_tokens for request in requests)
+    def __init__(self, memory: Memory, sampling: Sampling, rows: int) -> None:
+        self.memory, self.sampling = memory, sampling
+        self.rows, self.live = rows, 0
+        self.asked = list[tuple[int, Request]]()
+        """What each live row answers."""
+        device = memory.model.device
         self.token_B, self.position_B, self.count_B, self.cap_B = torch.zeros(4, self.rows, dtype=torch.long, device=device)
-        self.uniform_BT, self.logprob_BT = torch.zeros(2, self.rows, longest, device=device)
-        self.said_BT = torch.zeros(self.rows, longest, dtype=torch.long, device=device)
+        self.uniform_BT, self.logprob_BT = torch.zeros(2, self.rows, 0, device=device)
+        self.said_BT = torch.zeros(self.rows, 0, dtype=torch.long, device=device)
         self.stops = torch.tensor(sorted(sampling.stop_ids), dtype=torch.long, device=device)
 
     @property
@@ -121,28 +136,36 @@ class _Desk:
         return not self.live or (self.memory.refills and self.free >= max(1, self.rows // 8))
 
     @torch.inference_mode()
-    def begin(self, invited: Sequence[int]) -> None:
-        """Give each invited request a row; a prompt that a live row has is copied from there."""
-        prompts = {i: tuple(self.requests[i].prompt) for i in invited}
-        first = prompts[invited[0]]  # they are in order, so no other prompt of theirs can be live
-        source = next((row for row in range(self.live) if tuple(self.requests[self.index[row]].prompt) == first), None)
-        known = [i for i in invited if source is not None and prompts[i] == first]
-        new = invited[len(known) :]
+    def begin(self, invited: Sequence[tuple[int, Request]]) -> None:
+        """Give each of the invited a row; a prompt that a live row has is copied from there."""
+        prompts = [tuple(request.prompt) for _, request in invited]
+        first = prompts[0]  # equal prompts come side by side; that of the others is computed
+        source = next((row for row in range(self.live) if tuple(self.asked[row][1].prompt) == first), None)
+        known = 0
+        if source is not None:
+            invited = sorted(invited, key=lambda asked: tuple(asked[1].prompt) != first)
+            prompts = [tuple(request.prompt) for _, request in invited]
+            known = prompts.count(first)
         if isinstance(self.memory, Slots) and known and source is not None:
-            self.memory.copy(source, start=self.live, count=len(known), length=len(first) - 1)
-        if new:
-            distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts[i] for i in new))}
-            self.memory.fill(list(distinct), [distinct[prompts[i]] for i in new], start=self.live + len(known), rows=self.rows)
-        joined = [*known, *new]
-        here = slice(self.live, self.live + len(joined))
-        asked, device = [self.requests[i] for i in joined], self.token_B.device
-        self.index[here] = joined
+            self.memory.copy(source, start=self.live, count=known, length=len(first) - 1)
+        if new := prompts[known:]:
+            distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(new))}
+            self.memory.fill(list(distinct), [distinct[prompt] for prompt in new], start=self.live + known, rows=self.rows)
+        here = slice(self.live, self.live + len(invited))
+        asked, device = [request for _, request in invited], self.token_B.device
+        self.asked += invited
+        self._widen(max(request.max_tokens for request in asked))
         self.token_B[here] = torch.tensor([request.prompt[-1] for request in asked], device=device)
         self.position_B[here] = torch.tensor([len(request.prompt) - 1 for request in asked], device=device)
         self.cap_B[here] = torch.tensor([request.max_tokens for request in asked], device=device)
         self.count_B[here] = 0
         self.uniform_BT[here] = uniform(asked, self.uniform_BT.shape[1]).to(device)
-        self.live += len(joined)
+        self.live += len(invited)
+
+    def _widen(self, longest: int) -> None:
+        """Room for longer answers."""
+        if (more := longest - self.said_BT.shape[1]) > 0:
+            self.uniform_BT, self.logprob_BT, self.said_BT = (pad(s, (0, more)) for s in (self.uniform_BT, self.logprob_BT, self.said_BT))
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
@@ -164,7 +187,7 @@ class _Desk:
         for row, stopped in zip(ended, stopped_B[ended].tolist(), strict=True):
             length = int(count_B[row])
             said, logprobs = self.said_BT[row, :length].tolist(), self.logprob_BT[row, :length].tolist()
-            done.append((self.index[row], Completion(said, logprobs, "stop" if stopped else "length")))
+            done.append((self.asked[row][0], Completion(said, logprobs, "stop" if stopped else "length")))
         self._close_up(ended_B, self.live - len(ended))
         return done
 
@@ -174,7 +197,8 @@ class _Desk:
         for state in (self.token_B, self.position_B, self.count_B, self.cap_B, self.uniform_BT, self.logprob_BT, self.said_BT):
             state[holes] = state[movers]
         for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
-            self.index[hole] = self.index[mover]
+            self.asked[hole] = self.asked[mover]
+        del self.asked[left:]
         self.memory.close_up(left, holes, movers)
         self.live = left
 

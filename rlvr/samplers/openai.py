@@ -15,14 +15,17 @@ respected. An answer that does not arrive within the deadline is a failed episod
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Completion, Environment, Feed, Listed, Request, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import EOS, POLICY, USER
 from rlvr.samplers._dialect import finished
@@ -35,6 +38,8 @@ STOPPED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn")
 CUT = ("length", "max_tokens", "model_length")
 """Finish reasons of endpoints: STOPPED for a complete answer, CUT for a truncated one."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+LOOK_S = 0.2
+"""How long it waits for an answer before the rest is looked after."""
 REACHED_S = 30.0
 """Timeout of the first connection, in seconds."""
 
@@ -110,14 +115,26 @@ class OpenAISampler(Sampler):
         raise ConfigError("the sampler openai cannot take new weights, so it cannot train; use vllm (placement: server) or hf")
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Yield each completion as it arrives."""
+        """Each completion as it arrives."""
+        yield from (ended for ended in self.serve(Listed(requests), sampling) if ended is not None)
+
+    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        """The same for requests that come while others are under way."""
         asked: dict[Future[Completion], int] = {}
+        ended: SimpleQueue[Future[Completion] | None] = SimpleQueue()
+        feed.notify = lambda: ended.put(None)
         try:
-            for index, request in enumerate(requests):
-                asked[self._pool.submit(self._complete, request, sampling)] = index
-            for future in as_completed(asked):
-                yield asked[future], future.result()
+            while (more := feed.take(sys.maxsize)) is not None or asked:
+                for number, request in more or ():
+                    future = self._pool.submit(self._complete, request, sampling)
+                    asked[future] = number
+                    future.add_done_callback(ended.put)
+                done: Future[Completion] | None = None
+                with suppress(Empty):
+                    done = ended.get(timeout=LOOK_S) if asked else None
+                yield None if done is None else (asked.pop(done), done.result())
         finally:
+            feed.notify = None
             for future in asked:
                 future.cancel()
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Completion, Environment, Feed, Request, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, EnvError, SamplerError, suggest
 
 SCRIPTS = ("gold", "noop", "random")
@@ -57,6 +58,13 @@ class Scripted(Sampler):
         """Yield one completion for each request."""
         for index, request in enumerate(requests):
             yield index, self._complete(request)
+
+    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        """The same for requests that come one by one."""
+        while (asked := feed.take(sys.maxsize)) is not None:
+            yield from ((number, self._complete(request)) for number, request in asked)
+            if not asked:
+                yield None
 
     def _complete(self, request: Request) -> Completion:
         if self._tokenizer is None:

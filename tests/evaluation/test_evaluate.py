@@ -21,7 +21,7 @@ import yaml
 
 from rlvr.cli import run
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Request, Sampling, Verifier
+from rlvr.contracts import Completion, Environment, Feed, Request, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
 from rlvr.evaluation.attempt import Attempt
 from rlvr.evaluation.evaluate import Report, evaluate
@@ -173,11 +173,11 @@ def test_a_report_is_taken_away_before_samples_come_that_it_does_not_know(tmp_pa
     evaluate(SUMS, "scripted:gold", tasks=3, out=folder)
     lines = (folder / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
 
-    def killed(self: Scripted, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def killed(self: Scripted, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         assert not (folder / "report.json").exists()
         raise SamplerError("killed")
 
-    monkeypatch.setattr(Scripted, "stream", killed)
+    monkeypatch.setattr(Scripted, "serve", killed)
     assert evaluate(SUMS, "scripted:gold", tasks=3, out=folder).sampled == 0 and (folder / "report.json").is_file()
     (folder / "episodes.jsonl").write_text(lines[0], "utf-8")
     with pytest.raises(SamplerError, match="killed"):
@@ -213,12 +213,12 @@ KILLED = """
 import sys, time
 from pathlib import Path
 import rlvr.samplers.scripted as scripted
-stream = scripted.Scripted.stream
-def slow(self, requests, sampling):
-    for pair in stream(self, requests, sampling):
+serve = scripted.Scripted.serve
+def slow(self, feed, sampling):
+    for pair in serve(self, feed, sampling):
         time.sleep(0.02)
         yield pair
-scripted.Scripted.stream = slow
+scripted.Scripted.serve = slow
 from rlvr.evaluation.evaluate import evaluate
 evaluate("tests/fixtures/worlds.py:Sums", "scripted:random", tasks=20, n=3, out=Path(sys.argv[1]))
 """

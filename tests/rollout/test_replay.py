@@ -19,9 +19,11 @@ from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.plugins.registry import from_config
 from rlvr.rollout.replay import mismatch, replay, replay_rows
-from rlvr.rollout.rollout import Draw, Rollout
+from rlvr.rollout.rollout import Draw, Rollout, seed_of
 from rlvr.runs.runlog import RunLog
+from rlvr.samplers.scripted import Scripted
 from tests.fixtures import worlds
+from tests.fixtures.boards import Boards
 from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk, Unable
 
 
@@ -247,3 +249,23 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     run.close()
     env.close()
     assert replay(run.folder).record() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}
+
+
+def test_a_session_is_replayed_from_its_record_and_nothing_happens_again() -> None:
+    boards, seen = Boards(), list[str]()
+    sampler = Scripted(answer="random")
+    env = TokenEnv(env=boards, tokenizer=TOKENS, obs="ids")
+    sampler.bind(boards, env.tokenizer)
+    draws = [Draw(boards.task("train", i), "g", seed_of(i), {"split": "train", "index": i}) for i in range(20)]
+    with Rollout(env.mdp, sampler) as rollout:
+        episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
+    rows = [json.loads(json.dumps({**row(e, "train", i), **e.meta})) for i, e in enumerate(episodes)]
+    assert {len(r["session"]["heard"]) for r in rows} >= {0, 1, 2} and all("seed" in r["session"] for r in rows)
+    boards.happens = lambda what, task, turn: seen.append(what)
+    report = replay_rows(env, rows)
+    assert (report.episodes, report.mismatches, report.recorded, seen) == (20, 0, 20, []), report.details
+    assert report.record()["recorded"] == 20
+    asked = next(r for r in rows if r["session"]["heard"] and not r["session"]["heard"][0]["over"] and len(r["session"]["heard"]) > 1)
+    asked["session"]["heard"][0]["messages"][0]["content"] += "9"
+    assert replay_rows(env, rows).mismatches == 1
+    env.close()

@@ -163,5 +163,8 @@ def gold_row(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
             "remove warmstart, or name a run in data.run"
         )
     state = mdp.start(task)
-    mdp.extend(state, [*mdp.tokenizer.encode(gold), mdp.tokenizer.eos_id][: mdp.budget(state)])
+    try:
+        mdp.extend(state, [*mdp.tokenizer.encode(gold), mdp.tokenizer.eos_id][: mdp.budget(state)])
+    finally:
+        state.close()
     return state.tokens, state.acted

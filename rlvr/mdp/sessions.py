@@ -1,0 +1,210 @@
+"""A session under way: opened when it is first needed, driven by one thread at a time, closed exactly once whatever happens."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any, TypeVar
+
+from rlvr.contracts import Environment, Heard, Session, Transcript, Verifier
+from rlvr.contracts.environment import Replying
+from rlvr.errors import EnvError
+from rlvr.task import Fault, Task, Verdict
+from rlvr.turns import Turn
+
+T = TypeVar("T")
+
+
+class Lease:
+    """One conversation's hold on its session.
+
+    >>> lease = Lease(environment, task, seed=0)                                     # doctest: +SKIP
+    >>> lease.hear(Turn("500")).messages; lease.close()                              # doctest: +SKIP
+    ({'role': 'user', 'content': 'lower'},)
+    """
+
+    def __init__(self, environment: Environment, task: Task, *, seed: int, session: Session | None = None) -> None:
+        self.environment, self.task, self.seed = environment, task, seed
+        self.trouble = ""
+        """What went wrong when the session was closed: its verdict stands, and the record says so."""
+        self.asked = f"{type(environment).__name__}.open"
+        """What was asked last, by its name: the one to blame when it raises or hangs."""
+        self._session = session
+        self._lock = Lock()
+        self._busy = self._left = False
+
+    def open(self) -> None:
+        """Open the session now, and not with its first turn."""
+        self._do("open", lambda session: None)
+
+    def hear(self, turn: Turn) -> Heard:
+        """What the session answers to a turn."""
+        heard = self._do("hear", lambda session: session.hear(turn))
+        if heard is None:
+            return Heard(over=True)
+        if not isinstance(heard, Heard):
+            raise TypeError(f"hear gave {heard!r:.80}; it must be a Heard, or None where the conversation is over")
+        return heard
+
+    def finish(self, turns: Sequence[Turn], heard: Sequence[Heard]) -> Transcript | Verdict:
+        """Collect what will be judged, and close the session. Never raises: what cannot be collected is a verdict at once."""
+        try:
+            return self._do("evidence", lambda session: _collected(session, tuple(turns), tuple(heard)))
+        except (Exception, SystemExit) as error:
+            return Verdict(None, f"{self.asked} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the session, now or when the thread that is in it comes back. From any thread, any number of times."""
+        with self._lock:
+            self._left, busy = True, self._busy
+        if not busy:
+            self._put_away()
+
+    def _do(self, method: str, work: Callable[[Session], T]) -> T:
+        with self._lock:
+            if self._left or self._busy:
+                raise EnvError(f"the session of task {self.task.id!r} is {'closed' if self._left else 'in use by another thread'}")
+            self._busy = True
+        try:
+            if self._session is None:
+                opened = self.environment.open(self.task, seed=self.seed)
+                if not isinstance(opened, Session):
+                    raise TypeError(f"{type(self.environment).__name__}.open gave {opened!r:.80}; it must be an rlvr.Session")
+                self._session = opened
+            plain = isinstance(self._session, Replying)
+            self.asked = f"{type(self.environment).__name__}.reply" if plain else f"{type(self._session).__name__}.{method}"
+            return work(self._session)
+        finally:
+            with self._lock:
+                self._busy = False
+                left = self._left
+            if left:
+                self._put_away()
+
+    def _put_away(self) -> None:
+        with self._lock:
+            session, self._session = self._session, None
+        try:
+            if session is not None:
+                session.close()
+        except (Exception, SystemExit) as error:
+            self.trouble = f"{type(session).__name__}.close raised {type(error).__name__}: {error}"
+
+
+def _collected(session: Session, turns: tuple[Turn, ...], heard: tuple[Heard, ...]) -> Transcript | Verdict:
+    owner = "environment" if isinstance(session, Replying) else "session"
+    if isinstance(session, Recorded) and (verdict := session.record.get("verdict")):
+        return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
+    asked = "answer"
+    try:
+        answer = text_of(session.answer(turns))
+        asked = "evidence"
+        evidence = plain_evidence(session.evidence())
+    except (Exception, SystemExit) as error:
+        return Verdict(None, f"the {owner}'s {asked}() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+    size = sum(len(value) if isinstance(value, bytes) else len(json.dumps(value)) for value in evidence.values())
+    if size > session.max_evidence_bytes:
+        most = session.max_evidence_bytes
+        return Verdict(0.0, f"the answer left {size:,} bytes of evidence, at most {most:,} are judged", fault=Fault.ANSWER)
+    return Transcript(answer, evidence, turns, heard)
+
+
+def plain_evidence(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that nobody can change any more: JSON values and bytes by name; a TypeError for anything else.
+
+    >>> plain_evidence({"log.txt": b"done", "moves": (1, 2)})
+    {'log.txt': b'done', 'moves': [1, 2]}
+    """
+    if not isinstance(evidence, Mapping) or not all(isinstance(name, str) for name in evidence):
+        raise TypeError(f"it gave {evidence!r:.80}; it must be a mapping of names to JSON values and bytes")
+    return {
+        name: bytes(value) if isinstance(value, bytes | bytearray) else json.loads(json.dumps(value, allow_nan=False))
+        for name, value in evidence.items()
+    }
+
+
+class Recorded(Session):
+    """A session that was recorded: it answers what it answered then, and nothing happens again.
+
+    >>> Recorded({"heard": [{"messages": [], "over": True}], "answer": "4"}).hear(Turn("4")).over
+    True
+    """
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self.record, self.place = record, 0
+
+    def hear(self, turn: Turn) -> Heard | None:
+        """What was answered then, turn by turn."""
+        if self.place >= len(self.record["heard"]):
+            raise EnvError(f"turn {self.place} was not recorded")
+        heard = self.record["heard"][self.place]
+        self.place += 1
+        return Heard(tuple(heard["messages"]), over=heard["over"])
+
+    def answer(self, turns: Sequence[Turn]) -> str:
+        """What was judged then."""
+        return str(self.record["answer"])
+
+    def evidence(self) -> Mapping[str, Any]:
+        """What was left then."""
+        files = {name: base64.b64decode(data) for name, data in self.record.get("files", {}).items()}
+        return {**self.record.get("values", {}), **files}
+
+
+def session_record(seed: int, heard: Sequence[Heard], ending: Transcript | Verdict | None) -> dict[str, Any]:
+    """What `Recorded` reads, as plain JSON.
+
+    >>> session_record(7, [Heard(over=True)], Transcript("4"))
+    {'seed': 7, 'heard': [{'messages': [], 'over': True}], 'answer': '4'}
+    """
+    record: dict[str, Any] = {"seed": seed, "heard": [{"messages": [dict(m) for m in h.messages], "over": h.over} for h in heard]}
+    if ending is None:
+        return record
+    if isinstance(ending, Verdict):
+        return record | {"verdict": ending.record()}
+    files = {name: base64.b64encode(value).decode() for name, value in ending.evidence.items() if isinstance(value, bytes)}
+    values = {name: value for name, value in ending.evidence.items() if name not in files}
+    return record | {"answer": ending.answer} | ({"values": values} if values else {}) | ({"files": files} if files else {})
+
+
+def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:
+    """A verdict on a text, whatever the verifier does: one that raises, exits or returns nonsense is the machinery's fault, never a score.
+
+    >>> judged(make("verifier", "numeric"), Task("t", user("2+2="), "4"), lambda: "4").score        # doctest: +SKIP
+    1.0
+    """
+    try:
+        text = text_of(answer())
+    except (Exception, SystemExit) as error:
+        return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+    return judged_whole(verifier, task, Transcript(text))
+
+
+def judged_whole(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
+    """The same for a whole conversation, with its evidence.
+
+    >>> judged_whole(make("verifier", "numeric"), Task("t", user("2+2="), "4"), Transcript("4")).score      # doctest: +SKIP
+    1.0
+    """
+    try:
+        verdict = verifier.judge(task, transcript)
+    except (Exception, SystemExit) as error:
+        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+    if not isinstance(verdict, Verdict):
+        return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
+    return verdict
+
+
+def text_of(answer: object) -> str:
+    """What must be a text, if it is one.
+
+    >>> text_of("4")
+    '4'
+    """
+    if not isinstance(answer, str):
+        raise TypeError(f"it gave {answer!r:.80}, not a text")
+    return answer

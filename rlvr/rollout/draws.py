@@ -1,0 +1,42 @@
+"""What is to be collected: draws, and the seeds that decide everything about them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from rlvr.mdp.rules import posed
+from rlvr.task import Task
+
+
+def seed_of(*parts: object) -> int:
+    """One seed from whatever names a random choice; the same parts give the same seed in every process.
+
+    >>> seed_of(0, "rollout", 3) == seed_of(0, "rollout", 3)
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One episode to collect: which task, in which group, with which randomness.
+
+    >>> Draw(Task("t", user("2+2=")), group="0:t", seed=7).group        # doctest: +SKIP
+    '0:t'
+    """
+
+    task: Task
+    group: str
+    seed: int
+    meta: dict[str, object] = field(default_factory=dict)
+    world: int | None = None
+    """The seed of its session; None: one for the whole group, so that its members begin in the same world."""
+
+    def __post_init__(self) -> None:
+        posed(self.task)
+
+    @property
+    def world_seed(self) -> int:
+        """The seed that the session is opened with."""
+        return seed_of("world", self.group, self.task.id) if self.world is None else self.world

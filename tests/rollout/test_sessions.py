@@ -1,0 +1,335 @@
+"""Sessions in a rollout: each conversation goes on by itself, each session is closed once, and failures are data."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr.config.config import ModelConfig
+from rlvr.contracts import Completion, Feed, Request, Sampler, Sampling
+from rlvr.episode import End, Episode
+from rlvr.errors import ConfigError, SamplerError
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import CharTokenizer
+from rlvr.model.weights import model_from
+from rlvr.rollout.rollout import Draw, Rollout, seed_of
+from rlvr.samplers.hf import HFSampler
+from rlvr.samplers.scripted import Scripted
+from rlvr.task import Fault, Task, Verdict
+from tests.fixtures.boards import Boards
+from tests.fixtures.tiny import MODEL
+from tests.fixtures.worlds import DIGITS, Talk
+
+TOK = CharTokenizer(DIGITS)
+STOPS = Sampling(stop_ids=TOK.stop_ids)
+
+
+def rollout_of(environment: Any, sampler: Sampler, **options: Any) -> Rollout:
+    sampler.bind(environment, TOK)
+    return Rollout(TokenMDP(environment, TOK), sampler, **options)
+
+
+def draws(environment: Any, count: int, start: int = 0) -> list[Draw]:
+    return [Draw(environment.task("train", start + i), f"g{i // 2}", seed_of(i), {"index": start + i}) for i in range(count)]
+
+
+def soon(what: Any, seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while not what() and time.monotonic() < until:
+        time.sleep(0.01)
+    return bool(what())
+
+
+class Waves(Scripted):
+    """The same answers, a wave at a time."""
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        yield from super().stream(requests, sampling)
+
+
+def test_sessions_are_told_each_turn_and_closed() -> None:
+    boards = Boards()
+    with rollout_of(boards, Scripted(answers=["1", "2", "7"])) as rollout:
+        episodes = rollout.collect(draws(boards, 12), STOPS)
+    assert [e.reward for e in episodes] == [float(i == 10) for i in range(12)] and boards.settled and len(boards.opened) == 12
+
+
+def test_a_group_has_one_world_and_other_groups_have_others() -> None:
+    boards = Boards()
+    task = boards.task("train", 5)
+    asked = [Draw(task, f"g{i // 4}", seed_of(i)) for i in range(8)] + [Draw(task, "own", 0, world=77)]
+    with rollout_of(boards, Scripted(answers=["7"])) as rollout:
+        rollout.collect(asked, STOPS)
+    seeds = [board.opened_with for board in boards.opened]
+    assert len(set(seeds)) == 3 and 77 in seeds and sorted(map(seeds.count, set(seeds))) == [1, 4, 4]
+
+
+def test_a_conversation_goes_on_while_the_session_of_another_takes_its_time() -> None:
+    gate, others = threading.Event(), threading.Semaphore(0)
+
+    def happens(what: str, task: Task, turn: int) -> None:
+        if what == "hear" and task.id.endswith("/0"):
+            assert gate.wait(20)
+
+    boards = Boards(happens=happens)
+    with rollout_of(boards, Scripted(answers=["1", "2", "7"])) as rollout:
+        seen = list[int]()
+        for i, episode in rollout.stream(draws(boards, 6), STOPS):
+            assert episode.scored
+            seen.append(i)
+            others.release()
+            if len(seen) == 5:
+                gate.set()  # in waves nobody would have come so far
+    assert seen[-1] == 0 and boards.settled
+
+
+def test_in_lockstep_everybody_waits_for_the_slowest() -> None:
+    order, lock = list[int](), threading.Lock()
+
+    def happens(what: str, task: Task, turn: int) -> None:
+        if what == "hear":
+            time.sleep(0.05 if task.id.endswith("/0") else 0.0)
+            with lock:
+                order.append(turn)
+
+    boards = Boards(happens=happens)
+    with rollout_of(boards, Scripted(answers=["1", "2", "7"]), lockstep=True) as rollout:
+        rollout.collect(draws(boards, 6), STOPS)
+    assert order == sorted(order)
+
+
+def test_replies_are_given_side_by_side() -> None:
+    party = threading.Barrier(8, timeout=20)
+
+    class Meets(Talk):
+        def reply(self, task: Task, said: Sequence[str]) -> str | None:
+            party.wait()
+            return super().reply(task, said)
+
+    environment = Meets()
+    with rollout_of(environment, Scripted(answers=["1", "2", "7"])) as rollout:
+        episodes = rollout.collect(draws(environment, 8), STOPS)
+    assert all(e.scored and e.turns == 3 for e in episodes)
+
+
+def record(episode: Episode) -> Any:
+    return episode.tokens, episode.acted, episode.logprobs, episode.rewards, episode.end, episode.text, episode.turns, episode.meta
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_episodes_are_those_of_the_waves(lockstep: bool) -> None:
+    dice = random.Random(0)
+
+    def happens(what: str, task: Task, turn: int) -> None:
+        time.sleep(dice.random() * 0.005)
+
+    found = []
+    for sampler in (Waves(answer="random"), Scripted(answer="random")):
+        boards = Boards(happens=happens)
+        with rollout_of(boards, sampler, lockstep=lockstep) as rollout:
+            found.append([record(e) for e in rollout.collect(draws(boards, 40), STOPS)])
+    assert found[0] == found[1] and len({len(row[0]) for row in found[0]}) > 3
+
+
+def test_no_more_sessions_are_open_than_allowed_and_no_more_are_asked_at_once() -> None:
+    now, most, lock = [0, 0], [0, 0], threading.Lock()
+    boards = Boards()
+
+    def happens(what: str, task: Task, turn: int) -> None:
+        with lock:
+            now[0] += {"open": 1, "close": -1}.get(what, 0)
+            now[1] += 1
+            most[0], most[1] = max(most[0], now[0]), max(most[1], now[1])
+        time.sleep(0.002)
+        with lock:
+            now[1] -= 1
+
+    boards.happens = happens
+    with rollout_of(boards, Scripted(answers=["1", "2", "7"]), open_sessions=5, actors=3) as rollout:
+        assert all(e.scored for e in rollout.collect(draws(boards, 30), STOPS))
+    assert boards.settled and most[0] <= 5 and 1 < most[1] <= 3
+
+
+@pytest.mark.parametrize("what", ["open", "hear", "answer", "evidence"])
+def test_a_session_that_hangs_costs_its_own_episode_and_is_closed_when_it_comes_back(what: str) -> None:
+    release = threading.Event()
+
+    def happens(step: str, task: Task, turn: int) -> None:
+        if step == what and task.id.endswith(("/1", "/3")):
+            release.wait(60)
+
+    boards = Boards(happens=happens)
+    with rollout_of(boards, Scripted(answers=["1", "2", "7"]), deadline_s=0.3, actors=2) as rollout:
+        episodes = rollout.collect(draws(boards, 6), STOPS)
+        assert [e.scored for e in episodes] == [True, False, True, False, True, True]
+        assert all("gave nothing within 0.3 s" in e.error for e in episodes if not e.scored)
+        assert all(e.verdict is not None and e.verdict.fault is Fault.INFRA for e in episodes if not e.scored)
+        release.set()
+        assert soon(lambda: boards.settled and len(boards.opened) == 6)
+
+
+def test_a_generator_that_is_left_closes_every_session() -> None:
+    boards = Boards()
+    with rollout_of(boards, Scripted(answers=["1", "1", "7"])) as rollout:
+        stream = rollout.stream(draws(boards, 40), STOPS)
+        next(stream)
+        del stream
+        assert boards.settled and boards.opened
+
+
+class Breaks(Scripted):
+    """A sampler that is interrupted, or falls over, in the middle."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(answers=["1", "1", "7"])
+        self.error = error
+
+    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        for count, answer in enumerate(super().serve(feed, sampling)):
+            if count == 25:
+                raise self.error
+            yield answer
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SamplerError("the engine is gone")])
+def test_an_interrupted_rollout_closes_every_session(error: BaseException) -> None:
+    boards = Boards()
+    with rollout_of(boards, Breaks(error)) as rollout:
+        with pytest.raises(type(error)):
+            rollout.collect(draws(boards, 20), STOPS)
+        assert boards.settled and boards.opened
+
+
+class Leaves(Scripted):
+    """A sampler that ends before its work."""
+
+    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        yield from (answer for _, answer in zip(range(9), super().serve(feed, sampling), strict=False))
+
+
+def test_a_sampler_that_ends_early_leaves_failed_episodes() -> None:
+    boards = Boards()
+    with rollout_of(boards, Leaves(answers=["1", "7"])) as rollout:
+        episodes = rollout.collect(draws(boards, 12), STOPS)
+    assert boards.settled and any(not e.scored for e in episodes)
+    assert all("no answer at all" in e.error for e in episodes if not e.scored)
+
+
+class Twice(Scripted):
+    """A sampler that answers everything twice."""
+
+    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        for answer in super().serve(feed, sampling):
+            yield answer
+            yield answer
+
+
+def test_a_second_answer_to_one_request_is_refused() -> None:
+    boards = Boards()
+    with rollout_of(boards, Twice(answers=["1", "7"])) as rollout, pytest.raises(SamplerError, match="answered request"):
+        rollout.collect(draws(boards, 3), STOPS)
+    assert boards.settled
+
+
+def test_bad_bounds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="actors 0"):
+        rollout_of(Boards(), Scripted(), actors=0)
+
+
+class Erring(Scripted):
+    """A sampler whose completions fail by chance."""
+
+    def __init__(self, dice: random.Random, share: float) -> None:
+        super().__init__(answer="random")
+        self.dice, self.share = dice, share
+
+    def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+        for answer in super().serve(feed, sampling):
+            if answer is not None and self.dice.random() < self.share:
+                kind = self.dice.randrange(3)
+                answer = answer[0], (
+                    Completion([], [], "error", "the engine hiccuped"),
+                    Completion([0, 5], [-0.1, -0.1], "stop"),
+                    Completion([5], [float("nan")], "length"),
+                )[kind]  # fmt: skip
+            yield answer
+            if self.dice.random() < self.share:
+                yield None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(1, 24),
+    share=st.sampled_from([0.0, 0.05, 0.3]),
+    hang=st.sampled_from([0.0, 0.0, 0.03]),
+    left=st.one_of(st.none(), st.integers(0, 24)),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(1, 8), st.booleans(), st.booleans()),
+)
+def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_once(
+    seed: int, count: int, share: float, hang: float, left: int | None, shape: tuple[int, int, int, bool, bool]
+) -> None:
+    workers, actors, open_sessions, lockstep, waves = shape
+    release = threading.Event()
+
+    def happens(what: str, task: Task, turn: int) -> None:
+        chance = random.Random(f"{seed} {what} {task.id} {turn}").random()
+        if chance < hang and what != "close":
+            release.wait(30)
+        elif chance > 1 - share:
+            raise (RuntimeError, SystemExit, OSError)[int(chance * 1e6) % 3](what)
+
+    boards = Boards(happens=happens)
+    judge = boards.verifier.judge
+
+    def unsure(task: Task, transcript: Any) -> Verdict:
+        happens("verify", task, 0)
+        return judge(task, transcript)
+
+    boards.verifier.judge = unsure  # type: ignore[method-assign]
+    sampler: Sampler = Waves(answer="random") if waves else Erring(random.Random(seed), share)
+    options = {"workers": workers, "actors": actors, "open_sessions": open_sessions, "lockstep": lockstep, "deadline_s": 0.15}
+    began, seen = time.monotonic(), dict[int, Episode]()
+    try:
+        with rollout_of(boards, sampler, **options) as rollout:
+            for i, episode in rollout.stream(draws(boards, count), STOPS):
+                assert i not in seen
+                seen[i] = episode
+                if len(seen) == left:
+                    break
+            else:
+                assert sorted(seen) == list(range(count))
+            assert time.monotonic() - began < 30
+            release.set()
+            assert soon(lambda: boards.settled), (len(boards.opened), len(boards.closed))
+    finally:
+        release.set()
+    for i, episode in seen.items():
+        assert episode.meta["index"] == i and (episode.end is not End.FAILED or (episode.verdict and episode.verdict.score is None))
+        assert episode.scored or episode.error
+
+
+def test_the_hf_sampler_gives_the_tokens_of_the_waves_however_long_sessions_take() -> None:
+    model = model_from(ModelConfig(config=MODEL), TOK, 0)
+    dice = random.Random(0)
+
+    def happens(what: str, task: Task, turn: int) -> None:
+        time.sleep(dice.random() * 0.01)
+
+    found: list[list[Episode]] = []
+    for lockstep in (True, False):
+        sampler, boards = HFSampler(batch_size=8), Boards(happens=happens)
+        sampler.load(model, 0)
+        with rollout_of(boards, sampler, lockstep=lockstep) as rollout:
+            found.append(rollout.collect(draws(boards, 32), STOPS))
+    waves, flowing = found
+    assert [(e.tokens, e.acted, e.end, e.reward) for e in waves] == [(e.tokens, e.acted, e.end, e.reward) for e in flowing]
+    assert all(e.logprobs == pytest.approx(f.logprobs, abs=1e-4) for e, f in zip(waves, flowing, strict=True))
+    assert {e.turns for e in waves} >= {1, 2, 3}
