@@ -474,7 +474,7 @@ def test_what_an_encoding_cannot_write_does_not_end_a_report(encoding: str, json
 
 def test_a_policy_that_never_comes_up_leaves_the_place_free(tmp_path: Path) -> None:
     for place in (tmp_path / "new", tmp_path):
-        with pytest.raises(RlvrError, match="the script 'nobody' is not known"):
+        with pytest.raises(RlvrError, match="there is no script 'nobody'"):
             evaluate(SUMS, "scripted:nobody", tasks=3, out=place)
         assert not list(tmp_path.iterdir())
     kept = evaluate(SUMS, "scripted:gold", tasks=3, out=tmp_path / "new")
