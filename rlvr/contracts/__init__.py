@@ -1,11 +1,12 @@
 """The interfaces of the plugins, and the small records that they exchange.
 
-Five kinds of plugin exist, each with one or two main methods:
+Six kinds of plugin exist, each with one or two main methods:
     Environment   task(split, index) -> Task           poses tasks (text only; TokenEnv handles tokens)
     Verifier      verify(task, answer) -> Verdict      judges answers
     Sandbox       run(Program) -> Outcome              runs untrusted code
     Sampler       sample(prompts, ...) -> Completions  writes answers
     Algorithm     credit(groups), losses(inputs)       computes the gradient (in rlvr.contracts.algorithm)
+    Tool          methods marked @tool                 can be called by a policy (in rlvr.contracts.tool)
 A plugin's constructor takes keyword arguments only: its signature is its schema. The registry fills in the plugins that `needs` names.
 """
 
