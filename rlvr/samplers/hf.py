@@ -81,7 +81,7 @@ class HFSampler(Sampler):
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """As many at a time as `batch_size` allows, those with a common prompt side by side."""
-        yield from (ended for ended in self.serve(Listed(requests), sampling) if ended is not None)
+        yield from (ended for ended in HFSampler.serve(self, Listed(requests), sampling) if ended is not None)
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """The same for requests that come while others are answered: they take rows as rows become free, later turns first."""

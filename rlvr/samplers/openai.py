@@ -116,7 +116,7 @@ class OpenAISampler(Sampler):
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         """Each completion as it arrives."""
-        yield from (ended for ended in self.serve(Listed(requests), sampling) if ended is not None)
+        yield from (ended for ended in OpenAISampler.serve(self, Listed(requests), sampling) if ended is not None)
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """The same for requests that come while others are under way."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Request, Sampling
+from rlvr.contracts import Completion, Listed, Request, Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.model.weights import model_from
@@ -106,6 +107,21 @@ def test_a_state_is_noticed_however_little_it_is_worth(family: str) -> None:
         if p.dim() > 1 and "embed" not in name:
             p.data.mul_(1e-4)
     assert hf(model).kind is Recomputed
+
+
+def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
+    class Counting(HFSampler):
+        calls = 0
+
+        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+            self.calls += 1
+            yield from super().stream(requests, sampling)
+
+    wrapped = Counting()
+    wrapped.load(model, 0)
+    served = dict(ended for ended in wrapped.serve(Listed(requests(3)), Sampling()) if ended is not None)
+    assert wrapped.calls == 1
+    assert [served[i].tokens for i in range(3)] == [done.tokens for done in hf(model).sample(requests(3), Sampling())]
 
 
 def test_prompts_computed_a_few_at_a_time_are_the_same(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,7 @@ def test_learned_scores_as_the_model_does_and_takes_the_least_of_several(rewarde
     both.models[1] = other.models[0]
     scores = [v.verify(task, task.reference).score for v in (learned_, other, both)]
     assert scores[2] == min(scores[:2]) and scores[0] != scores[1]
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="not a folder"):
         build("verifier", "learned", models=["nowhere"])
 
 
@@ -252,7 +252,7 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
             ConfigError,
             "mixed_precision is bf16, which has no effect.*to no",
         ),
-        ("reward_model", source, ["train.gradient_checkpointing=true"], ConfigError, "max_tokens_per_microbatch; leave it at False"),
+        ("reward_model", source, ["train.gradient_checkpointing=true"], ConfigError, "max_tokens_per_microbatch; set it to False"),
         ("reward_model", source, ["train.minibatches_per_step=2"], ConfigError, "prompts_per_step pairs; leave it at 1"),
         ("reward_model", source, ["warmstart={steps: 5}"], ConfigError, "warmstart is set, which has no effect on a reward model"),
         ("reward_model", source, ["algorithm=ppo"], ConfigError, "algorithm is set"),
@@ -285,7 +285,7 @@ def test_a_reward_model_killed_while_it_made_its_folder_begins_anew(source: Path
     screen = io.StringIO()
     config = learned("reward_model", source, "train.steps=1", "train.learning_rate=1e-5", "model.dtype=bfloat16")
     ended = train_reward_model(config, out=tmp_path / "out", resume=True, console=Console(file=screen, width=300))
-    assert ended.status == "finished" and "the weights hardly move" in screen.getvalue()
+    assert ended.status == "finished" and "the weights hardly change" in screen.getvalue()
 
 
 def test_a_resumed_reward_model_counts_the_time_of_the_processes_before(source: Path, tmp_path: Path) -> None:
