@@ -10,6 +10,7 @@ template's own rendering if it keeps history, and a reply and a prompt that spel
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -116,8 +117,11 @@ def templates(folder: Path) -> list[Path]:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, help="a folder of .jinja files; without it TRL's wheel is fetched")
+    given = parser.parse_args().folder
     with tempfile.TemporaryDirectory() as scratch:
-        rows = [examined(path.stem, path.read_text("utf-8")) for path in templates(Path(sys.argv[1] if len(sys.argv) > 1 else scratch))]
+        rows = [examined(path.stem, path.read_text("utf-8")) for path in templates(given or Path(scratch))]
     for row in rows:
         print(f"{row['template']!s:34} inert={row['inert']!s:6} unchanged={row['unchanged']!s:6} rewrites={row['rewrites']!s:6}", end="")
         print(f" user: {str(row['user'])[:150]} | tool: {str(row['tool'])[:150]}")

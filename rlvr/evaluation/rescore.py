@@ -26,7 +26,7 @@ from rlvr.evaluation.samples import ROWS, Key, Plan, SampleFile, plan_of, questi
 from rlvr.evaluation.suite import with_settings
 from rlvr.mdp.judges import Judges, late
 from rlvr.mdp.rules import State, TokenMDP, last_acted
-from rlvr.mdp.sessions import judged
+from rlvr.mdp.sessions import judged, judged_whole, recorded_ending
 from rlvr.mdp.transcript import messages_of, tokenizer_of
 from rlvr.plugins.registry import from_config
 from rlvr.runs.progress import Work
@@ -111,7 +111,11 @@ def _again(
 
 def _verdict(environment: Environment, task: Task, row: Mapping[str, Any], tokenizer: Reader) -> tuple[Verdict, list[float]]:
     """The verdict on a recorded answer, and the reward of each token if not all of it is at the last one."""
-    verdict = judged(environment.verifier, task, partial(str, row["text"]))
+    if (record := row.get("session")) is None:
+        verdict = judged(environment.verifier, task, partial(str, row["text"]))
+    else:  # what the session left is judged with the answer
+        ending = recorded_ending(record)
+        verdict = ending if isinstance(ending, Verdict) else judged_whole(environment.verifier, task, ending)
     if not verdict.scored or not (verdict.earned or type(environment).earned is not Environment.earned):
         return verdict, []
     spoken = tokenizer()

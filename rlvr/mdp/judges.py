@@ -61,10 +61,10 @@ class Judges:
 
     def give_up(self, future: Future[Any]) -> None:
         """Nobody waits for this any more. If it is under way, another thread takes its place, and its own ends when it comes back."""
-        if future.cancel() or future.done():
+        if future.cancel():
             return
         with self._lock:
-            if not self.closed and future not in self._given_up:
+            if not self.closed and not future.done() and future not in self._given_up:
                 self._given_up.add(future)
                 self.workers += 1
                 self._staff()

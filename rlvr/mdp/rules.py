@@ -218,7 +218,7 @@ class TokenMDP:
 
     def with_earned(self, state: State, verdict: Verdict) -> Verdict:
         """The verdict with what the environment says of when its score was earned."""
-        if not verdict.scored:
+        if not verdict.scored or verdict.fault is Fault.ANSWER:
             return verdict
         try:
             if earned := self.environment.earned(state.task, list(state.said), verdict):

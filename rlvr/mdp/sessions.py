@@ -103,10 +103,16 @@ def _collected(session: Session, turns: tuple[Turn, ...], heard: tuple[Heard, ..
     try:
         answer = text_of(session.answer(turns))
         asked = "evidence"
-        evidence = plain_evidence(session.evidence())
+        left = session.evidence()
+        try:
+            evidence = plain_evidence(left)
+        except (ValueError, RecursionError, OverflowError) as error:  # not finite, too long a number, nested too deep: the answer's doing
+            return Verdict(
+                0.0, f"the answer left evidence that cannot be stored: {type(error).__name__}: {error}"[:400], fault=Fault.ANSWER
+            )
     except (Exception, SystemExit) as error:
         return Verdict(None, f"the {owner}'s {asked}() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-    size = sum(len(value) if isinstance(value, bytes) else len(json.dumps(value)) for value in evidence.values())
+    size = sum(len(name) + (len(value) if isinstance(value, bytes) else len(json.dumps(value))) for name, value in evidence.items())
     if size > session.max_evidence_bytes:
         most = session.max_evidence_bytes
         return Verdict(0.0, f"the answer left {size:,} bytes of evidence, at most {most:,} are judged", fault=Fault.ANSWER)
@@ -169,6 +175,18 @@ def session_record(seed: int, heard: Sequence[Heard], ending: Transcript | Verdi
     files = {name: base64.b64encode(value).decode() for name, value in ending.evidence.items() if isinstance(value, bytes)}
     values = {name: value for name, value in ending.evidence.items() if name not in files}
     return record | {"answer": ending.answer} | ({"values": values} if values else {}) | ({"files": files} if files else {})
+
+
+def recorded_ending(record: Mapping[str, Any]) -> Transcript | Verdict:
+    """What was to be judged when a session was recorded: the answer with its evidence, or the verdict if there was one already.
+
+    >>> recorded_ending({"seed": 7, "heard": [], "answer": "4"}).answer
+    '4'
+    """
+    if verdict := record.get("verdict"):
+        return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
+    heard = tuple(Heard(tuple(said["messages"]), over=said["over"]) for said in record["heard"])
+    return Transcript(str(record["answer"]), Recorded(record).evidence(), heard=heard)
 
 
 def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:

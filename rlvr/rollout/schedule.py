@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from queue import Empty, SimpleQueue
+from threading import Thread
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -86,7 +87,7 @@ class Schedule(Feed):
 
     @property
     def coming(self) -> int:
-        """Everybody who is not at the sampler and may come back to it."""
+        """How many conversations are not at the sampler and may return to it."""
         return self.asking - self.count[Stage.SAMPLING]
 
     @property
@@ -197,7 +198,7 @@ class Schedule(Feed):
     def _work(self, talk: Talk, stage: Stage, work: Callable[[], Any]) -> None:
         """Something that may take long, in a thread."""
         pool = self.terms.judges if stage is Stage.JUDGING else self.terms.actors
-        talk.since = 0.0
+        talk.since, talk.submitted = 0.0, perf_counter()
         self._move(talk, stage)
         talk.job = pool.submit(talk.timed, work)
         talk.job.add_done_callback(lambda job: self._happened(talk, job))
@@ -210,8 +211,12 @@ class Schedule(Feed):
 
     def _arrived(self, talk: Talk, job: Future[Any]) -> None:
         """A job is done."""
-        if talk.job is not job or talk.stage is Stage.DONE or job.cancelled():
+        if talk.job is not job or talk.stage is Stage.DONE:
             return  # it was given up
+        if job.cancelled():  # the threads were closed, by another thread than this one
+            talk.job, talk.error = None, talk.error or "the rollout was closed"
+            self._done(talk)
+            return
         talk.job, error = None, job.exception()
         if talk.stage is Stage.JUDGING:
             talk.verdict = Verdict(None, f"judging raised {error!r}", fault=Fault.INFRA) if error else job.result()
@@ -247,14 +252,21 @@ class Schedule(Feed):
         self._move(talk, Stage.DONE)
         self.finished.append(talk)
         job, talk.job = talk.job, None
-        if job is not None and judging:
-            job.cancel()
-        elif job is not None:
-            self.terms.actors.give_up(job)
+        if job is not None:
+            (self.terms.judges if judging else self.terms.actors).give_up(job)
         if talk.state.ending is not None or not self.terms.mdp.worlds or (job is not None and not job.done()):
             talk.state.close()  # nothing to wait for: it is closed, or plain, or will be by the thread that is in it
         else:
+            self._close_session(talk)
+
+    def _close_session(self, talk: Talk) -> None:
+        """Close it in a thread; once the pool is closed, in a thread made for it, so that no session stays open."""
+        try:
             self.closing.add(self.terms.actors.submit(talk.state.close))
+        except RuntimeError:
+            closed: Future[Any] = Future()
+            Thread(target=lambda: closed.set_result(talk.state.close()), daemon=True).start()
+            self.closing.add(closed)
 
     # ---- time
 
@@ -282,9 +294,8 @@ class Schedule(Feed):
             if talk.job is None:
                 continue
             if talk.stage is Stage.JUDGING:
-                if now - (talk.since or self.moved) > deadline_s:
-                    talk.job.cancel()
-                    talk.job, talk.verdict = None, late(deadline_s)
+                if now - (talk.since or max(self.moved, talk.submitted)) > deadline_s:
+                    talk.verdict = late(deadline_s)
                     self._done(talk)
             elif talk.since and now - talk.since > deadline_s:
                 talk.error = f"{talk.asked} gave nothing within {deadline_s:g} s"

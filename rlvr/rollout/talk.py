@@ -45,8 +45,8 @@ class Talk:
         self.number, self.draw, self.mdp = number, draw, mdp
         self.stage, self.error = Stage.WAITING, ""
         self.job: Future[Any] | None = None
-        self.since = 0.0
-        """When the job began; 0 while it waits for a thread."""
+        self.since = self.submitted = 0.0
+        """When the job began (0 while it waits for a thread), and when it was submitted."""
         self.verdict: Verdict | None = None
         try:
             self.state = mdp.start(draw.task, seed=draw.world_seed)

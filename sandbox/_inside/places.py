@@ -85,9 +85,8 @@ def as_user(uid: int | None, gid: int | None, work: Callable[[], None]) -> None:
 
 
 def _flatten(place: str) -> None:
-    """Remove every folder in `place`: their subfolders are moved up first, under unique names."""
+    """Remove every folder in `place`: their subfolders are moved up first, under names that no program can guess."""
     os.chdir(place)
-    count = 0
     while folders := [entry.name for entry in os.scandir(".") if entry.is_dir(follow_symlinks=False)]:
         for folder in folders:
             os.chmod(folder, 0o700)
@@ -95,9 +94,8 @@ def _flatten(place: str) -> None:
                 inside = list(entries)
             for entry in inside:
                 if entry.is_dir(follow_symlinks=False):
-                    count += 1
                     os.chmod(entry.path, 0o700)
-                    os.rename(entry.path, f".up{os.getpid()}.{count}")
+                    os.rename(entry.path, f".up{os.urandom(12).hex()}")
                 else:
                     os.unlink(entry.path)
             os.rmdir(folder)

@@ -117,7 +117,7 @@ class Hoards(Boards):
 
     def open(self, task: Task, *, seed: int) -> Session:
         board = super().open(task, seed=seed)
-        board.max_evidence_bytes = 20  # type: ignore[misc]
+        board.max_evidence_bytes = 28  # type: ignore[misc]
         return board
 
 
@@ -127,7 +127,7 @@ def test_evidence_that_is_too_large_is_the_answer_s_fault() -> None:
     fits = mdp.judge(say(mdp, mdp.start(boards.task("train", 14)), "77"))
     large = mdp.judge(say(mdp, mdp.start(boards.task("train", 21)), "777"))
     assert fits.score == 1.0
-    assert (large.score, large.fault) == (0.0, Fault.ANSWER) and "left 23 bytes of evidence, at most 20 are judged" in large.reason
+    assert (large.score, large.fault) == (0.0, Fault.ANSWER) and "left 31 bytes of evidence, at most 28 are judged" in large.reason
     assert boards.settled
 
 

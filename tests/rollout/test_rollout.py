@@ -268,8 +268,25 @@ def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
         verifier.hangs_on = draws(environment, 3)[2].task.id
         found = rollout.collect(draws(environment, 8), Sampling())
     verifier.release.set()
-    assert [e.scored for e in found] == [True, True, *[False] * 6]  # the only worker hangs: nobody behind it is waited for in vain
-    assert all("no verdict within 0.5 s" in e.error for e in found[2:])
+    assert [e.scored for e in found] == [True, True, False, *[True] * 5]  # the only worker hangs: another takes its place
+    assert "no verdict within 0.5 s" in found[2].error
+
+
+def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> None:
+    class Slow(Scripted):
+        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+            time.sleep(0.5)
+            yield from super().stream(requests, sampling)
+
+    class Late(Sums):
+        def answer(self, task: Task, said: Sequence[str]) -> str:
+            time.sleep(0.1)
+            return super().answer(task, said)
+
+    environment = Late()
+    with rollout_of(environment, Slow(answer="gold"), workers=1, deadline_s=0.4) as rollout:
+        for _ in range(4):
+            assert [e.reward for e in rollout.collect(draws(environment, 1), Sampling())] == [1.0]
 
 
 class LongWinded(Sums):

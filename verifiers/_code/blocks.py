@@ -106,7 +106,8 @@ def with_prelude(prelude: str, source: str) -> str:
         elif bare[:3] in ('"""', "'''"):
             quote = "" if bare[:3] in bare[3:] else bare[:3]
         elif FUTURE.match(line):
-            at = next((n for n, later in enumerate(lines[number - 1 :], number) if ")" in later), number) if "(" in line else number
+            shown = lines[number - 1 : number + 40]  # a longer import is not one
+            at = next((n for n, later in enumerate(shown, number) if ")" in later), number) if "(" in line else number
         elif number <= at:
             continue  # the imported names, in brackets
         elif bare and not bare.startswith("#"):
