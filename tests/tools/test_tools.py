@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from fractions import Fraction
@@ -245,3 +247,9 @@ def test_search_without_its_package_says_which(texts: Path, monkeypatch: pytest.
     with pytest.raises((MissingExtra, ModuleNotFoundError)) as told:
         Search(path=str(texts))
     assert isinstance(told.value, MissingExtra) and "rlvr[search]" in str(told.value)
+
+
+def test_searching_does_not_load_numba_beside_an_engine() -> None:
+    code = "import sys; from rlvr.tools.search import _bm25s; _bm25s(); print([m for m in ('numba', 'llvmlite') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[]\n", done.stderr

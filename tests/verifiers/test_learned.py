@@ -31,7 +31,7 @@ def kept(model: Any, folder: Path) -> str:
 
 def test_a_policy_is_no_reward_model(tmp_path: Path) -> None:
     folder = kept(model_from(ModelConfig(config=MODEL), TOKENIZER, seed=1), tmp_path)
-    with pytest.raises(ConfigError, match=r"no reward model but a LlamaForCausalLM.*rlvr train reward_model"):
+    with pytest.raises(ConfigError, match=r"does not contain a reward model but a LlamaForCausalLM.*rlvr train reward_model"):
         build("verifier", "learned", models=[folder])
 
 
