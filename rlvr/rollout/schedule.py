@@ -264,8 +264,13 @@ class Schedule(Feed):
         try:
             self.closing.add(self.terms.actors.submit(talk.state.close))
         except RuntimeError:
-            closed: Future[Any] = Future()
-            Thread(target=lambda: closed.set_result(talk.state.close()), daemon=True).start()
+            closed: Future[None] = Future()
+
+            def close() -> None:
+                talk.state.close()
+                closed.set_result(None)
+
+            Thread(target=close, daemon=True).start()
             self.closing.add(closed)
 
     # ---- time

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,48 @@ def _bm25s() -> Any:
     finally:
         if masked:
             del sys.modules["numba"]
+
+
+def _passages(path: Path, size: int) -> Iterator[Passage]:
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            if file.suffix in SUFFIXES and file.is_file():
+                name = file.relative_to(path).as_posix()
+                for number, text in enumerate(_pieces(file.read_text("utf-8", "replace"), size)):
+                    yield Passage(f"{name}#{number}", "", text)
+    elif path.is_file():
+        yield from _lines(path)
+    else:
+        raise ConfigError(f"there is no file or folder {str(path)!r}; give a folder of texts or a JSONL file of passages")
+
+
+def _lines(path: Path) -> Iterator[Passage]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number + 1} is not JSON: {error}") from error
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise ConfigError(f'{path}, line {number + 1} has no "text"; write {{"text": ..., "id"?: ..., "title"?: ...}}')
+            yield Passage(str(row.get("id", number)), str(row.get("title") or ""), row["text"])
+
+
+def _pieces(text: str, size: int) -> Iterator[str]:
+    """Paragraphs, joined up to a size; a longer one is split."""
+    held = ""
+    for paragraph in filter(None, (part.strip() for part in text.split("\n\n"))):
+        if held and len(held) + len(paragraph) + 2 > size:
+            yield held
+            held = ""
+        held = f"{held}\n\n{paragraph}" if held else paragraph
+        while len(held) > size:
+            yield held[:size]
+            held = held[size:]
+    if held:
+        yield held
+
+
+make = Search

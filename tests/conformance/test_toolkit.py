@@ -100,7 +100,6 @@ def test_our_tools_keep_the_contract(name: str) -> None:
 
 
 def test_search_keeps_the_contract(tmp_path: Path) -> None:
-    pytest.importorskip("bm25s")
     (tmp_path / "a.txt").write_text("The river flows.", "utf-8")
     assert failures(check_plugin("tool", "search", path=str(tmp_path))) == []
 

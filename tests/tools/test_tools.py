@@ -216,7 +216,6 @@ def texts(tmp_path: Path) -> Path:
 
 
 def test_search_finds_by_words(texts: Path) -> None:
-    pytest.importorskip("bm25s")
     plugin = Search(path=str(texts))
     with plugin.session() as search:
         assert search.index is plugin.index, "one index serves all conversations"
@@ -229,7 +228,6 @@ def test_search_finds_by_words(texts: Path) -> None:
 
 
 def test_search_reads_lines_of_json(tmp_path: Path) -> None:
-    pytest.importorskip("bm25s")
     path = tmp_path / "p.jsonl"
     path.write_text('{"id": "x7", "title": "Rain", "text": "It falls."}\n\n{"text": "Snow melts."}\n', "utf-8")
     assert Search(path=str(path)).search("rain") == "[1] Rain (x7)\nIt falls."
