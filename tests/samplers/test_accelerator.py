@@ -388,16 +388,3 @@ def test_the_doctor_names_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> No
     assert doctor._accelerator().detail == "8 x NVIDIA H200 (cuda)"
     has(monkeypatch, "mps")
     assert doctor._accelerator().detail == "8 x mps (mps)"
-
-
-@pytest.mark.vllm
-def test_a_real_engine_has_the_run_s_precision_and_length() -> None:
-    """A model that knows more positions than the cache has room for."""
-    model = fresh(max_position_embeddings=1 << 18)
-    with VLLMSampler(kv_cache_gb=0.1) as sampler:
-        sampler.prepare(precision="bfloat16", max_length=300)
-        sampler.load(model, 0)
-        real: Any = sampler._engine
-        assert real.max_model_len == 300 and real._llm.llm_engine.model_config.dtype is torch.bfloat16
-        assert 1e-4 < sampler.figures()["probe/difference_mean"] < sampler.figures()["probe/difference"] < 0.3
-        assert len(sampler.sample(requests(6), Sampling(stop_ids=STOPS))) == 6
