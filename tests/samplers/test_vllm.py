@@ -92,6 +92,18 @@ def test_a_folder_is_evaluated_and_examined_from_the_command_line(tmp_path: Path
     assert told["verdict"].startswith("They agree") and {row["precision"] for row in told["rows"]} == {"float32", "bfloat16"}
 
 
+def test_a_real_engine_has_the_run_s_precision_and_length() -> None:
+    """A model that knows more positions than the cache has room for."""
+    model = fresh(max_position_embeddings=1 << 18)
+    with VLLMSampler(kv_cache_gb=0.1) as sampler:
+        sampler.prepare(precision="bfloat16", max_length=300)
+        sampler.load(model, 0)
+        real: Any = sampler._engine
+        assert real.max_model_len == 300 and real._llm.llm_engine.model_config.dtype is torch.bfloat16
+        assert 1e-4 < sampler.figures()["probe/difference_mean"] < sampler.figures()["probe/difference"] < 0.3
+        assert len(sampler.sample(requests(6), Sampling(stop_ids=STOPS))) == 6
+
+
 @pytest.fixture(scope="module")
 def model() -> Any:
     return fresh()
@@ -306,15 +318,3 @@ def test_an_engine_in_this_process_is_not_asked_while_the_trainer_trains(tmp_pat
     ):
         train(tiny_run(rollout={"sampler": {"name": "vllm"}, "max_staleness": 1}), out=tmp_path / "x", console=Console(quiet=True))
     assert not (tmp_path / "x").exists()
-
-
-def test_a_real_engine_has_the_run_s_precision_and_length() -> None:
-    """A model that knows more positions than the cache has room for."""
-    model = fresh(max_position_embeddings=1 << 18)
-    with VLLMSampler(kv_cache_gb=0.1) as sampler:
-        sampler.prepare(precision="bfloat16", max_length=300)
-        sampler.load(model, 0)
-        real: Any = sampler._engine
-        assert real.max_model_len == 300 and real._llm.llm_engine.model_config.dtype is torch.bfloat16
-        assert 1e-4 < sampler.figures()["probe/difference_mean"] < sampler.figures()["probe/difference"] < 0.3
-        assert len(sampler.sample(requests(6), Sampling(stop_ids=STOPS))) == 6
