@@ -28,7 +28,7 @@ class Lease:
     def __init__(self, environment: Environment, task: Task, *, seed: int, session: Session | None = None) -> None:
         self.environment, self.task, self.seed = environment, task, seed
         self.trouble = ""
-        """What went wrong when the session was closed: its verdict stands, and the record says so."""
+        """What went wrong when the session was closed. The verdict is kept, and the error is recorded."""
         self.asked = f"{type(environment).__name__}.open"
         """What was asked last, by its name: the one to blame when it raises or hangs."""
         self._session = session
@@ -120,7 +120,7 @@ def _collected(session: Session, turns: tuple[Turn, ...], heard: tuple[Heard, ..
 
 
 def plain_evidence(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy that nobody can change any more: JSON values and bytes by name; a TypeError for anything else.
+    """An independent copy: JSON values and bytes by name; a TypeError for anything else.
 
     >>> plain_evidence({"log.txt": b"done", "moves": (1, 2)})
     {'log.txt': b'done', 'moves': [1, 2]}

@@ -1,6 +1,6 @@
 """Tasks and a sampler in, episodes out. A failure becomes a failed episode: data, not a crash.
 
-Each conversation goes on as soon as its own session has answered, whatever the others do. Sessions are asked in one bounded pool of
+Each conversation continues as soon as its own session has replied, independently of the others. Sessions are asked in one bounded pool of
 threads, answers are judged in another; the sampler and the tokens belong to the thread that asks for episodes.
 """
 
@@ -38,7 +38,7 @@ class Rollout:
         deadline_s: float = 600.0,
         lockstep: bool | None = None,
     ) -> None:
-        """Say how much goes on at once, and for how long.
+        """Set how much runs in parallel, and the timeouts.
 
         Args:
             mdp: the environment and the tokenizer.

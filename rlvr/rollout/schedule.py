@@ -106,7 +106,7 @@ class Schedule(Feed):
             yield from self._sampled(served)
         finally:
             if isinstance(served, Generator):
-                served.close()  # it gives back what it holds now, and not when nobody remembers it any more
+                served.close()  # releases what it holds now, not when it is garbage collected
         sampled = perf_counter()
         self.timing.sampling = sampled - began
         while self.count[Stage.DONE] < len(self.talks):

@@ -27,7 +27,7 @@ class Stage(StrEnum):
     """For the sampler to take its request."""
     SAMPLING = "sampling"
     HEARING = "hearing"
-    """Its session has been told the last turn."""
+    """Its session has received the last turn."""
     ENDING = "ending"
     """It is over, and its session is asked what to judge."""
     JUDGING = "judging"
