@@ -14,7 +14,7 @@ from rlvr.episode import End
 from rlvr.errors import EnvError
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.rules import State, TokenMDP
-from rlvr.mdp.sessions import Lease, plain_evidence
+from rlvr.mdp.sessions import Lease, _collected, plain_evidence, recorded_ending, session_record
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
 from rlvr.task import Fault, Task, Verdict
@@ -321,3 +321,21 @@ def test_the_sessions_of_one_environment_do_not_see_each_other() -> None:
             say(mdp, state, text)
     scores: Sequence[float | None] = [mdp.judge(state).score for state in states]
     assert scores == [1.0, 0.0] and boards.settled
+
+
+@pytest.mark.parametrize("value", [float("nan"), 10**5000], ids=["nan", "long"])
+def test_evidence_that_cannot_be_stored_is_the_answer_s_fault(value: Any) -> None:
+    class Odd(Session):
+        def hear(self, turn: Turn) -> Heard | None:
+            return None
+
+        def evidence(self) -> Mapping[str, Any]:
+            return {"value": value}
+
+    verdict = _collected(Odd(), (), ())
+    assert isinstance(verdict, Verdict) and (verdict.score, verdict.fault) == (0.0, Fault.ANSWER)
+
+
+def test_a_recorded_session_is_judged_with_its_evidence() -> None:
+    ending = recorded_ending(session_record(7, [Heard(over=True)], Transcript("4", {"log": b"x", "n": 3})))
+    assert isinstance(ending, Transcript) and (ending.answer, ending.evidence) == ("4", {"log": b"x", "n": 3})
