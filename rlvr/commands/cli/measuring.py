@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlvr.cli.app import Json, Settings, app
+from rlvr.commands.cli.app import Json, Settings, app
 from rlvr.errors import ConfigError
 
 Whole, Number, Text = int | None, float | None, str | None
