@@ -19,10 +19,10 @@ from rich.text import Text
 
 from rlvr.commands import screen
 from rlvr.config.config import RunConfig, check, recipes
-from rlvr.config.datafile import is_data
+from rlvr.config.datafile import HUB, is_data
 from rlvr.config.overrides import overridden
 from rlvr.contracts import Environment
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, NotFound
 from rlvr.plugins.registry import entries, from_config
 from rlvr.task import Fault
 
@@ -87,6 +87,8 @@ def started(target: str, overrides: Sequence[str], *, model: str, test: str, ver
         **({"test": test} if test else {}),
         **({"verifier": read_verifier(verifier)} if verifier else {}),
     }
+    if missing := [name for name in (target, test) if name and not name.startswith(HUB) and not Path(name).expanduser().exists()]:
+        raise NotFound(f"there is no file or folder {missing[0]!r}; give a data file, a folder with some, or hf:ORG/NAME")
     if not model and not (isinstance(own.get("model"), dict) and {"path", "config"} & own["model"].keys()):
         raise ConfigError(
             f"no model is named to train on {target}; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: "
