@@ -178,7 +178,7 @@ def compare(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr eval --out` or `rlvr train` wrote.")],
-    to: Annotated[str, typer.Option(help="trl-dataset, csv, parquet, markdown or inspect.")],
+    to: Annotated[str, typer.Option(help="trl-dataset, csv or parquet; of an evaluation also markdown or inspect.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; default: a file in the run's folder.")] = None,
     json: Json = False,
 ) -> None:
