@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.config.config import ModelConfig, load
 from rlvr.config.datafile import is_data
 from rlvr.errors import ConfigError, installing

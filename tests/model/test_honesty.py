@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.agreement import SAMPLER, checked, hold

@@ -7,9 +7,11 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,16 +26,16 @@ from safetensors.torch import save_file
 
 from rlvr.config.config import LoraConfig
 from rlvr.contracts import Completion, Request, Sampling
-from rlvr.errors import ConfigError, SamplerError
+from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.update import adapter
 from rlvr.learn.update.handed import Adapted
 from rlvr.samplers._local import engines as local
-from rlvr.samplers._local import fleet, process
+from rlvr.samplers._local import fleet, process, worker
 from rlvr.samplers._local.balance import NEAR, Load, chosen, cost
 from rlvr.samplers._local.fleet import Fleet, fleet_of
 from rlvr.samplers._local.group import end_group, members
 from rlvr.samplers._local.loading import tensors_in
-from rlvr.samplers._local.wire import LENGTH
+from rlvr.samplers._local.wire import LENGTH, Wire
 from rlvr.samplers._server import Patience
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task, user
@@ -187,6 +189,23 @@ def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, sai
     assert not file.exists() and [c.tokens for c in found] == [c.tokens for c in undisturbed]
     sampler.load(fresh(), 8)
     assert sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1
+
+
+def test_weights_that_do_not_fit_are_said_with_where_they_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk fails as a file does that may not become so long. An engine that dies then does not answer without weights."""
+    with beside(engines=1) as sampler:
+        sampler.load(fresh(), 0)
+        with (
+            no_room(),
+            pytest.raises(SamplerError, match=r"could not be written to \S+: .*too large.*; set weights_folder to one with room"),
+        ):
+            sampler.load(fresh(), 1)
+        monkeypatch.setattr(local, "MOST_DEATHS", 1)
+        os.kill(pids(sampler)[0], signal.SIGKILL)
+        with pytest.raises(RlvrError, match="weights-0' is not a folder"):
+            sampler.sample(requests(3), SAMPLING)
+    with beside(weights_folder="/nowhere/at/all") as other, pytest.raises(ConfigError, match="weights_folder /nowhere/at/all cannot be"):
+        other.load(fresh(), 0)
 
 
 @contextmanager
@@ -365,6 +384,45 @@ def test_weights_go_to_memory_only_where_they_fit_twice(stand: Path, monkeypatch
         assert fleet.shared_memory(model) == where
 
 
+def test_messages_are_whole_or_they_are_none() -> None:
+    ours, theirs = socket.socketpair()
+    one, other = Wire(ours), Wire(theirs)
+
+    def send(number: int) -> None:
+        for _ in range(5):
+            one.send({"from": number, "text": "x" * 400_000})
+
+    threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    with ours, theirs:
+        found = [other.receive() for _ in range(20)]
+    assert sorted(message["from"] for message in found if message) == sorted([*range(4)] * 5)
+    for data in (b"\0\0", LENGTH.pack(30) + b'{"told": "half"}', framed([1]), LENGTH.pack((1 << 32) - 1) + b"{}"):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.sendall(data)
+            ours.close()
+            assert Wire(theirs).receive() is None
+
+
+def test_who_does_not_read_holds_nobody_up_for_longer_than_the_timeout() -> None:
+    ours, theirs = socket.socketpair()
+    failed = list[BaseException]()
+
+    def send() -> None:
+        try:
+            Wire(ours, send_s=0.2).send({"text": "x" * 4_000_000})
+        except OSError as error:
+            failed.append(error)
+
+    sender = threading.Thread(target=send, daemon=True)
+    with ours, theirs:
+        sender.start()
+        sender.join(20)
+        assert failed
+
+
 def test_an_engine_that_does_not_read_is_killed(tmp_path: Path) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
     start = {"do": "start", "model": "", "whole": True, "tied": None, "place": {"dtype": "float32"}, "home": str(tmp_path)}
@@ -374,6 +432,34 @@ def test_an_engine_that_does_not_read_is_killed(tmp_path: Path) -> None:
     engine.send({"do": "score", "tokens": list(range(1_000_000))})
     assert heard.get(timeout=20) is None and soon(lambda: gone(engine.pid))
     engine.close()
+
+
+def test_a_rollout_that_ends_early_aborts_what_is_running() -> None:
+    ours, theirs = socket.socketpair()
+    orders, left = worker.Orders(), list[int]()
+
+    class Fake:
+        def serve(self, feed: worker.Requested, sampling: Sampling) -> Iterator[Any]:
+            feed.take(9)
+            try:
+                yield 0, Completion([1], [-0.5], "stop")
+                left.append(feed.running)
+                orders.put({"do": "end"})
+                feed.take(9)
+                for _ in range(9):
+                    yield None
+                left.append(0)
+            finally:
+                left.append(-1)
+
+    subject = worker.Worker.__new__(worker.Worker)
+    subject.wire, subject.orders, subject.engine = Wire(ours), orders, Fake()  # type: ignore[assignment]
+    for number in range(2):
+        orders.put({"do": "ask", "id": number, "prompt": [1], "max_tokens": 2, "seed": 0})
+    with ours, theirs:
+        subject.serve(Sampling())
+        told = Wire(theirs).receive()
+    assert left == [1, -1] and told is not None and (told["id"], told["tokens"], told["finish"]) == (0, [1], "stop")
 
 
 def test_what_vllm_names_after_its_files_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

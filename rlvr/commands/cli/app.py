@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import rlvr
-from rlvr.cli.failures import STOPPED, explain, fail
+from rlvr.commands.cli.failures import STOPPED, explain, fail
 from rlvr.errors import ConfigError
 
 app = typer.Typer(
