@@ -34,7 +34,7 @@ class New:
 
     @property
     def log_ratio(self) -> Tensor:
-        """l - l_old, per token."""
+        """The log of the ratio: l - l_old, per token."""
         return self.logprobs - self.answer.old
 
 
