@@ -1,6 +1,6 @@
 """Do the algorithms compute what their formulas say? The learner's gradient against that of an independent reference.
 
-    OMP_NUM_THREADS=1 python benchmarks/algos/agreement.py [--only grpo,ppo] [--bar 1e-6]
+    OMP_NUM_THREADS=1 python -m benchmarks.algos.agreement [--only grpo,ppo] [--bar 1e-6]
 
 Every algorithm gets the same groups (several turns, an answer without a score, a flat group, one cut off) and a Qwen2 of a few thousand
 parameters in float64. It trains in several modes: one optimizer step, two minibatches, two iterations, and one step on packed rows in
@@ -40,17 +40,17 @@ DPO: dict[str, Any] = {"beta": 0.1, "preference_loss": "dpo"}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # the algorithm, what is set in both, what is the preset's own and the reference must know
     "grpo": ("grpo", {}, GRPO | PPO_CLIP),
-    "grpo, k2": ("grpo", {"beta": 0.2, "kl_estimator": "k2"}, GRPO | PPO_CLIP),
-    "grpo, k3": ("grpo", {"beta": 0.2, "kl_estimator": "k3"}, GRPO | PPO_CLIP),
-    "grpo, k3_ratio": ("grpo", {"beta": 0.2, "kl_estimator": "k3_ratio"}, GRPO | PPO_CLIP),
-    "grpo, entropy": ("grpo", {"entropy_coef": 0.05}, GRPO | PPO_CLIP),
-    "grpo, dual clip": ("grpo", {"delta": 1.3}, GRPO | PPO_CLIP),
-    "grpo, batch": ("grpo", {"scale_rewards": "batch", "loss_aggregation": "prompt-mean"}, GRPO | PPO_CLIP),
-    "grpo, token_truncate": (
+    "grpo k2": ("grpo", {"beta": 0.2, "kl_estimator": "k2"}, GRPO | PPO_CLIP),
+    "grpo k3": ("grpo", {"beta": 0.2, "kl_estimator": "k3"}, GRPO | PPO_CLIP),
+    "grpo k3_ratio": ("grpo", {"beta": 0.2, "kl_estimator": "k3_ratio"}, GRPO | PPO_CLIP),
+    "grpo entropy": ("grpo", {"entropy_coef": 0.05}, GRPO | PPO_CLIP),
+    "grpo dual clip": ("grpo", {"delta": 1.3}, GRPO | PPO_CLIP),
+    "grpo batch": ("grpo", {"scale_rewards": "batch", "loss_aggregation": "prompt-mean"}, GRPO | PPO_CLIP),
+    "grpo token_truncate": (
         "grpo", {"importance_sampling_correction": "token_truncate", "importance_sampling_cap": 1.2}, GRPO | PPO_CLIP),
-    "grpo, sequence_mask": (
+    "grpo sequence_mask": (
         "grpo", {"importance_sampling_correction": "sequence_mask", "importance_sampling_cap": 1.5}, GRPO | PPO_CLIP),
-    "grpo, bypass": ("grpo", {"old_from_sampler": True}, GRPO | PPO_CLIP),
+    "grpo bypass": ("grpo", {"old_from_sampler": True}, GRPO | PPO_CLIP),
     "dr_grpo": ("dr_grpo", {}, PPO_CLIP | {"scale_rewards": "none", "loss_aggregation": "seq-mean-token-sum-norm"}),
     "dapo": ("dapo", {}, GRPO | PPO_CLIP | {"epsilon_high": 0.28, "loss_aggregation": "token-mean", "mask_truncated_completions": True,
                                             "dynamic_sampling_rounds": 10}),
@@ -64,6 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "clip_cov": ("clip_cov", {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.05}, GRPO | PPO_CLIP | {"loss_aggregation": "token-mean",
                                                                                              "clip_cov_ub": 5.0}),
     "kl_cov": ("kl_cov", {"kl_cov_ratio": 0.2}, GRPO | {"loss_aggregation": "token-mean", "kl_cov_coef": 1.0}),
+    "distill grpo": ("distill", {"teacher_weight": 0.7, "advantage": "grpo"}, GRPO | PPO_CLIP | {"loss_aggregation": "token-mean"}),
     "gdpo": ("gdpo", {"reward_weights": {"form": 0.5, "value": 2.0}}, GRPO | PPO_CLIP),
     "reinforce": ("reinforce", {}, {"loss_aggregation": "seq-mean-token-sum", "ratio_max": 5.0}),
     "reinforce_baseline": ("reinforce_baseline", {}, {"loss_aggregation": "seq-mean-token-sum", "ratio_max": 5.0}),
@@ -78,7 +79,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "grpo_turns": ("grpo_turns", {"turn_discount": 0.8}, GRPO | PPO_CLIP),
     "gigpo": ("gigpo", {"turn_weight": 0.7}, GRPO | PPO_CLIP | {"turn_discount": 0.95}),
     "gtpo": ("gtpo", {"entropy_weight": 0.4}, PPO_CLIP | {"right_from": 0.5, "epsilon_high": 0.28, "loss_aggregation": "token-mean"}),
-    "high_entropy": ("high_entropy", {"entropy_share": 0.25}, GRPO | PPO_CLIP | {"epsilon_high": 0.28, "loss_aggregation": "token-mean"}),
+    "high_entropy": (
+        "high_entropy", {"entropy_share": 0.25},
+        GRPO | PPO_CLIP | {"epsilon_high": 0.28, "loss_aggregation": "token-mean", "mask_truncated_completions": True}),
     "dpo": ("dpo", {"label_smoothing": 0.1, "pairs_per_group": 2}, DPO),
     "online_dpo": ("online_dpo", {}, DPO),
     "online_ipo": ("online_ipo", {}, DPO | {"preference_loss": "ipo"}),
@@ -159,6 +162,11 @@ def seen_by(
     return out
 
 
+def heat_of(name: str) -> float:
+    """The temperature of the log-probabilities: imitation is at 1."""
+    return 1.0 if name in ("sft", "best_of_n") else TEMPERATURE
+
+
 class Watched:
     """A learner whose weights and gradients are kept at each optimizer step."""
 
@@ -170,7 +178,7 @@ class Watched:
             model, build("algorithm", name, **both | more),
             Optimization(learning_rate=3e-3, max_tokens_per_microbatch=budget, minibatches_per_step=minibatches),
             accelerator=Accelerator(cpu=True), total_steps=5, reference=frozen, max_completion_length=LONGEST, seed=3,
-            temperature=TEMPERATURE,
+            temperature=heat_of(name),
         )  # fmt: skip
         if padded:
             self.learner.packing = self.learner.packing._replace(padded="asked for")
@@ -196,9 +204,11 @@ def flat(parameters: Sequence[Any]) -> Tensor:
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten().clone() for p in parameters])
 
 
-def parts_of(groups: Sequence[Sequence[Answer]], settings: Settings, minibatches: int, iterations: int) -> list[list[Answer]]:
+def parts_of(
+    groups: Sequence[Sequence[Answer]], settings: Settings, minibatches: int, iterations: int, dice: random.Random
+) -> list[list[Answer]]:
     """Which answers train in which optimizer step: the rows in order, shuffled with the run's seed, in equal parts."""
-    rows, dice, out = trained(groups, settings), random.Random(3), []
+    rows, out = trained(groups, settings), []
     for _ in range(iterations):
         order = list(range(len(rows)))
         if minibatches > 1:
@@ -215,7 +225,7 @@ def compare(case: str, *, minibatches: int = 1, iterations: int = 1, budget: int
     groups = episodes_for(name, tiny(1))
     watched = Watched(case, model, frozen, minibatches=minibatches, iterations=iterations, budget=budget, padded=padded)
     twin, head = tiny(1), None if watched.head is None else torch.nn.Linear(32, 1).double()
-    temperature = 1.0 if name in ("sft", "best_of_n") else TEMPERATURE
+    temperature, dice = heat_of(name), random.Random(3)
     worst, state = 0.0, dict[str, Any]()
     for _ in range(2 if name == "reinforce_baseline" else 1):
         set_weights(twin, head, {k: v.detach().clone() for k, v in watched.learner.policy.state_dict().items()})
@@ -224,7 +234,7 @@ def compare(case: str, *, minibatches: int = 1, iterations: int = 1, budget: int
         watched.learner.update(groups)
         if name in ADVANTAGES:
             ADVANTAGES[name](answers, settings, state)
-        for step, part in enumerate(parts_of(answers, settings, minibatches, iterations)):
+        for step, part in enumerate(parts_of(answers, settings, minibatches, iterations, dice)):
             set_weights(twin, head, watched.weights[start + step])
             loss = loss_at(name, twin, head, answers, part, settings, temperature)
             parameters = [*twin.parameters(), *(head.parameters() if head is not None else ())]

@@ -159,11 +159,11 @@ def plain(groups: Groups, settings: Settings, state: dict[str, Any]) -> None:
 
 
 def less_greedy(groups: Groups, settings: Settings, state: dict[str, Any]) -> None:
-    """ReMax."""
+    """ReMax: the reward to go, less that of the whole greedy answer."""
     for group in groups:
         [greedy] = [a for a in group if a.episode.meta.get("greedy")]
         for a in scored(group):
-            a.advantage = constant(a, a.reward - greedy.reward)
+            a.advantage = to_go(a.rewards, settings.get("gamma", 1.0)) - greedy.reward
 
 
 def less_others(groups: Groups, settings: Settings, state: dict[str, Any]) -> None:
@@ -260,12 +260,16 @@ def group_in_group(groups: Groups, settings: Settings, state: dict[str, Any]) ->
 
 def certain_or_not(groups: Groups, settings: Settings, state: dict[str, Any]) -> None:
     """GTPO. `r+` is 0 on the tokens of wrong answers, `r-` on those of right ones; each is normalised (divided by n) over all tokens of
-    the group, and an answer's tokens take that of their own side.
+    the group, and the advantage is their sum.
     """
     b = settings["entropy_weight"]
     for group in groups:
         members = scored(group)
         right = [a for a in members if a.reward >= settings["right_from"]]
+        for a in members:
+            a.advantage = torch.zeros(a.length, dtype=torch.float64)
+        if max(a.reward for a in members) - min(a.reward for a in members) <= SAME:
+            continue
         for mine, sign in ((right, 1), ([a for a in members if all(a is not k for k in right)], -1)):
             shaped = {id(a): torch.zeros(a.length, dtype=torch.float64) for a in members}
             for a in mine:
@@ -273,16 +277,15 @@ def certain_or_not(groups: Groups, settings: Settings, state: dict[str, Any]) ->
                     there = [float(k.entropy[t].clamp(min=1e-3)) ** sign for k in mine if k.length > t]
                     share = len(there) * float(a.entropy[t].clamp(min=1e-3)) ** sign / sum(there)
                     shaped[id(a)][t] = sign * (a.reward if sign > 0 else 1.0) * (1 - b + b * share)
-            everything = torch.cat([torch.zeros(0, dtype=torch.float64), *shaped.values()])
-            for a in mine:
-                deviation = everything.std(correction=0)
-                a.advantage = (shaped[id(a)] - everything.mean()) / deviation if deviation > SAME else torch.zeros_like(a.old)
+            everything = torch.cat(list(shaped.values()))
+            for a in members if mine else ():
+                a.advantage += (shaped[id(a)] - everything.mean()) / (everything.std(correction=0) + 1e-6)
 
 
 def uncertain_only(groups: Groups, settings: Settings, state: dict[str, Any]) -> None:
-    """High-entropy tokens: the given share of the step's tokens, those with the highest entropy."""
+    """High-entropy tokens: the given share of the tokens of all scored answers, those with the highest entropy."""
     of_group(groups, settings, state)
-    everything = torch.cat([a.entropy for a in trained(groups, settings)])
+    everything = torch.cat([a.entropy for group in groups for a in scored(group)])
     limit = everything.sort(descending=True).values[int(len(everything) * settings["entropy_share"]) - 1]
     for a in trained(groups, settings):
         a.advantage = torch.where(a.entropy >= limit, a.advantage, 0.0)
@@ -290,6 +293,7 @@ def uncertain_only(groups: Groups, settings: Settings, state: dict[str, Any]) ->
 
 ADVANTAGES: dict[str, Callable[[Groups, Settings, dict[str, Any]], None]] = {
     **dict.fromkeys(("grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo", "clip_cov", "kl_cov", "dppo"), of_group),
+    "distill": of_group,
     "gdpo": by_parts,
     "reinforce": plain,
     "reinforce_baseline": plain,

@@ -91,11 +91,19 @@ def held_where_chosen(new: New, settings: Settings) -> Tensor:
     return -new.log_ratio.exp() * new.answer.advantage + held
 
 
+def with_teacher(new: New, settings: Settings) -> Tensor:
+    """Distillation at the sampled token: what the teacher finds likelier than the policy did is a reward of its own."""
+    gain = new.answer.advantage + settings["teacher_weight"] * (new.answer.reference - new.answer.old)
+    low, ratio = settings["epsilon"], new.log_ratio.exp()
+    return -torch.minimum(ratio * gain, ratio.clamp(1 - low, 1 + low) * gain)
+
+
 TOKEN: dict[str, Callable[[New, Settings], Tensor]] = {
     **dict.fromkeys(("cispo", "reinforce", "reinforce_baseline", "remax"), capped),
     "sapo": gated,
     "dppo": masked_by_probability,
     "clip_cov": without_chosen,
+    "distill": with_teacher,
     "kl_cov": held_where_chosen,
 }
 
@@ -108,7 +116,11 @@ def covariances(news: Sequence[New]) -> list[Tensor]:
 
 
 def choose(name: str, news: Sequence[New], settings: Settings) -> None:
-    """Mark the tokens that Clip-Cov or KL-Cov chooses: at least one, those with the largest covariance among the candidates."""
+    """Mark the tokens that Clip-Cov or KL-Cov chooses: at least one, those with the largest covariance among the candidates.
+
+    The answers of groups with equal rewards have no gradient, and are not among the tokens that are compared.
+    """
+    news = [n for n in news if bool((n.answer.advantage != 0).any())]
     found = covariances(news)
     everything = torch.cat(found)
     if name == "clip_cov":
@@ -187,8 +199,6 @@ def combined(rows: Sequence[tuple[int, Tensor]], how: str, longest: int) -> Tens
 
 def policy_loss(name: str, news: Sequence[New], settings: Settings, longest: int) -> Tensor:
     """The loss of one optimizer step."""
-    if settings.get("dynamic_sampling_rounds", 1) > 1:  # groups with equal rewards are no part of the step
-        news = [n for n in news if bool((n.answer.advantage != 0).any())]
     if name in ("clip_cov", "kl_cov"):
         choose(name, news, settings)
     return combined([(n.answer.group, token_losses(name, n, settings)) for n in news], settings["loss_aggregation"], longest)
@@ -198,14 +208,19 @@ def policy_loss(name: str, news: Sequence[New], settings: Settings, longest: int
 
 
 def pairs_of(groups: Groups, settings: Settings) -> list[tuple[Answer, Answer]]:
-    """The best with the worst of each group, the second best with the second worst, and so on; ties are no pairs. Sorting is stable."""
+    """The best with the worst of each group, the second best with the second worst, and so on; ties are no pairs.
+
+    Of equal answers the first is taken.
+    """
     out = []
     for group in groups:
-        members = sorted(scored(group), key=lambda a: -a.reward)
-        for k in range(min(settings.get("pairs_per_group", 1), len(members) // 2)):
-            better, worse = members[k], members[-1 - k]
-            if better.reward - worse.reward > SAME:
-                out.append((better, worse))
+        left = scored(group)
+        for _ in range(settings.get("pairs_per_group", 1)):
+            better, worse = (max(left, key=lambda a: a.reward), min(left, key=lambda a: a.reward)) if left else (None, None)
+            if better is None or worse is None or better.reward - worse.reward <= SAME:
+                break
+            out.append((better, worse))
+            left = [a for a in left if a is not better and a is not worse]
     return out
 
 
