@@ -133,8 +133,9 @@ def said_as_computed(
     with torch.no_grad(), autocast():
         expected = honesty.plain(model, Rows(tokens, acted), temperature or 1.0)
     theirs = torch.tensor([logprob for completion in said for logprob in completion.logprobs])
-    gap = float((theirs - expected).abs().max())
-    return honesty.Finding(SAMPLER, gap, honesty.room_for(expected, dtype, expected.device), str(getattr(sampler, "memory", "")))
+    exact = honesty.is_exact(dtype, next(model.parameters()).device)
+    gap = honesty.apart(theirs, expected, exact)
+    return honesty.Finding(SAMPLER, gap, honesty.room_for(expected, exact), str(getattr(sampler, "memory", "")))
 
 
 def hold(figures: Mapping[str, float], limit: float | None, *, steady: bool) -> None:

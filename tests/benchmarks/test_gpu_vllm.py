@@ -15,6 +15,25 @@ import pytest
 from benchmarks._gpu.wheels import join, split
 
 ROOT = Path(__file__).parents[2]
+PARTS = {"packages", "speed", "memory", "weights", "seeds", "invariant", "beside", "training"}
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(400)
+def test_every_part_runs_to_its_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "gpu_vllm.py"), "--tiny", "--out", str(tmp_path / "lines")],
+        cwd=Path("/"), env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}, capture_output=True, text=True, timeout=390,
+    )  # fmt: skip
+    *figures, summary = lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and not [line for line in lines if "failed" in line or "error" in line], (lines, done.stderr[-2000:])
+    assert {part["part"] for part in summary["parts"]} == PARTS and not [part for part in summary["parts"] if "skipped" in part]
+    found = {(line["part"], line["case"]): line for line in figures}
+    assert found["speed", "vllm, 8 answers"]["tokens_per_s"] > 0 and found["speed", "hf, 8 answers"]["tokens_per_s"] > 0
+    assert all(0 < load["probe/difference"] < 1e-4 for load in found["weights", "float32"]["loads"])
+    assert found["seeds", "default"]["equal_again"] == found["beside", "killed after the first answer"]["equal_tokens"] == 8
+    assert found["training", "a run"]["steps"] == 1
+    assert [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()] == lines
 
 
 def wheel(folder: Path, name: str, **members: bytes) -> Path:

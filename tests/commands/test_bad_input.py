@@ -146,7 +146,7 @@ CASES: list[Case] = [
         ["-n", "integer", "rlvr eval --help"],
     ),
     ("no such kind", ["list", "verifers"], ["'verifers'", "did you mean 'verifiers'"]),
-    ("no such kind to show", ["show", "model", "x"], ["'model'", "Allowed", "recipe", "suites"]),
+    ("no such kind to show", ["show", "model", "x"], ["'model'", "allowed", "recipe", "suites"]),
     ("a kind in full", ["show", "environment", "gsm8k"], ["did you mean 'env'?"]),
     ("no such plugin", ["show", "env", "arithmetik"], ["did you mean 'arithmetic'", "rlvr list envs"]),
     ("no such recipe to show", ["show", "recipe", "quikstart"], ["did you mean 'quickstart'", "rlvr list recipes"]),

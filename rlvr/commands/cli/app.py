@@ -95,7 +95,7 @@ def verify(
 
 @app.command()
 def check(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox or tool.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, tool or algorithm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     settings: Settings = None,
     json: Json = False,
