@@ -21,6 +21,9 @@ class Critic(nn.Module):
     def __init__(self, model: Any, *, max_grad_norm: float) -> None:
         super().__init__()
         self.body, self.max_grad_norm = Policy(copy.deepcopy(model)), max_grad_norm
+        unused, embedding = (part.weight for part in (self.body.model.get_output_embeddings(), self.body.model.get_input_embeddings()))
+        if unused is not embedding:
+            unused.requires_grad_(False)  # several processes wait for the gradient of every weight that has one
         weight = next(model.parameters())
         self.head = nn.Linear(model.config.get_text_config().hidden_size, 1).to(device=weight.device, dtype=weight.dtype)
         nn.init.zeros_(self.head.weight)

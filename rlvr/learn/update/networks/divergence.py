@@ -17,7 +17,6 @@ from rlvr.learn.update.policy import Policy
 from rlvr.learn.update.reference import Reference
 from rlvr.model import defaults
 from rlvr.model.batch import Batch
-from rlvr.samplers._support import Cut
 
 KINDS = ("reverse_kl", "forward_kl", "jsd")
 
@@ -53,28 +52,26 @@ class Divergence:
         """One number for each token that trains."""
         with torch.no_grad():
             states = self.teacher.states(batch)
-        cut = None if policy.narrow is None else policy.narrow(batch)
         size = max(1, defaults.defaults_of(hidden.device).head_logits // len(policy.model.get_output_embeddings().weight))
         tiles = [slice(a, a + size) for a in range(0, len(hidden), size)]
         found = [
-            checkpoint(self._tile, policy, hidden[tile], states[tile], cut, tile, use_reentrant=False, preserve_rng_state=False)
-            for tile in tiles
+            checkpoint(self._tile, policy, hidden[tile], states[tile], use_reentrant=False, preserve_rng_state=False) for tile in tiles
         ]
         return torch.cat(found) if found else hidden.sum(-1)
 
-    def _tile(self, policy: Policy, hidden: Tensor, states: Tensor, cut: Cut | None, tile: slice) -> Tensor:
+    def _tile(self, policy: Policy, hidden: Tensor, states: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            ours, theirs = (logs_of(p, x, cut, tile) for p, x in ((policy, hidden), (self.teacher, states)))
+            ours, theirs = (logs_of(p, x) for p, x in ((policy, hidden), (self.teacher, states)))
         return between(ours, theirs.detach(), self.kind)
 
 
-def logs_of(policy: Policy, hidden: Tensor, cut: Cut | None, tile: slice) -> Tensor:
+def logs_of(policy: Policy, hidden: Tensor) -> Tensor:
     """The log-probability of every token of the vocabulary, at least in float32."""
     head = policy.model.get_output_embeddings()
     wide = hidden.dtype if hidden.dtype in WIDE else torch.float32
     bias = None if head.bias is None else head.bias.to(wide)
     logits = (policy.form or Form())(nn.functional.linear(hidden.to(wide), head.weight.to(wide), bias)) / policy.temperature
-    return (logits if cut is None else cut(logits, tile)).log_softmax(-1)
+    return logits.log_softmax(-1)
 
 
 def between(ours: Tensor, theirs: Tensor, kind: str) -> Tensor:

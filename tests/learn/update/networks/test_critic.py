@@ -40,6 +40,8 @@ def test_only_the_critic_moves_at_its_own_rate() -> None:
     losses = [learner.update(fixed_groups())["value_loss"] for _ in range(30)]
     assert torch.equal(weights_of(model), before) and not torch.equal(weights_of(critic), start)
     assert losses[-1] < 0.7 * losses[0]
+    assert all(p.grad is None or p.requires_grad for p in critic.parameters())
+    assert not critic.body.model.get_output_embeddings().weight.requires_grad and critic.head.weight.requires_grad
 
 
 def test_the_loss_of_the_critic_does_not_reach_the_policy() -> None:
