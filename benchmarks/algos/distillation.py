@@ -3,13 +3,13 @@
     OMP_NUM_THREADS=1 python -m benchmarks.algos.distillation --teacher runs/quickstart/checkpoints/last --out runs/distil \
         [--seeds 0 1 2] [--kinds grpo sampled reverse_kl both] [--picture docs/pictures/distillation.svg]
 
-The teacher is the model of a finished `rlvr train quickstart`. The student has about 100,000 parameters. Each seed has one warm start,
-from which every kind continues with the recipe's batch, a constant learning rate, and a measurement of the held-out accuracy every 10
-steps. The rates differ: a teacher's advantage at every token bears a higher one than a score for each answer. One run after another,
-each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run: `steps` and `seconds` until the
-accuracy is within --near of the teacher's, null if it never is. The seconds are those of sampling, judging and learning; measurements,
-start and warm start are not counted, and another load on the machine is. Exit code 1 unless every kind with the teacher is there before
-`grpo` in every seed, in steps and in seconds.
+The teacher is the model of a finished run on the same task (`rlvr train quickstart`, or a run of `benchmarks.algos.curves` for
+`--task reverse`). The student has about 100,000 parameters. Each seed has one warm start, from which every kind continues with the same
+batches and a constant learning rate. The rates differ: a teacher's advantage at every token bears a higher one than a score for each
+answer. One run after another, each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run:
+`steps` and `seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The seconds are those of
+sampling, judging and learning; measurements, start and warm start are not counted, and another load on the machine is. Exit code 1
+unless every kind with the teacher is there before `grpo` in every seed, in steps and in seconds.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ STUDENT = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "max_position_embeddings": 64,
 }  # fmt: skip
+REVERSE: dict[str, Any] = {
+    "env": {"name": "copy_reverse", "length": 5, "letters": "abcdefgh"}, "tokenizer": "chars:abcdefgh>", "eval.tasks": 300,
+    "rollout.prompts_per_step": 32, "rollout.max_completion_length": 8, "train.lr_scheduler": "constant",
+}  # fmt: skip
+"""Write five letters backwards: a task that is learned in a minute."""
+TASKS: dict[str, dict[str, Any]] = {"quickstart": {"train.lr_scheduler": "constant", "eval.tasks": 300}, "reverse": REVERSE}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("GRPO, verifier only", {"name": "grpo"}),
     "sampled": ("teacher, sampled tokens", {"name": "distill"}),
@@ -89,13 +95,15 @@ def main() -> int:
     """Train, print, plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", type=Path, required=True, help="the folder of the teacher's model; its run has the accuracy")
+    parser.add_argument("--task", choices=tuple(TASKS), default="quickstart", help="reverse: five letters backwards, in a minute a run")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the run folders")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS))
-    parser.add_argument("--steps", type=int, default=150, help="steps of a run with the teacher")
+    parser.add_argument("--steps", type=int, default=400, help="steps of a run with the teacher")
     parser.add_argument("--alone", type=int, default=400, help="steps of GRPO without it")
     parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate with the teacher")
     parser.add_argument("--rate-alone", type=float, default=3e-4, help="that of GRPO: the quickstart's; at 1e-3 its reward falls to 0")
+    parser.add_argument("--every", type=int, default=20, help="steps between two measurements of the accuracy")
     parser.add_argument("--near", type=float, default=0.03, help="how far below the teacher's accuracy counts as reached")
     parser.add_argument("--picture", type=Path)
     asked = parser.parse_args()
@@ -103,17 +111,17 @@ def main() -> int:
     teacher = json.loads((asked.teacher.parent.parent / "report.json").read_text())["accuracy_after"]
     goal, runs = teacher - asked.near, list[dict[str, Any]]()
     for seed in asked.seeds:
-        first = run(asked.out / f"start-{seed}", {"seed": seed, "model": {"config": STUDENT}, "train.steps": 1, "train.learning_rate": 0.0,
-                                                  "eval.tasks": 0})  # fmt: skip
+        model = {"config": STUDENT}
+        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0}
+        first = run(asked.out / f"start-{seed}", TASKS[asked.task] | once)
         for kind in asked.kinds:
-            settings: dict[str, Any] = {
+            settings: dict[str, Any] = TASKS[asked.task] | {
                 "seed": seed, "model": {"path": str(first / "checkpoints" / "last")}, "warmstart": None, "algorithm": KINDS[kind][1],
                 "train.steps": asked.alone if kind == "grpo" else asked.steps,
-                "train.learning_rate": asked.rate_alone if kind == "grpo" else asked.rate,
-                "train.lr_scheduler": "constant", "eval.every": 10, "eval.tasks": 400,
+                "train.learning_rate": asked.rate_alone if kind == "grpo" else asked.rate, "eval.every": asked.every,
             }  # fmt: skip
             if kind != "grpo":
-                settings["reference"] = {"path": str(asked.teacher)}
+                settings |= {"reference": {"path": str(asked.teacher)}}
             runs.append({"seed": seed, "kind": kind, **measured(run(asked.out / f"{kind}-{seed}", settings), goal)})
             print(json.dumps({key: value for key, value in runs[-1].items() if key != "curve"}), flush=True)
     if asked.picture:
