@@ -41,7 +41,7 @@ def main() -> int:
         else:
             mistake = "refused" if row["label"] else "paid"
         counts[mistake] += 1
-        print(f"{mistake:8} {row['id']} {row['family']}: {row['answer'][:100]!r}, gold {str(row['reference'])[:60]!r}: {verdict.reason[:100]}")
+        print(f"{mistake:8} {row['id']} {row['family']}: {row['answer'][:100]!r}, gold {row['reference']!r:.60}: {verdict.reason[:100]}")
     if arguments.out:
         lines = [
             json.dumps({"id": row["id"], "label": row["label"], "score": verdict.score, "reason": verdict.reason})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar, cast
 
-from rlvr.contracts import Environment, Heard, Session, Transcript, Verifier
+from rlvr.contracts import Begun, Environment, Heard, Session, Transcript, Verifier
 from rlvr.contracts.environment import Replying
 from rlvr.errors import EnvError
 from rlvr.mdp.records import heard_from, heard_row, tool_from, tool_row, turn_from, turn_row
@@ -254,17 +255,20 @@ def judged_whole(verifier: Verifier, task: Task, transcript: Transcript) -> Verd
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
 
-async def awaited_verdict(verifier: Verifier, task: Task, answer: str) -> Verdict:
-    """The same for a verifier that `waits`."""
+def begun(verifier: Verifier, task: Task, transcript: Transcript) -> Begun:
+    """The same, and where the verdict must be waited for, a function that does so without a thread."""
     try:
-        return _sound(verifier, await verifier.averify(task, answer))
+        found = verifier.begin(task, transcript)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+    return partial(_waited, verifier, found) if callable(found) else _sound(verifier, found)
 
 
-def waits(verifier: Verifier) -> bool:
-    """Whether a verifier can judge without holding a thread, and needs the answer alone."""
-    return type(verifier).averify is not Verifier.averify and type(verifier).judge is Verifier.judge
+async def _waited(verifier: Verifier, found: Callable[[], Awaitable[Verdict]]) -> Verdict:
+    try:
+        return _sound(verifier, await found())
+    except (Exception, SystemExit) as error:
+        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
 
 def _sound(verifier: Verifier, verdict: object) -> Verdict:
