@@ -105,7 +105,8 @@ def test_the_parts_and_the_reason_are_those_of_judging_in_a_thread(waits: str) -
     with composite(waits) as verifier:
         assert verdict_of(verifier, "4").parts == {"far": 1.0, "near": 1.0}
         assert verdict_of(verifier, "lots").parts == {"far": 0.0, "near": 0.0}
-    assert begun(Shared({}), TASK, Transcript("4")).fault is Fault.TASK
+    missing = begun(Shared({}), TASK, Transcript("4"))
+    assert isinstance(missing, Verdict) and missing.fault is Fault.TASK
 
 
 def test_a_rollout_waits_for_a_composite_without_its_threads(waits: str, tmp_path: Path) -> None:
