@@ -1,6 +1,6 @@
 """Enables `python -m rlvr`."""
 
-from rlvr.cli import main
+from rlvr.commands.cli import main
 
 if __name__ == "__main__":
     main()

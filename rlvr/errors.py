@@ -168,4 +168,6 @@ def suggest(wrong: str, allowed: Iterable[str], *, limit: int = 12) -> str:
     names = sorted(allowed)
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
     shown = ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
-    return (f"did you mean {near[0]!r}? " if near else "") + (f"Allowed: {shown}" if names else "None are known")
+    if not names:
+        return "none are known"
+    return f"did you mean {near[0]!r}? Allowed: {shown}" if near else f"allowed: {shown}"

@@ -29,7 +29,7 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S, ATTEMPTS = 600.0, 20

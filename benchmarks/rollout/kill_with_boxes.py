@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.runs.owner import owner
 from tests.fixtures.boxed import EVENTS, LEFT, descendants, happenings, left, timeless
 

@@ -250,7 +250,8 @@ def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict
 def judged_whole(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
     """The same for a whole conversation, with its evidence."""
     try:
-        return _sound(verifier, verifier.judge(task, transcript))
+        verdict: object = verifier.judge(task, transcript)
+        return verdict if isinstance(verdict, Verdict) else _no_verdict(verifier, verdict)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
@@ -258,23 +259,30 @@ def judged_whole(verifier: Verifier, task: Task, transcript: Transcript) -> Verd
 def begun(verifier: Verifier, task: Task, transcript: Transcript) -> Begun:
     """The same, and where the verdict must be waited for, a function that does so without a thread."""
     try:
-        found = verifier.begin(task, transcript)
+        found: object = verifier.begin(task, transcript)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-    return partial(_waited, verifier, found) if callable(found) else _sound(verifier, found)
+    if isinstance(found, Verdict):
+        return found
+    return partial(_waited, verifier, found) if callable(found) else _no_verdict(verifier, found)
 
 
-async def _waited(verifier: Verifier, found: Callable[[], Awaitable[Verdict]]) -> Verdict:
+async def _waited(verifier: Verifier, found: Callable[[], Awaitable[object]]) -> Verdict:
     try:
-        return _sound(verifier, await found())
+        verdict = await found()
+        return verdict if isinstance(verdict, Verdict) else _no_verdict(verifier, verdict)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
 
-def _sound(verifier: Verifier, verdict: object) -> Verdict:
-    if isinstance(verdict, Verdict):
-        return verdict
-    return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
+def waits(verifier: Verifier) -> bool:
+    """Whether a verifier may have to wait for a verdict, so that it is to be asked with `begun`."""
+    kind = type(verifier)
+    return kind.begin is not Verifier.begin or (kind.averify is not Verifier.averify and kind.judge is Verifier.judge)
+
+
+def _no_verdict(verifier: Verifier, given: object) -> Verdict:
+    return Verdict(None, f"{type(verifier).__name__} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA)
 
 
 def text_of(answer: object) -> str:

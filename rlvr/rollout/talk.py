@@ -59,6 +59,10 @@ class Talk:
     """Whose thread that is."""
     submitted: float = 0.0
     """When the latest job was submitted."""
+    asked_at: float = 0.0
+    """When the sampler took its present request."""
+    seconds: float = 0.0
+    """How long its turns and their replies took, without the time that it waited for a thread."""
     verdict: Verdict | None = None
     state: State = field(init=False)
     logprobs: list[float] = field(init=False)
@@ -140,8 +144,8 @@ class Talk:
         if state.lease is not None:
             state.ending = state.lease.collect(tuple(state.turns), tuple(state.heard))
 
-    def judge(self) -> Verdict | Coroutine[Any, Any, Verdict]:
-        """The verdict; of a verifier that waits, a coroutine, so that it holds no thread."""
+    def judge_waiting(self) -> Verdict | Coroutine[Any, Any, Verdict]:
+        """The verdict of a verifier that waits: a coroutine, so that it holds no thread."""
         ending = self.mdp.finish(self.state)
         found = ending if isinstance(ending, Verdict) else begun(self.mdp.environment.verifier, self.draw.task, ending)
         told = together([found], lambda verdicts: self.mdp.with_earned(self.state, verdicts[0]))
@@ -164,6 +168,8 @@ class Talk:
             return self._failed(version)
         made = self.mdp.episode(self.state, self.verdict, group=self.draw.group, logprobs=self.logprobs, version=version)
         made.meta.update(self.draw.meta, finish=str(self.state.end), **({"usage": self.usage} if any(self.usage) else {}))
+        if not self.mdp.worlds and any(turn.reasoning for turn in self.state.turns):  # a session's record has the turns
+            made.meta["reasoning"] = [turn.reasoning for turn in self.state.turns]
         return made
 
     def _failed(self, version: int) -> Episode:

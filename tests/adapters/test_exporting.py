@@ -15,7 +15,7 @@ import yaml
 
 from rlvr.adapters.exporting import export_env
 from rlvr.adapters.formats import FORMATS
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.errors import ConfigError
 from tests.adapters import stand_ins
 from tests.adapters.worlds import Engine, config, tokenizer, wire

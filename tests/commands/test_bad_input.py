@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.errors import ConfigError
 from rlvr.plugins.registry import PACKAGE
 
@@ -146,7 +146,7 @@ CASES: list[Case] = [
         ["-n", "integer", "rlvr eval --help"],
     ),
     ("no such kind", ["list", "verifers"], ["'verifers'", "did you mean 'verifiers'"]),
-    ("no such kind to show", ["show", "model", "x"], ["'model'", "Allowed", "recipe", "suites"]),
+    ("no such kind to show", ["show", "model", "x"], ["'model'", "allowed", "recipe", "suites"]),
     ("a kind in full", ["show", "environment", "gsm8k"], ["did you mean 'env'?"]),
     ("no such plugin", ["show", "env", "arithmetik"], ["did you mean 'arithmetic'", "rlvr list envs"]),
     ("no such recipe to show", ["show", "recipe", "quikstart"], ["did you mean 'quickstart'", "rlvr list recipes"]),
@@ -349,7 +349,7 @@ def test_a_run_is_not_resumed_under_another_configuration(desk: Path, capsys: py
     ],
 )
 def test_a_missing_extra_is_named(package: str, arguments: list[str], words: str, desk: Path) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from rlvr.cli import run; sys.exit(run({arguments!r}))"
+    code = f"import sys; sys.modules[{package!r}] = None; from rlvr.commands.cli import run; sys.exit(run({arguments!r}))"
     env = os.environ | {"PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=desk, env=env)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr

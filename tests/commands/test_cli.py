@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import rlvr
-from rlvr.cli import app, run
+from rlvr.commands.cli import app, run
 from rlvr.commands.evaluating import money
 from rlvr.commands.settings import settings_from
 from rlvr.commands.verifying import AHEAD, in_order
@@ -267,7 +267,7 @@ def test_a_broken_plugin_of_another_package_is_listed_with_its_error(tmp_path: P
     )
     (tmp_path / "cracked_module.py").write_text("raise RuntimeError('cracked')\n", "utf-8")
     code = """
-from rlvr.cli import run
+from rlvr.commands.cli import run
 for line in ("list envs --json", "list verifiers --json", "doctor --json", "eval cracked --policy scripted:gold"):
     print("code", run(line.split()), flush=True)
 """

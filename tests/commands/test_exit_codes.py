@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.cli import app, run
+from rlvr.commands.cli import app, run
 
 Said = pytest.CaptureFixture[str]
 BROKEN = """

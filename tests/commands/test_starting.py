@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.config.config import ModelConfig, load
 from rlvr.config.datafile import is_data
 from rlvr.errors import ConfigError, installing
@@ -75,7 +75,7 @@ def test_a_data_file_is_evaluated_whole(desk: Path, capsys: Said) -> None:
     (["train", "sums.jsonl"], "no model is named to train on sums.jsonl; add --model"),
     (["train", "none.jsonl", "--model", "model"], "there is no file or folder 'none.jsonl'"),
     (["train", "sums.jsonl", "--model", "modle"], "'modle' is not a folder, and not an id"),
-    (["train", "sums.jsonl", "--model", "model", "env.question=q"], "which names no column; Allowed: answer, question"),
+    (["train", "sums.jsonl", "--model", "model", "env.question=q"], "which names no column; allowed: answer, question"),
     (["train", "sums.jsonl", "--model", "model", "--verifier", "numerc"], "did you mean 'numeric'"),
     (["train", "quickstart", "--test", "sums.jsonl"], "--test and --verifier go with a data file"),
     (["eval", "none.csv", "--policy", "scripted:gold"], "there is no file or folder 'none.csv'"),

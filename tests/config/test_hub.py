@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.config.config import ModelConfig, RunConfig, load
 from rlvr.config.hub import folder_of
 from rlvr.errors import ConfigError, NotFound

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.conformance.audit.audit import Report, audit, golds_from, pairs_in
 from rlvr.conformance.audit.families import Pair, made
 from rlvr.conformance.audit.page import page

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.errors import ConfigError
 from rlvr.evaluation.compare import compare
 from rlvr.evaluation.evaluate import evaluate

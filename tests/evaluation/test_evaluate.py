@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Feed, Request, Sampling, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError

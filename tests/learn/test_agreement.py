@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Request, Sampling
 from rlvr.learn import agreement

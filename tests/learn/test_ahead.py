@@ -19,10 +19,11 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.learn import checkpoint
+from rlvr.learn import ahead, checkpoint
 from rlvr.learn.ahead import Ahead, read_back, written
 from rlvr.learn.collect import Harvest
 from rlvr.learn.train import train
@@ -32,6 +33,7 @@ from rlvr.model.weights import model_from
 from rlvr.rollout.rollout import Timing
 from rlvr.runs.runlog import RunLog, rows_of
 from rlvr.samplers.hf import HFSampler
+from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Earned, Fault, Verdict
 from tests.algos.test_credit import said
 from tests.fixtures.tiny import tiny_run
@@ -318,3 +320,17 @@ def test_with_nothing_to_sample_there_is_nothing_to_sample_ahead() -> None:
 def test_the_correction_is_on_unless_somebody_says_otherwise(tmp_path: Path, algorithm: dict[str, Any], told: str) -> None:
     said = run(tmp_path / "x", rollout={"prompts_per_step": 2, "num_generations": 4, "max_staleness": 2}, algorithm=algorithm)
     assert f"up to 2 steps, with weights that much older; {told}" in said and "exactly on-policy" not in said
+
+
+def test_a_copy_is_on_the_trainer_s_device_only_for_a_sampler_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """k copies on the device would take the memory of k models from the trainer, for engines that read files."""
+    monkeypatch.setattr(ahead, "HOST", torch.device("meta"))  # another device, where there is one device only
+    shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    model = Qwen2ForCausalLM(Qwen2Config(vocab_size=8, hidden_size=8, intermediate_size=8, **shape))
+    model.lm_head.weight = model.get_input_embeddings().weight
+    for runs, where in ((True, "cpu"), (False, "meta")):
+        copied = ahead.copy_for(SimpleNamespace(runs_model=runs), model)  # type: ignore[arg-type]
+        assert {t.device.type for t in copied.state_dict().values()} == {where}
+        assert copied.lm_head.weight is copied.get_input_embeddings().weight and copied.lm_head.weight is not model.lm_head.weight
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert HFSampler.runs_model and not VLLMSampler.runs_model

@@ -235,7 +235,7 @@ def test_render_is_the_conversation() -> None:
     [
         ({"obs": "id"}, "did you mean 'ids'"),
         ({"split": "trian"}, "did you mean 'train'"),
-        ({"on_length": "stop"}, "Allowed: terminate, truncate"),
+        ({"on_length": "stop"}, "allowed: terminate, truncate"),
         ({"render_mode": "human"}, "allowed: ansi"),
         ({"max_new_tokens": 0}, "at least 1"),
         ({"max_length": 1}, "at least 2"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.config.config import load
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.plan import activations, planned

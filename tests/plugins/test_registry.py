@@ -95,7 +95,7 @@ def test_a_plugin_is_built_with_its_settings_and_its_needs() -> None:
     "kind, name, kwargs, words",
     [
         ("env", "arithmetik", {}, r"no env is called 'arithmetik'; did you mean 'arithmetic'\?.*rlvr list envs"),
-        ("verifier", "zzz", {}, "no verifier is called 'zzz'; Allowed: "),
+        ("verifier", "zzz", {}, "no verifier is called 'zzz'; allowed: "),
         ("verfier", "exact", {}, "no kind of plugin 'verfier'; did you mean 'verifiers'"),
         ("env", "", {}, "needs a name"),
         ("env", None, {}, "needs a name, got None"),

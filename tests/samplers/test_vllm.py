@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Feed, Request, Sampling
 from rlvr.contracts.sampler import Asked

@@ -7,9 +7,11 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,19 +26,21 @@ from safetensors.torch import save_file
 
 from rlvr.config.config import LoraConfig
 from rlvr.contracts import Completion, Request, Sampling
-from rlvr.errors import ConfigError, SamplerError
+from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.learn.update import adapter
 from rlvr.learn.update.handed import Adapted
 from rlvr.samplers._local import engines as local
-from rlvr.samplers._local import fleet, process
+from rlvr.samplers._local import fleet, process, worker
 from rlvr.samplers._local.balance import NEAR, Load, chosen, cost
 from rlvr.samplers._local.fleet import Fleet, fleet_of
 from rlvr.samplers._local.group import end_group, members
 from rlvr.samplers._local.loading import tensors_in
-from rlvr.samplers._local.wire import LENGTH
+from rlvr.samplers._local.meeting import SOCKETS, meeting_in
+from rlvr.samplers._local.wire import LENGTH, Wire
 from rlvr.samplers._server import Patience
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task, user
+from tests.learn.peers.launch import ended, started
 from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
 
 ROOT = Path(__file__).parents[2]
@@ -189,6 +193,23 @@ def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, sai
     assert sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1
 
 
+def test_weights_that_do_not_fit_are_said_with_where_they_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk fails as a file does that may not become so long. An engine that dies then does not answer without weights."""
+    with beside(engines=1) as sampler:
+        sampler.load(fresh(), 0)
+        with (
+            no_room(),
+            pytest.raises(SamplerError, match=r"could not be written to \S+: .*too large.*; set weights_folder to one with room"),
+        ):
+            sampler.load(fresh(), 1)
+        monkeypatch.setattr(local, "MOST_DEATHS", 1)
+        os.kill(pids(sampler)[0], signal.SIGKILL)
+        with pytest.raises(RlvrError, match="weights-0' is not a folder"):
+            sampler.sample(requests(3), SAMPLING)
+    with beside(weights_folder="/nowhere/at/all") as other, pytest.raises(ConfigError, match="weights_folder /nowhere/at/all cannot be"):
+        other.load(fresh(), 0)
+
+
 @contextmanager
 def no_room() -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -329,6 +350,16 @@ def test_engines_get_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
             fleet_of(None, gpus, width, torch.device("cuda", 0))
 
 
+def test_each_of_two_training_processes_has_an_engine_of_its_own(tmp_path: Path) -> None:
+    """The main one writes the weights, once; the engines of both load them."""
+    codes = ended(started(2, "tests.samplers.trainers", [str(tmp_path)], tmp_path / "said"), 200)
+    assert codes == [0, 0], "".join(path.read_text()[-2000:] for path in sorted((tmp_path / "said").iterdir()))
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert all(max(each["probe"] + each["differences"]) < 1e-4 for each in told)
+    assert [each["written"] for each in told] == [[1, 1], [0, 0]] and told[0]["engine"] != told[1]["engine"]
+    assert all(gone(each["engine"]) for each in told) and not list(tmp_path.glob("rlvr-*"))
+
+
 def test_an_engine_sees_its_own_devices_and_no_launcher() -> None:
     made = process.environment({"RANK": "1", "MASTER_PORT": "5", "ACCELERATE_USE_FSDP": "1", "PATH": "/bin"}, ("3", "4"))
     assert made["CUDA_VISIBLE_DEVICES"] == "3,4" and made["PATH"] == "/bin" and made["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
@@ -365,6 +396,45 @@ def test_weights_go_to_memory_only_where_they_fit_twice(stand: Path, monkeypatch
         assert fleet.shared_memory(model) == where
 
 
+def test_messages_are_whole_or_they_are_none() -> None:
+    ours, theirs = socket.socketpair()
+    one, other = Wire(ours), Wire(theirs)
+
+    def send(number: int) -> None:
+        for _ in range(5):
+            one.send({"from": number, "text": "x" * 400_000})
+
+    threads = [threading.Thread(target=send, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    with ours, theirs:
+        found = [other.receive() for _ in range(20)]
+    assert sorted(message["from"] for message in found if message) == sorted([*range(4)] * 5)
+    for data in (b"\0\0", LENGTH.pack(30) + b'{"told": "half"}', framed([1]), LENGTH.pack((1 << 32) - 1) + b"{}"):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.sendall(data)
+            ours.close()
+            assert Wire(theirs).receive() is None
+
+
+def test_who_does_not_read_holds_nobody_up_for_longer_than_the_timeout() -> None:
+    ours, theirs = socket.socketpair()
+    failed = list[BaseException]()
+
+    def send() -> None:
+        try:
+            Wire(ours, send_s=0.2).send({"text": "x" * 4_000_000})
+        except OSError as error:
+            failed.append(error)
+
+    sender = threading.Thread(target=send, daemon=True)
+    with ours, theirs:
+        sender.start()
+        sender.join(20)
+        assert failed
+
+
 def test_an_engine_that_does_not_read_is_killed(tmp_path: Path) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
     start = {"do": "start", "model": "", "whole": True, "tied": None, "place": {"dtype": "float32"}, "home": str(tmp_path)}
@@ -374,6 +444,34 @@ def test_an_engine_that_does_not_read_is_killed(tmp_path: Path) -> None:
     engine.send({"do": "score", "tokens": list(range(1_000_000))})
     assert heard.get(timeout=20) is None and soon(lambda: gone(engine.pid))
     engine.close()
+
+
+def test_a_rollout_that_ends_early_aborts_what_is_running() -> None:
+    ours, theirs = socket.socketpair()
+    orders, left = worker.Orders(), list[int]()
+
+    class Fake:
+        def serve(self, feed: worker.Requested, sampling: Sampling) -> Iterator[Any]:
+            feed.take(9)
+            try:
+                yield 0, Completion([1], [-0.5], "stop")
+                left.append(feed.running)
+                orders.put({"do": "end"})
+                feed.take(9)
+                for _ in range(9):
+                    yield None
+                left.append(0)
+            finally:
+                left.append(-1)
+
+    subject = worker.Worker.__new__(worker.Worker)
+    subject.wire, subject.orders, subject.engine = Wire(ours), orders, Fake()  # type: ignore[assignment]
+    for number in range(2):
+        orders.put({"do": "ask", "id": number, "prompt": [1], "max_tokens": 2, "seed": 0})
+    with ours, theirs:
+        subject.serve(Sampling())
+        told = Wire(theirs).receive()
+    assert left == [1, -1] and told is not None and (told["id"], told["tokens"], told["finish"]) == (0, [1], "stop")
 
 
 def test_what_vllm_names_after_its_files_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +485,28 @@ def test_what_vllm_names_after_its_files_is_removed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.vllm
+def test_sockets_of_each_engine_are_in_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an engine before made vLLM remember the folder, which is gone; a path that is too long for sockets is not used."""
+    from vllm import envs
+    from vllm.utils.network_utils import get_open_zmq_ipc_path
+
+    monkeypatch.setenv(SOCKETS, "/of/the/user")
+    for folder in ("/one", "/two"):
+        with meeting_in(Path(folder)):
+            envs.enable_envs_cache()
+            assert get_open_zmq_ipc_path().startswith(f"ipc://{folder}/")
+        assert os.environ[SOCKETS] == "/of/the/user"
+    with meeting_in(Path("/x" * 40)):
+        assert get_open_zmq_ipc_path().startswith("ipc:///of/the/user/")
+
+
+@pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split over two processes; `killed_engines.py --width 2` kills one of them."""
     monkeypatch.setattr(process, "WORKER", "rlvr.samplers._local.worker")
     monkeypatch.setattr(fleet, "SHARED", Path("/dev/shm"))
+    monkeypatch.setenv("TMPDIR", folder := tempfile.mkdtemp())  # of the engine's processes
     model, asked = fresh(), requests(12)
     with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_s=500.0, deadline_s=120.0) as sampler:
         for version in range(3):
@@ -402,7 +517,9 @@ def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: p
         assert sorted(members(engine).values()) == [False, False, False, True]
         maps = [Path(f"/proc/{pid}/maps").read_text().split() for pid in members(engine)]
         shared = {word for words in maps for word in words if word.startswith("/dev/shm/")}
-        assert len(shared) >= 3 and home.exists()
+        assert len(shared) >= 3 and home.exists() and any(path.is_socket() for path in home.rglob("*"))
+    assert not any(path.is_socket() for path in Path(folder).rglob("*"))
+    shutil.rmtree(folder)
     assert not home.exists() and not members(engine) and not [path for path in shared if Path(path).exists()]
 
 

@@ -483,10 +483,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
     folder, url = tmp_path_factory.mktemp("served"), closed_port()
     fresh(9).save_pretrained(folder)
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    settings |= {"TMPDIR": str(folder)}
+    settings |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", url.rpartition(":")[2]]
     command += ["--host", "127.0.0.1", "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--enable-scale-out"]
     command += ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", "32", "--served-model-name", "tiny"]
+    command += ["--enable-lora", "--max-lora-rank", "8"]
     with (folder / "log.txt").open("wb") as log:
         server = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log, start_new_session=True)
         try:
@@ -516,6 +517,30 @@ def test_a_real_server_samples_one_step_ahead(real: tuple[subprocess.Popen[bytes
         for k, scores in enumerate(trainer_scores(model, e["tokens"]) for model in checkpoints):
             apart[k] = max([apart[k], *(abs(scores[i - 1] - e["logprobs"][i]) for i, acted in enumerate(e["acted"]) if acted)])
     assert apart[0] < 1e-4 < apart[1]  # sampled by version 6, beside the update that made version 7 of it
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frozen weights go once; each adapter alone gives the tokens that the merged weights give."""
+    adapted, asked, orders = adapter.put_on(fresh(), LoraConfig(rank=4)), requests(24), list[str]()
+    ask = Http.ask
+
+    def noted(self: Http, method: str, path: str, body: Any = None, *, until: float) -> Any:
+        orders.append(path)
+        return ask(self, method, path, body, until=until)
+
+    monkeypatch.setattr(Http, "ask", noted)
+    weights = Adapted(adapted)
+    with served(real[1], start_s=500.0, deadline_s=120.0) as sampler:
+        for version in range(4):
+            moved(adapted, version)
+            sampler.receive(weights, version)
+            found = sampler.sample(asked, Sampling(stop_ids=STOPS))
+            assert largest_difference(adapted, asked, found) < 1e-4 and sampler.figures()["probe/difference"] < 1e-4
+        assert orders.count("/collective_rpc") == 1 and weights._spare is None
+        sampler.load(weights.model(), 4)
+        assert [c.tokens for c in sampler.sample(asked, Sampling(stop_ids=STOPS))] == [c.tokens for c in found]
 
 
 @pytest.mark.vllm

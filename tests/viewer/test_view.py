@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.cli import run
+from rlvr.commands.cli import run
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.runs.curves import POINTS

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlvr.cli.app import Json, app
+from rlvr.commands.cli.app import Json, app
 
 
 @app.command()

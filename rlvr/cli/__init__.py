@@ -1,8 +1,0 @@
-"""The command line: `rlvr`."""
-
-from rlvr.cli import exporting as exporting
-from rlvr.cli import judging as judging
-from rlvr.cli import viewing as viewing
-from rlvr.cli.app import app, main, run
-
-__all__ = ["app", "main", "run"]
