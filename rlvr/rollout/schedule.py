@@ -43,6 +43,7 @@ class Terms(Protocol):
     mdp: TokenMDP
     sampler: Sampler
     deadline_s: float
+    episode_s: float | None
     open_sessions: int
     lockstep: bool
     judges: Judges

@@ -176,7 +176,9 @@ def arranged(rows: Rows, chosen: Sequence[int], budget: int, how: Packing) -> tu
     parts = rows.plan(chosen, budget)
     if parts and not how.padded:
         packed, computed = plan(rows, chosen, budget)
-        if computed / sum(len(part) * max(1, int(rows.inputs[part].max())) for part in parts) < PACK_BELOW:
+        width = sum(len(part) * max(1, int(rows.inputs[part].max())) for part in parts)
+        # a kernel saves work always: of padded rows, transformers asks the device whether they are packed, and waits for the answer
+        if how.kernel is not None or computed / width < PACK_BELOW:
             return packed, partial(pack, rows, how=how)
     return parts, rows.padded
 
