@@ -57,7 +57,7 @@ def prose(text: str) -> str:
 def escaped(text: str) -> str:
     """Text outside of backticks without the marks of Markdown."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<\[\]|~#])", r"\\\1", part) for part in parts)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<\[\]{}|~#])", r"\\\1", part) for part in parts)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
