@@ -158,7 +158,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     sampler.prepare(precision=precision, max_length=mdp.max_length)
     slow = "" if fill else sampler.suits(model)  # a sampler that runs the model tests it when it gets the weights
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
-    checks = [] if fill else agreement.trusted(model, sampler, mdp, config, **how)
+    checks = agreement.trusted(model, sampler, mdp, config, **how)
     lockstep = in_lockstep(config, accelerator, mdp, sampler)
     limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s}
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=asked.verify_workers, lockstep=lockstep, **limits))
@@ -225,6 +225,8 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
         max_completion_length=crew.mdp.max_new_tokens,
         fp32_head=crew.config.model.fp32_head,
     )
+    if crew.learner.sharded:
+        crew.checks = [*agreement.trusted_shards(crew.learner, longest=crew.mdp.max_length), *crew.checks]
     if crew.fill is not None and kept and not resumed:
         crew.learner.weights.save(home)
     crew.uncompiled = compiled(crew.learner) if crew.config.model.compile is not None else ""
