@@ -23,8 +23,8 @@ from rlvr.plugins.registry import KINDS, entries
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = {
-    "env": "Environments", "verifier": "Verifiers", "sandbox": "Sandboxes", "sampler": "Samplers", "tool": "Tools",
-    "algorithm": "Algorithms",
+    "env": "All environments", "verifier": "All verifiers", "sandbox": "All sandboxes", "sampler": "All samplers", "tool": "All tools",
+    "algorithm": "All algorithms",
 }  # fmt: skip
 MODULES = (
     "__init__", "task", "turns", "episode", "errors",
