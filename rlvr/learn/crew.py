@@ -92,8 +92,9 @@ class Crew:
 
     @property
     def exact(self) -> bool:
-        """Whether a repeated step has the same bits. It has not where the time that replies take decides what is sampled together."""
-        timed = self.mdp.takes_part and self.sampler.company and not self.rollout.lockstep
+        """Whether a repeated step has the same bits. It has not where time decides: what is sampled together, or when it ends."""
+        by_time = self.config.rollout.episode_s is not None or (self.sampler.company and not self.rollout.lockstep)
+        timed = self.mdp.takes_part and by_time
         return is_deterministic(self.config, self.accelerator.device) and not timed
 
     @property
@@ -120,9 +121,10 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
         raise ConfigError(
             f"eval.split is {config.eval.split!r}; {suggest(config.eval.split, environment.splits)}. eval.tasks=0 measures nothing"
         )
-    mdp = TokenMDP(environment, tokenizer, max_new_tokens=config.rollout.max_completion_length, max_length=config.rollout.max_length)
+    asked = config.rollout
+    mdp = TokenMDP(environment, tokenizer, **asked.limits)
     schedule = Schedule(environment, "train", seed=config.seed)
-    curriculum = config.rollout.curriculum
+    curriculum = asked.curriculum
     questions = questions_for(config.rollout, schedule)
     algorithm = from_config("algorithm", config.algorithm)
     if config.rollout.max_staleness:  # settings written by the user take precedence
@@ -157,11 +159,10 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     slow = "" if fill else sampler.suits(model)  # a sampler that runs the model tests it when it gets the weights
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
     checks = agreement.trusted(model, sampler, mdp, config, **how)
-    asked, lockstep = config.rollout, in_lockstep(config, accelerator, mdp, sampler)
-    rollout = stack.enter_context(
-        Rollout(mdp, sampler, workers=asked.verify_workers, deadline_s=asked.verify_deadline_s, lockstep=lockstep)
-    )
-    sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
+    lockstep = in_lockstep(config, accelerator, mdp, sampler)
+    limits = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s}
+    rollout = stack.enter_context(Rollout(mdp, sampler, workers=asked.verify_workers, lockstep=lockstep, **limits))
+    sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     crew = Crew(
         config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling, slow, checks, fill=fill
     )  # fmt: skip

@@ -24,9 +24,10 @@ from rlvr.contracts.sampler import Asked
 from rlvr.errors import SamplerError
 from rlvr.mdp.judges import Job, Judges, late
 from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.sessions import waits
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.talk import Stage, Talk
-from rlvr.rollout.timing import Timing, covered
+from rlvr.rollout.timing import Timing
 from rlvr.task import Fault, Verdict
 
 LOOK_S = 0.05
@@ -42,6 +43,7 @@ class Terms(Protocol):
     mdp: TokenMDP
     sampler: Sampler
     deadline_s: float
+    episode_s: float | None
     open_sessions: int
     lockstep: bool
     judges: Judges
@@ -61,7 +63,7 @@ class Schedule(Feed):
         self.ready, self.over = dict[int, Talk](), list[Talk]()
         """What the sampler may take, and what is done and not handed on yet."""
         self.events: SimpleQueue[tuple[Talk, Job, float]] = SimpleQueue()
-        self.judged = list[tuple[float, float]]()
+        self.waits = waits(terms.mdp.environment.verifier)
         self.looked = perf_counter()
         """When deadlines were last checked."""
 
@@ -74,6 +76,7 @@ class Schedule(Feed):
         taken = [self.ready.pop(number) for number in sorted(self.ready)[:room]]
         for talk in taken:
             self._move(talk, Stage.SAMPLING)
+            talk.asked_at = perf_counter()
         return [(talk.number, talk.request()) for talk in taken]
 
     def wave(self) -> Asked | None:
@@ -112,7 +115,6 @@ class Schedule(Feed):
         while self.over or self.count[Stage.DONE] < len(self.talks):
             yield from self._look(wait=not self.over)
         self.timing.sampling, self.timing.waiting = sampled - began, perf_counter() - sampled
-        self.timing.verifying, self.timing.busy = sum(end - start for start, end in self.judged), covered(self.judged)
 
     def close(self) -> None:
         """Give up every conversation that is not over."""
@@ -149,6 +151,7 @@ class Schedule(Feed):
         talk = self.talks[number]
         if talk.stage is not Stage.SAMPLING:
             raise SamplerError(f"the sampler answered request {number}, which is not under way")
+        self._took(talk, completion.seconds or perf_counter() - talk.asked_at)
         talk.say(completion)
         self._next(talk)
 
@@ -160,7 +163,7 @@ class Schedule(Feed):
             self._move(talk, Stage.READY)
             self.ready[talk.number] = talk
         else:
-            self._work(talk, Stage.JUDGING, talk.judge)
+            self._work(talk, Stage.JUDGING, talk.judge_waiting if self.waits else partial(self.terms.mdp.judge, talk.state))
 
     def _work(self, talk: Talk, stage: Stage, work: Callable[[], Any]) -> None:
         """Something that may take long, in a thread. The thread holds this conversation, and none of the others."""
@@ -175,11 +178,12 @@ class Schedule(Feed):
         if talk.job is not job:
             return  # it was given up
         talk.job = None
+        self._took(talk, ended - (job.since or ended))
         if job.cancelled() or job.exception() is not None:
             self._broken(talk, job)
         elif talk.stage is Stage.JUDGING:
             talk.verdict = job.result()
-            self.judged.append((job.since, ended))
+            self.timing.judged.append((job.since, ended))
         self._next(talk)
 
     def _broken(self, talk: Talk, job: Job) -> None:
@@ -198,6 +202,11 @@ class Schedule(Feed):
         self.over.append(talk)
 
     # ---- time
+
+    def _took(self, talk: Talk, seconds: float) -> None:
+        """Count what a turn or a reply took."""
+        talk.seconds += seconds
+        talk.state.late = self.terms.episode_s is not None and talk.seconds >= self.terms.episode_s
 
     def _look(self, *, wait: bool) -> list[Talk]:
         """Handle what happened since, or wait for something to happen; return the conversations that are over."""

@@ -83,14 +83,11 @@ class Policy(nn.Module):
 
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
         """Score the acted tokens of a micro-batch."""
-        with running() if self.compiled else nullcontext():
-            return self._scored(batch, entropy, values)
-
-    def _scored(self, batch: Batch, entropy: bool, values: bool) -> Scores:
         extra = {"use_cache": False} if batch.layout is None else handed(batch.layout, batch.layout.positions)
         if self.form is None:
             return self._by_its_own_head(batch, entropy, values, extra)
-        states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
+        with running() if self.compiled else nullcontext():
+            states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
         hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
         cut = None if self.narrow is None else self.narrow(batch)
         head, form, fp32 = self.model.get_output_embeddings(), self.form, self.fp32_head
@@ -101,7 +98,8 @@ class Policy(nn.Module):
 
     def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool, extra: dict[str, Any]) -> Scores:
         """The same if the model itself must compute the logits, for all positions."""
-        out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **extra)
+        with running() if self.compiled else nullcontext():
+            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **extra)
         logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
         logits = (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
         logits = logits if self.narrow is None else self.narrow(batch)(logits, slice(None))
