@@ -60,23 +60,31 @@ class Episode:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "end", End(self.end))
-        lengths = {name: len(getattr(self, name)) for name in ("tokens", "acted", "logprobs", "rewards")}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"episode of {self.task_id!r}: {lengths}; all lists must have the same length")
-        if any(self.acted[:1]):
-            raise ValueError(f"episode of {self.task_id!r}: the first token cannot be acted, because no prompt precedes it")
-        for name, values in (("logprobs", self.logprobs), ("rewards", self.rewards)):
-            for i, (value, acted) in enumerate(zip(values, self.acted, strict=True)):
-                if not math.isfinite(value) or (value and not acted):
-                    raise self._mistake(f"{name}[{i}]", value)
-        if max(self.logprobs, default=0.0) > ABOVE_ZERO:
-            raise ValueError(f"episode of {self.task_id!r}: a log-probability is above 0 ({max(self.logprobs)})")
-        if self.end is End.FAILED and any(self.rewards):
-            raise ValueError(f"episode of {self.task_id!r} failed but has a reward")
+        aligned = len(self.tokens) == len(self.acted) == len(self.logprobs) == len(self.rewards)
+        if not aligned or any(self.acted[:1]) or (self.end is End.FAILED and any(self.rewards)):
+            raise self._mistake()
+        for logprob, reward, acted in zip(self.logprobs, self.rewards, self.acted, strict=True):
+            fits = acted or not (logprob or reward)
+            if not fits or not -math.inf < logprob <= ABOVE_ZERO or not math.isfinite(reward):
+                raise self._mistake()
 
-    def _mistake(self, place: str, value: float) -> ValueError:
-        why = "where the policy did not choose" if math.isfinite(value) else "not a finite number"
-        return ValueError(f"episode of {self.task_id!r}: {place} is {value}, {why}")
+    def _mistake(self) -> ValueError:
+        """The error that says what is wrong with these lists."""
+        whose, lists = f"episode of {self.task_id!r}", ("tokens", "acted", "logprobs", "rewards")
+        lengths = {name: len(getattr(self, name)) for name in lists}
+        if len(set(lengths.values())) > 1:
+            return ValueError(f"{whose}: {lengths}; all lists must have the same length")
+        if any(self.acted[:1]):
+            return ValueError(f"{whose}: the first token cannot be acted, because no prompt precedes it")
+        for name in ("logprobs", "rewards"):
+            for i, (value, acted) in enumerate(zip(getattr(self, name), self.acted, strict=True)):
+                if not math.isfinite(value):
+                    return ValueError(f"{whose}: {name}[{i}] is {value}, not a finite number")
+                if value and not acted:
+                    return ValueError(f"{whose}: {name}[{i}] is {value}, where the policy did not choose")
+        if max(self.logprobs, default=0.0) > ABOVE_ZERO:
+            return ValueError(f"{whose}: a log-probability is above 0 ({max(self.logprobs)})")
+        return ValueError(f"{whose} failed but has a reward")
 
     @property
     def reward(self) -> float:

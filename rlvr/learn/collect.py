@@ -19,6 +19,8 @@ from rlvr.learn.questions.stored import gold_groups
 from rlvr.rollout.rollout import Draw, Timing, seed_of
 from rlvr.task import Task
 
+Dropped = Mapping[str, list[Group]]
+"""Groups that are not trained on, by reason."""
 LONGEST_REFERENCE = 2_000
 """Characters of a reference that are stored with each answer; the answers of a group repeat it."""
 
@@ -33,7 +35,7 @@ class Harvest:
 
     groups: list[Group]
     """The groups to train on."""
-    dropped: Mapping[str, list[Group]]
+    dropped: Dropped
     """The groups not trained on, by reason."""
     figures: Mapping[str, float]
     timing: Timing
@@ -48,16 +50,16 @@ class Harvest:
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
     """The groups of one step: stored ones, or new answers; `version` is that of the sampler's weights."""
     if crew.config.data is not None:
-        return Harvest(with_yardsticks(crew, taken(crew, step)), {}, {}, Timing())
-    if crew.algorithm.sampling_rounds > 1:
-        return until_enough(crew, step, version)
-    groups, opened, timing = sampled(crew, crew.config.rollout.prompts_per_step, step, version)
-    return Harvest(
-        with_yardsticks(crew, groups), {"honeypot": opened} if opened else {}, crew.questions.figures() | crew.sampler.figures(), timing
-    )
+        harvest = Harvest(taken(crew, step), {}, {}, Timing())
+    elif crew.algorithm.sampling_rounds > 1:
+        harvest = until_enough(crew, step, version)
+    else:
+        groups, dropped, timing = sampled(crew, crew.config.rollout.prompts_per_step, step, version)
+        harvest = Harvest(groups, dropped, crew.questions.figures() | crew.sampler.figures(), timing)
+    return with_yardsticks(harvest) if crew.algorithm.needs_mismatched else harvest
 
 
-def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], list[Group], Timing]:
+def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], Dropped, Timing]:
     """One group for each of the next tasks: all members have the same task, each has its own seed. Then the honeypots, if there are any."""
     asked, draws, seed = crew.questions.take(count), list[list[Draw]](), crew.config.seed
     for place, (index, task) in enumerate(asked, first):
@@ -71,7 +73,7 @@ def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) 
     if crew.algorithm.needs_greedy:
         groups, timing = with_greedy(crew, draws[:count], groups, timing, version)
     crew.questions.judged(asked, groups, opened)
-    return groups, opened, timing
+    return groups, {"honeypot": opened} if opened else {}, timing
 
 
 def shown_reference(task: Task) -> dict[str, object]:
@@ -109,9 +111,9 @@ def until_enough(crew: Crew, step: int, version: int) -> Harvest:
     collector = DynamicSampling(crew.config.rollout.prompts_per_step, max_rounds=crew.algorithm.sampling_rounds)
     timing, pots = Timing(), list[Group]()
     while not collector.done:
-        groups, opened, spent = sampled(crew, collector.next_size, step, version, first=len(collector.offered))
+        groups, aside, spent = sampled(crew, collector.next_size, step, version, first=len(collector.offered))
         collector.offer(groups)
-        pots += opened
+        pots += aside.get("honeypot", [])
         timing = timing + spent
     dropped = collector.dropped()
     for reason, groups in dropped.items():
@@ -119,7 +121,7 @@ def until_enough(crew: Crew, step: int, version: int) -> Harvest:
             episode.meta["dropped"] = reason
     dropped |= {"honeypot": pots} if pots else {}
     figures = crew.questions.figures() | collector.figures() | crew.sampler.figures()
-    return Harvest(with_yardsticks(crew, collector.groups()), dropped, figures, timing)
+    return Harvest(collector.groups(), dropped, figures, timing)
 
 
 def taken(crew: Crew, step: int) -> list[Group]:
@@ -130,9 +132,9 @@ def taken(crew: Crew, step: int) -> list[Group]:
     return list(gold_groups(crew.questions.take(count), crew.mdp))
 
 
-def with_yardsticks(crew: Crew, groups: list[Group]) -> list[Group]:
+def with_yardsticks(harvest: Harvest) -> Harvest:
     """For KTO: the same groups, each with answers to other prompts added."""
-    return list(mismatched(groups)) if crew.algorithm.needs_mismatched else groups
+    return replace(harvest, groups=list(mismatched(harvest.groups)))
 
 
 def tokens_of(groups: Sequence[Sequence[Episode]]) -> int:

@@ -37,15 +37,15 @@ def one_step(crew: Crew, run: RunLog, step: int, ahead: Ahead | None = None) -> 
         crew.sampler.rest()
     sampled = time.perf_counter()
     metrics = crew.learner.update(share(crew.accelerator, harvest.groups))
-    rare = experts(crew.model) or crew.sampling.top_k or crew.sampling.top_p < 1
-    hold(metrics, crew.limit, steady=not rare)
     return concluded(crew, run, step, harvest, metrics, (began, sampled, time.perf_counter()), ahead)
 
 
 def concluded(
     crew: Crew, run: RunLog, step: int, harvest: Harvest, metrics: dict[str, float], clock: tuple[float, float, float], ahead: Ahead | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """After the update: the sampler takes the new weights, and the step's lines are logged."""
+    """After the update: its figures are checked, the sampler takes the new weights, and the step's lines are logged."""
+    rare = experts(crew.model) or crew.sampling.top_k or crew.sampling.top_p < 1
+    hold(metrics, crew.limit, steady=not rare)
     every, last = crew.config.eval.every, step + 1 == crew.config.train.steps
     judged = bool(every) and (step + 1) % every == 0
     if ahead is not None and (judged or last):

@@ -148,11 +148,10 @@ class TokenMDP:
 
     def say(self, state: State, tokens: Sequence[int]) -> bool:
         """The first part of `extend`: append the turn; returns whether the environment is to hear it."""
-        fits = state.end is None and 0 < len(tokens) <= self.budget(state)
-        if not fits or not self._stops.isdisjoint(tokens[:-1]) or min(tokens) < 0 or max(tokens) >= self.tokenizer.vocab_size:
+        fits = state.end is None and 0 < len(tokens) <= self.budget(state) and self._stops.isdisjoint(tokens[:-1])
+        known = fits and min(tokens) >= 0 and max(tokens) < self.tokenizer.vocab_size
+        if not known or (state.lease and self.turn_length(state, tokens) < len(tokens)):
             raise self._turn_error(state, tokens)
-        if state.lease and self.turn_length(state, tokens) < len(tokens):
-            raise EnvError(f"tokens follow the call that ends a turn sampled for task {state.task.id!r}; the sampler's `ends` was not used")
         return self._append(state, tokens)
 
     def _turn_error(self, state: State, tokens: Sequence[int]) -> EnvError:
@@ -162,9 +161,11 @@ class TokenMDP:
             return EnvError(
                 f"tokens follow a stop id in a turn sampled for task {state.task.id!r}; the sampler's stop set is not the task's"
             )
-        return EnvError(
-            f"token ids from {min(tokens)} to {max(tokens)} for task {state.task.id!r}; allowed: 0 to {self.tokenizer.vocab_size - 1}"
-        )
+        if min(tokens) < 0 or max(tokens) >= self.tokenizer.vocab_size:
+            return EnvError(
+                f"token ids from {min(tokens)} to {max(tokens)} for task {state.task.id!r}; allowed: 0 to {self.tokenizer.vocab_size - 1}"
+            )
+        return EnvError(f"tokens follow the call that ends a turn sampled for task {state.task.id!r}; the sampler's `ends` was not used")
 
     def say_text(self, state: State, tokens: Sequence[int], *, spent: int, cut: bool, turn: Turn | None = None) -> bool:
         """The same for tokens that only write down a text; it took the endpoint `spent` tokens of its own, or more than it had."""
@@ -256,11 +257,11 @@ class TokenMDP:
         """The verdict on a conversation that is over. Never raises: a verifier that does is the machinery's fault."""
         ending = self.finish(state)
         verdict = ending if isinstance(ending, Verdict) else judged_whole(self.environment.verifier, state.task, ending)
-        return self.with_earned(state, verdict)
+        return self.with_earned(state, verdict) if verdict.earned or self.pays_parts else verdict
 
     def with_earned(self, state: State, verdict: Verdict) -> Verdict:
         """The verdict with what the environment says of when its score was earned."""
-        if not verdict.scored or verdict.fault is Fault.ANSWER or not (verdict.earned or self.pays_parts):
+        if not verdict.scored or verdict.fault is Fault.ANSWER:
             return verdict
         try:
             if earned := self.environment.earned_in(state.task, list(state.turns), verdict):

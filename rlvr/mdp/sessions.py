@@ -249,7 +249,8 @@ def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict
 def judged_whole(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
     """The same for a whole conversation, with its evidence."""
     try:
-        return _sound(verifier, verifier.judge(task, transcript))
+        verdict: object = verifier.judge(task, transcript)
+        return verdict if isinstance(verdict, Verdict) else _no_verdict(verifier, verdict)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
@@ -257,7 +258,8 @@ def judged_whole(verifier: Verifier, task: Task, transcript: Transcript) -> Verd
 async def awaited_verdict(verifier: Verifier, task: Task, answer: str) -> Verdict:
     """The same for a verifier that `waits`."""
     try:
-        return _sound(verifier, await verifier.averify(task, answer))
+        verdict: object = await verifier.averify(task, answer)
+        return verdict if isinstance(verdict, Verdict) else _no_verdict(verifier, verdict)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
@@ -267,10 +269,8 @@ def waits(verifier: Verifier) -> bool:
     return type(verifier).averify is not Verifier.averify and type(verifier).judge is Verifier.judge
 
 
-def _sound(verifier: Verifier, verdict: object) -> Verdict:
-    if isinstance(verdict, Verdict):
-        return verdict
-    return Verdict(None, f"{type(verifier).__name__} returned {verdict!r:.80}, not a Verdict", fault=Fault.INFRA)
+def _no_verdict(verifier: Verifier, given: object) -> Verdict:
+    return Verdict(None, f"{type(verifier).__name__} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA)
 
 
 def text_of(answer: object) -> str:

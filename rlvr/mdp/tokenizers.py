@@ -72,13 +72,11 @@ class CharTokenizer(_Marked):
 
     def encode(self, text: str) -> list[int]:
         """Text to ids; a character outside the alphabet becomes <unk>."""
-        ids = self._ids
-        return [ids.get(char, UNKNOWN) for char in text]
+        return [self._ids.get(char, UNKNOWN) for char in text]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text; stop ids are left out, the other special ids show as replacement characters."""
-        chars = self._chars
-        return "".join([chars[i] for i in ids])
+        return "".join([self._chars[i] for i in ids])
 
 
 class ByteTokenizer(_Marked):

@@ -9,8 +9,8 @@ that names them in the call. `adopt` tests it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Set
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -40,15 +40,19 @@ def attention(
 ) -> tuple[Tensor, Any]:
     """The attention function that a model calls instead of PyTorch's."""
     if rlvr_layout is None:
-        plain: tuple[Tensor, Any] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-        return plain
+        return cast(tuple[Tensor, Any], sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs))
     shape = {name: kwargs[name] for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None}
-    if missing := shape.keys() - getattr(rlvr_layout, "shapes", set()):
-        raise NotImplementedError(f"its attention has {' and '.join(sorted(missing))}, which this layout does not compute")
-    if attention_mask is not None and attention_mask.numel() > 1:  # `handed` passes one of a single number
-        raise NotImplementedError("its attention has a mask of its own")
+    missing = shape.keys() - getattr(rlvr_layout, "shapes", set())
+    if missing or (attention_mask is not None and attention_mask.numel() > 1):  # `handed` passes one of a single number
+        raise _beyond(missing)
     attend: Callable[..., Tensor] = rlvr_layout.attend
     return attend(module.layer_idx, query, key, value, kwargs.get("scaling"), **shape), None
+
+
+def _beyond(missing: Set[str]) -> NotImplementedError:
+    if missing:
+        return NotImplementedError(f"its attention has {' and '.join(sorted(missing))}, which this layout does not compute")
+    return NotImplementedError("its attention has a mask of its own")
 
 
 AttentionInterface.register(NAME, attention)

@@ -100,10 +100,6 @@ class Rows:
             bins[-1].append(i)
         return bins
 
-    def width(self, rows: Sequence[int]) -> int:
-        """How many tokens the model computes for these rows as one micro-batch."""
-        return len(rows) * max(1, int(self.inputs[list(rows)].max()))
-
     def padded(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Batch:
         """These rows as one micro-batch, padded on the right to the longest."""
         lengths = self.inputs[list(rows)]

@@ -24,9 +24,10 @@ from rlvr.contracts.sampler import Asked
 from rlvr.errors import SamplerError
 from rlvr.mdp.judges import Job, Judges, late
 from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.sessions import waits
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.talk import Stage, Talk
-from rlvr.rollout.timing import Timing, covered
+from rlvr.rollout.timing import Timing
 from rlvr.task import Fault, Verdict
 
 LOOK_S = 0.05
@@ -61,7 +62,7 @@ class Schedule(Feed):
         self.ready, self.over = dict[int, Talk](), list[Talk]()
         """What the sampler may take, and what is done and not handed on yet."""
         self.events: SimpleQueue[tuple[Talk, Job, float]] = SimpleQueue()
-        self.judged = list[tuple[float, float]]()
+        self.waits = waits(terms.mdp.environment.verifier)
         self.looked = perf_counter()
         """When deadlines were last checked."""
 
@@ -112,7 +113,6 @@ class Schedule(Feed):
         while self.over or self.count[Stage.DONE] < len(self.talks):
             yield from self._look(wait=not self.over)
         self.timing.sampling, self.timing.waiting = sampled - began, perf_counter() - sampled
-        self.timing.verifying, self.timing.busy = sum(end - start for start, end in self.judged), covered(self.judged)
 
     def close(self) -> None:
         """Give up every conversation that is not over."""
@@ -160,7 +160,7 @@ class Schedule(Feed):
             self._move(talk, Stage.READY)
             self.ready[talk.number] = talk
         else:
-            self._work(talk, Stage.JUDGING, talk.judge)
+            self._work(talk, Stage.JUDGING, talk.judge_waiting if self.waits else partial(self.terms.mdp.judge, talk.state))
 
     def _work(self, talk: Talk, stage: Stage, work: Callable[[], Any]) -> None:
         """Something that may take long, in a thread. The thread holds this conversation, and none of the others."""
@@ -179,7 +179,7 @@ class Schedule(Feed):
             self._broken(talk, job)
         elif talk.stage is Stage.JUDGING:
             talk.verdict = job.result()
-            self.judged.append((job.since, ended))
+            self.timing.judged.append((job.since, ended))
         self._next(talk)
 
     def _broken(self, talk: Talk, job: Job) -> None:

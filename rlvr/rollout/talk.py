@@ -13,7 +13,7 @@ from rlvr.episode import ABOVE_ZERO, End, Episode
 from rlvr.errors import EnvError, RlvrError
 from rlvr.mdp.judges import Job, Judges
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.sessions import awaited_verdict, waits
+from rlvr.mdp.sessions import awaited_verdict
 from rlvr.mdp.state import State
 from rlvr.mdp.transcript import said_so_far
 from rlvr.rollout.draws import Draw, seed_of
@@ -140,11 +140,10 @@ class Talk:
         if state.lease is not None:
             state.ending = state.lease.collect(tuple(state.turns), tuple(state.heard))
 
-    def judge(self) -> Verdict | Coroutine[Any, Any, Verdict]:
-        """The verdict; of a verifier that waits, a coroutine, so that it holds no thread."""
-        if waits(self.mdp.environment.verifier) and isinstance(ending := self.mdp.finish(self.state), Transcript):
-            return self._awaited(ending.answer)
-        return self.mdp.judge(self.state)
+    def judge_waiting(self) -> Verdict | Coroutine[Any, Any, Verdict]:
+        """The verdict of a verifier that waits: a coroutine, so that it holds no thread."""
+        ending = self.mdp.finish(self.state)
+        return self._awaited(ending.answer) if isinstance(ending, Transcript) else self.mdp.judge(self.state)
 
     async def _awaited(self, answer: str) -> Verdict:
         verdict = await awaited_verdict(self.mdp.environment.verifier, self.draw.task, answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 
 
 @dataclass(slots=True)
@@ -18,23 +18,32 @@ class Timing:
     """From the first request to the last completion."""
     waiting: float = 0.0
     """After that, until the last verdict: verification that sampling did not hide."""
-    verifying: float = 0.0
-    """All verifications added up."""
-    busy: float = 0.0
-    """The time in which at least one verification was under way."""
+    judged: list[tuple[float, float]] = field(default_factory=list)
+    """When each verification began and ended."""
     idle: float = 0.0
     """The part of `sampling` in which the sampler had nothing to do, because every conversation waited for its session."""
     open: int = 0
     """The most sessions that were open at once, if the environment has sessions of its own."""
 
     @property
+    def verifying(self) -> float:
+        """All verifications added up."""
+        return sum(end - start for start, end in self.judged)
+
+    @property
+    def busy(self) -> float:
+        """The time in which at least one verification was under way."""
+        return covered(self.judged)
+
+    @property
     def hidden(self) -> float:
         """The share of that time in which sampling ran too: what verification did not cost.
 
-        >>> Timing(sampling=2.0, waiting=0.1, busy=0.4).hidden
+        >>> Timing(sampling=2.0, waiting=0.25, judged=[(0.0, 1.0), (0.5, 1.0)]).hidden
         0.75
         """
-        return 1.0 - min(self.waiting / self.busy, 1.0) if self.busy else 1.0
+        busy = self.busy
+        return 1.0 - min(self.waiting / busy, 1.0) if busy else 1.0
 
     def __add__(self, other: Timing) -> Timing:
         mine, theirs = astuple(self), astuple(other)

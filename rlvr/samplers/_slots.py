@@ -77,8 +77,7 @@ class Slots:
         """Append one token to each of the first rows; returns the logits of the next token."""
         rows = len(token_B)
         self.lengths = self.lengths[:rows] + 1
-        width = int(self.lengths.max())
-        self._reserve(rows, width)
+        self._reserve(rows, int(self.lengths.max()))
         self.at_B, self.position_B = torch.arange(rows, device=token_B.device), position_B
         self.masks = {}
         output = self.model(input_ids=token_B[:, None], **handed(self, position_B[:, None]))
@@ -96,9 +95,8 @@ class Slots:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, sliding_window: int = 0) -> Tensor:
         """Attention of a step's new tokens to their own rows; or of prompts to themselves, stored for the rows that own them."""
         if layer == len(self.keys):
-            shape = self.rows, key.shape[1], self.width, key.shape[3]
-            self.keys.append(key.new_zeros(shape))  # zeros, because 0 times NaN is not 0
-            self.values.append(value.new_zeros(*shape[:3], value.shape[3]))
+            for memory, new in ((self.keys, key), (self.values, value)):
+                memory.append(new.new_zeros(self.rows, new.shape[1], self.width, new.shape[3]))  # zeros, because 0 times NaN is not 0
         keys, values = self.keys[layer], self.values[layer]
         if self.filling is not None:
             start, owner_B = self.filling
@@ -118,15 +116,13 @@ class Slots:
         return seen.reshape(rows, 1, query.shape[1], -1)
 
     def _mask(self, window: int, dtype: torch.dtype) -> Tensor:
-        """0 where a row's new token attends to its own tokens, else minus infinity. A window longer than every row hides nothing."""
-        width, device = int(self.lengths.max()), self.position_B.device
-        window = window if window < width else 0
+        """0 where a row's new token attends to its own tokens, else minus infinity."""
         if window not in self.masks:
-            place, position_B1 = torch.arange(width, device=device), self.position_B[:, None]
-            hidden = place > position_B1
+            place = torch.arange(int(self.lengths.max()), device=self.position_B.device)
+            hidden_BW = place > self.position_B[:, None]
             if window:
-                hidden |= place <= position_B1 - window
-            self.masks[window] = torch.zeros(len(hidden), width, device=device, dtype=dtype).masked_fill_(hidden, -torch.inf)
+                hidden_BW |= place <= self.position_B[:, None] - window
+            self.masks[window] = torch.zeros_like(hidden_BW, dtype=dtype).masked_fill_(hidden_BW, -torch.inf)
         return self.masks[window]
 
     @staticmethod

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,8 +71,9 @@ class HFSampler(Sampler):
         self.padded = ""
         """Why slots cannot be used; empty if they can."""
         self.kind: type[Memory] = Slots
-        self.limited, self.every = False, 1
-        """Whether the memory of the model's device limits the rows, and after how many tokens it is asked which answers have ended."""
+        self.limited = False
+        """Whether the memory of the model's device limits the rows."""
+        self.desk: Callable[..., _Desk] = _Desk
         self._precision: str | None = None
         self._longest = 0
         self._given: Any = None
@@ -88,7 +90,8 @@ class HFSampler(Sampler):
         if model is not self._given:
             self._given, self.model = model, self._own(model)
             device = self.model.device
-            self.limited, self.every = device.type == "cuda", defaults_of(device).sampled_between_looks
+            self.limited, every = device.type == "cuda", defaults_of(device).sampled_between_looks
+            self.desk = partial(_PatientDesk, every=every) if every > 1 else _Desk
             self.padded = fits(self.model)
             self.kind = without_slots(self.model) if self.padded else Slots
         elif self.model is not model:
@@ -129,17 +132,14 @@ class HFSampler(Sampler):
             while (more := feed.take(sys.maxsize)) is not None or queue or desk:
                 if more:
                     queue = sorted([*queue, *more], key=lambda asked: (-asked[1].turn, len(asked[1].prompt), tuple(asked[1].prompt)))
-                if not queue and not desk:
-                    yield None
-                    continue
-                if not desk:
+                if queue and not desk:
                     most = self._most(queue) if self.limited else self.batch_size
-                    desk = _Desk(self.kind(self.model), sampling, rows=min(most, len(queue) + feed.coming), every=self.every)
-                if queue and (free := desk.free):
+                    desk = self.desk(self.kind(self.model), sampling, rows=min(most, len(queue) + feed.coming))
+                if desk and queue and (free := desk.free):
                     invited, queue = queue[:free], queue[free:]
                     desk.begin(invited)
-                yield from desk.step() or (None,)
-                if not desk.live and not queue:
+                yield from (desk.step() if desk else []) or (None,)
+                if desk and not desk.live and not queue:
                     desk = None  # what comes later begins with empty memory, as if it came alone
         finally:
             self.model.train(training)
@@ -171,7 +171,7 @@ def rows_in_memory(model: Any, width: int) -> int:
 class _Desk:
     """The running answers, one row each, in the first `live` rows. B = rows, T = the longest limit of an answer."""
 
-    def __init__(self, memory: Memory, sampling: Sampling, *, rows: int, every: int) -> None:
+    def __init__(self, memory: Memory, sampling: Sampling, *, rows: int) -> None:
         self.memory, self.sampling = memory, sampling
         self.rows, self.live = rows, 0
         self.asked = list[tuple[int, Request]]()
@@ -183,10 +183,6 @@ class _Desk:
         self.said_BT = torch.zeros(self.rows, 0, dtype=torch.long, device=device)
         self.stops = torch.tensor(sorted(sampling.stop_ids), dtype=torch.long, device=device)
         self.stopped_B = torch.zeros(self.rows, dtype=torch.bool, device=device)
-        self.every, self.unseen = every, 0
-        """After how many tokens to look which answers have ended, and how many were sampled since."""
-        self.left = list[int]()
-        """How many tokens each live row may still have; known here, so that no row gets more."""
 
     @property
     def free(self) -> int:
@@ -205,7 +201,6 @@ class _Desk:
         here = slice(self.live, self.live + len(invited))
         asked, device = [request for _, request in invited], self.token_B.device
         self.asked += invited
-        self.left += [request.max_tokens for request in asked]
         self.stopped_B[here] = False
         numbers_B4 = [(request.prompt[-1], len(request.prompt) - 1, 0, request.max_tokens) for request in asked]
         self.numbers_4B[:, here] = torch.tensor(numbers_B4, device=device).T
@@ -219,7 +214,7 @@ class _Desk:
         source = next((row for row, (_, live) in enumerate(self.asked) if tuple(live.prompt) == prompts[0]), None)
         if source is None:
             return 0
-        known = len(list(takewhile(prompts[0].__eq__, prompts)))
+        known = prompts.count(prompts[0])
         memory.copy(source, start=self.live, count=known, length=len(prompts[0]) - 1)
         return known
 
@@ -235,32 +230,22 @@ class _Desk:
         self.position_B[live] += 1
         count_B += 1
         self.stopped_B[live] |= torch.isin(chosen_B, self.stops)
-        self.left = [left - 1 for left in self.left]
-        self.unseen += 1
         if any(request.ends for _, request in self.asked):
             self.stopped_B[live] |= torch.tensor(self._turns_end(chosen_B.tolist()), device=chosen_B.device)
-        elif self.unseen < self.every and min(self.left) > 0:
-            return []
-        self.unseen = 0
-        ended_B = self.stopped_B[live] | (count_B >= self.cap_B[live])
+        return self._ended()
+
+    def _ended(self) -> list[tuple[int, Completion]]:
+        """The answers that have ended; their rows are free."""
+        ended_B = self.stopped_B[: self.live] | (self.count_B >= self.cap_B)[: self.live]
         ended = ended_B.nonzero()[:, 0].tolist()
         if not ended:
             return []
-        facts = zip(ended, count_B[ended].tolist(), self.stopped_B[ended].tolist(), strict=True)
-        done = [(self.asked[row][0], self._completion(row, length, stopped)) for row, length, stopped in facts]
+        done = list[tuple[int, Completion]]()
+        for row, length, stopped in zip(ended, self.count_B[ended].tolist(), self.stopped_B[ended].tolist(), strict=True):
+            said, logprobs = self.said_BT[row, :length].tolist(), self.logprob_BT[row, :length].tolist()
+            done.append((self.asked[row][0], Completion(said, logprobs, "stop" if stopped else "length")))
         self._close_up(ended_B, self.live - len(ended))
         return done
-
-    def _completion(self, row: int, length: int, stopped: bool) -> Completion:
-        """The answer in a row."""
-        said, logprobs = self.said_BT[row, :length].tolist(), self.logprob_BT[row, :length].tolist()
-        if stopped and self.every > 1:
-            length = self._first_stop(said)
-        return Completion(said[:length], logprobs[:length], "stop" if stopped else "length")
-
-    def _first_stop(self, said: Sequence[int]) -> int:
-        """The length of an answer up to its first stop id, which may have been sampled before the last token."""
-        return next((place + 1 for place, token in enumerate(said) if token in self.sampling.stop_ids), len(said))
 
     def _turns_end(self, chosen: Sequence[int]) -> list[bool]:
         """Which rows end with what was chosen for them, although it is no stop id."""
@@ -276,10 +261,44 @@ class _Desk:
         for state in (self.uniform_BT, self.logprob_BT, self.said_BT, self.stopped_B):
             state[holes] = state[movers]
         for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
-            self.asked[hole], self.left[hole] = self.asked[mover], self.left[mover]
-        del self.asked[left:], self.left[left:]
+            self.asked[hole] = self.asked[mover]
+        del self.asked[left:]
         self.memory.close_up(left, holes, movers)
         self.live = left
 
 
 make = HFSampler
+
+
+class _PatientDesk(_Desk):
+    """For a device that computes while this process prepares the next token: it is asked only every few tokens which answers have ended."""
+
+    def __init__(self, memory: Memory, sampling: Sampling, *, rows: int, every: int) -> None:
+        super().__init__(memory, sampling, rows=rows)
+        self.every, self.unseen, self.sampled = every, 0, 0
+        """After how many tokens to look, how many were sampled since, and how many in all."""
+        self.full = dict[int, int]()
+        """By request, after how many sampled tokens its answer has all that it may have; known here, so that no row gets more."""
+
+    def begin(self, invited: Sequence[tuple[int, Request]]) -> None:
+        """As in any desk."""
+        super().begin(invited)
+        self.full |= {number: self.sampled + request.max_tokens for number, request in invited}
+
+    def _ended(self) -> list[tuple[int, Completion]]:
+        self.sampled += 1
+        self.unseen += 1
+        told = any(request.ends for _, request in self.asked)  # the device was asked already
+        if not told and self.unseen < self.every and self.sampled < min(self.full.values()):
+            return []
+        self.unseen = 0
+        done = super()._ended()
+        for number, _ in done:
+            del self.full[number]
+        return [(number, self._to_first_stop(completion)) for number, completion in done]
+
+    def _to_first_stop(self, completion: Completion) -> Completion:
+        """An answer up to its first stop id, which may have been sampled before the last token."""
+        stops = (place for place, token in enumerate(completion.tokens, 1) if token in self.sampling.stop_ids)
+        length = next(stops, len(completion.tokens))
+        return replace(completion, tokens=completion.tokens[:length], logprobs=completion.logprobs[:length])

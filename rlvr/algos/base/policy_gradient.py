@@ -84,6 +84,7 @@ class PolicyGradient(Algorithm):
         self.critic_alone = self.pretraining > 0
         self.cap = s.max_completion_length
         """The limit on the length of an answer; the run's limit, once `row_weights` was called, if none is set."""
+        self.capped = s.loss_aggregation == "seq-mean-token-sum-norm" or bool(s.overlong_buffer)
         self._running, self._seen = 0.0, 0.0
 
     @property
@@ -100,7 +101,9 @@ class PolicyGradient(Algorithm):
 
     def credit(self, groups: Groups, scores: Scores = NO_SCORES, *, total: Total = alone) -> Nested:
         """The advantage of every token; 0.0 where the policy did not act and for episodes without a score."""
-        earned, counted = self._earned(groups, scores.penalties), [[self.counts(e) for e in group] for group in groups]
+        less = self.punishes or scores.penalties is not None
+        earned = self._less(groups, scores.penalties) if less else [[e.rewards for e in group] for group in groups]
+        counted = [[self.counts(e) for e in group] for group in groups]
         answers = Answers(groups, earned, counted, scores, total, self._running)
         found = self.advantage(answers)
         self.figures, self.returns = answers.figures, answers.targets
@@ -117,14 +120,9 @@ class PolicyGradient(Algorithm):
         ]
         return white_tokens(per_token(found, kept), trained, answers.total)
 
-    def _earned(self, groups: Groups, penalties: Nested | None) -> Sequence[Sequence[Sequence[float] | Numbers]]:
+    def _less(self, groups: Groups, penalties: Nested | None) -> list[list[Numbers]]:
         """The reward of each token, less the KL and the penalties."""
-        if penalties is not None or self.punishes:
-            return self._less(groups, penalties or [[None for _ in group] for group in groups])
-        return [[e.rewards for e in group] for group in groups]
-
-    def _less(self, groups: Groups, penalties: Nested) -> list[list[Numbers]]:
-        """The same where something is taken off."""
+        penalties = penalties or [[None for _ in group] for group in groups]
         return [[self._reduced(e, own) for e, own in zip(group, owns, strict=True)] for group, owns in zip(groups, penalties, strict=True)]
 
     def _reduced(self, episode: Episode, penalty: Sequence[float] | None) -> Numbers:
@@ -158,11 +156,10 @@ class PolicyGradient(Algorithm):
 
     def row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, total: Total = alone) -> list[float]:
         """The weight of each row's tokens over one optimizer step."""
-        s = self.settings
-        self.cap = s.max_completion_length or max_length
-        if s.loss_aggregation == "seq-mean-token-sum-norm" or s.overlong_buffer:
+        self.cap = self.settings.max_completion_length or max_length
+        if self.capped:
             self._check_cap(self.cap)
-        return aggregate.row_weights(lengths, prompts, s.loss_aggregation, max_length=self.cap, total=total)
+        return aggregate.row_weights(lengths, prompts, self.settings.loss_aggregation, max_length=self.cap, total=total)
 
     def _check_cap(self, cap: int) -> None:
         if not cap:

@@ -42,10 +42,8 @@ def degenerate(rewards: Rewards) -> bool:
 
 def deviation(values: Sequence[float]) -> float:
     """The standard deviation with Bessel's correction; 0 for fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    mean = math.fsum(values) / max(1, len(values))
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
 
 
 def centred(rewards: Rewards) -> list[float]:
@@ -54,11 +52,9 @@ def centred(rewards: Rewards) -> list[float]:
     >>> centred([1.0, 0.0, None])
     [0.5, -0.5, 0.0]
     """
-    if degenerate(rewards):
-        return [0.0] * len(rewards)
-    scored = present(rewards)
-    mean = math.fsum(scored) / len(scored)
-    return [0.0 if reward is None else reward - mean for reward in rewards]
+    scored, flat = present(rewards), degenerate(rewards)
+    mean = math.fsum(scored) / max(1, len(scored))
+    return [0.0 if flat or reward is None else reward - mean for reward in rewards]
 
 
 def leave_one_out(rewards: Rewards) -> list[float]:
@@ -78,21 +74,17 @@ def less(rewards: Rewards, baseline: float) -> list[float]:
 
 def scaled(groups: Sequence[Rewards], advantages: list[list[float]], how: str, epsilon: float, total: Total = alone) -> list[list[float]]:
     """Divide the advantages by the standard deviation of the rewards, of each group or of the whole batch."""
-    if how == "group":
-        return [_divided(row, deviation(present(g)) + epsilon) for g, row in zip(groups, advantages, strict=True)]
-    if how == "batch":
-        return _scaled_by_batch(groups, advantages, epsilon, total)
-    return advantages
+    if how not in ("group", "batch"):
+        return advantages
+    spreads = [deviation(present(g)) for g in groups] if how == "group" else [_of_batch(groups, total)] * len(groups)
+    divisors = [spread + epsilon for spread in spreads]  # 0 where epsilon is 0 and all rewards are equal
+    return [[a / by if by > 1e-12 else 0.0 for a in row] for row, by in zip(advantages, divisors, strict=True)]
 
 
-def _scaled_by_batch(groups: Sequence[Rewards], advantages: list[list[float]], epsilon: float, total: Total) -> list[list[float]]:
+def _of_batch(groups: Sequence[Rewards], total: Total) -> float:
+    """The standard deviation of all rewards of all processes, with Bessel's correction."""
     _, spread, count = moments([r for g in groups for r in present(g)], total)
-    spread *= math.sqrt(count / (count - 1)) if count > 1 else 0.0
-    return [_divided(row, spread + epsilon) for row in advantages]
-
-
-def _divided(advantages: Sequence[float], spread: float) -> list[float]:
-    return [a / spread if spread > 1e-12 else 0.0 for a in advantages]  # with epsilon 0 and equal rewards the divisor is 0
+    return spread * (math.sqrt(count / (count - 1)) if count > 1 else 0.0)
 
 
 def moments(values: Any, total: Total = alone) -> tuple[float, float, float]:

@@ -35,7 +35,7 @@ from rlvr.learn.update.optimization import Optimization
 from rlvr.learn.update.policy import Policy, check_steady, checkpointed, exact
 from rlvr.learn.update.reference import Reference
 from rlvr.learn.update.shards import folded
-from rlvr.learn.update.step import Descents, Step, Tally, added, finite
+from rlvr.learn.update.step import Descents, Step, Tally, finite
 from rlvr.model.batch import Batch, Rows
 from rlvr.model.defaults import copied, defaults_of, tokens_of
 
@@ -96,9 +96,10 @@ class Learner:
         scored = [policy, *([self.reference.policy] if self.reference is not None and self.reference.adapter is None else [])]
         computed = sharded.computed_in(model, accelerator)
         self.packing = packing.packing_for(scored, self.device, computed, None if self.sharded else accelerator.autocast)
-        self.unpackable = self.packing.padded
-        """Why rows are padded; empty if they can be packed."""
+        self.unpackable = self.packing.padded  # why rows are padded; empty if they can be packed
         self.policy, self.optimizer = sharded.prepared(policy, optimizer, accelerator)
+        with torch.no_grad():
+            exact(self.policy(FILLER.padded([0], self.device)))  # as accelerate wraps it
         # sharded gradients are added up at once: otherwise each process would keep whole ones
         self._unsynced: Callable[[], Any] = nullcontext if self.sharded else partial(accelerator.no_sync, self.policy)
         if self.reference is not None and self.reference.adapter is None and not self.sharded:
@@ -169,7 +170,7 @@ class Learner:
         for column in wanted.values():
             step.empty(column)
         for batch, real, _ in self._batches(step.rows, chosen):
-            scores = exact(self.policy(batch, **asked))
+            scores = self.policy(batch, **asked)
             for name, column in wanted.items() if real else ():
                 step.note(column, batch.take, getattr(scores, name))
             del batch
@@ -213,7 +214,7 @@ class Learner:
     def _loss(self, step: Step, weights: Tensor, tally: Tally, batch: Batch, real: bool) -> Tensor:
         """The loss of one micro-batch; 0 for a filler."""
         algorithm, columns, take = self.algorithm, step.columns, batch.take
-        scores = exact(self.policy(batch, entropy=algorithm.needs_entropy, values=algorithm.needs_value))
+        scores = self.policy(batch, entropy=algorithm.needs_entropy, values=algorithm.needs_value)
         new = scores.logprobs
         noted = "old" if self.on_policy else "first" if algorithm.bypass and not step.stepped else ""
         if noted and real:
@@ -230,14 +231,14 @@ class Learner:
 
     def _descend(self, rows: Rows, chosen: Sequence[int], loss_of: LossOf, *, still: bool = False) -> tuple[float, float]:
         """Add up the micro-batches' gradients, then clip and step. A step that is not finite is skipped; `still`: train only the critic."""
-        accelerator, losses = self.accelerator, list[tuple[Tensor, int]]()
+        accelerator, losses = self.accelerator, list[Tensor]()
         factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
         for batch, real, last in self._batches(rows, chosen):
             accelerator.sync_gradients = last
             with nullcontext() if last else self._unsynced():
                 part = loss_of(batch, real)
                 accelerator.backward(part * factor)
-                losses.append((part.detach(), 1))  # fetched at the end: the device computes while the next micro-batch is made
+                losses.append(part.detach())  # fetched at the end: the device computes while the next micro-batch is made
             del batch, part
         for held in accelerator.unwrap_model(self.policy).model.parameters() if still else ():
             held.grad = None  # None and not zero: the optimizer skips it
@@ -245,8 +246,8 @@ class Learner:
         norm = accelerator.clip_grad_norm_(theirs, self.optimization.max_grad_norm or math.inf)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
         norm = norm if self.critic is None else self.critic.clipped(norm)
-        [loss] = self.total([added(losses)])
-        if not finite((loss, norm)):
+        [loss] = self.total([sum(torch.stack(losses).tolist())])
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             self.optimizer.zero_grad()  # so the step below changes nothing, and a loss scaler still notices the overflow
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -272,7 +273,7 @@ class Learner:
             raise ConfigError("no token of these rows is acted, so there is nothing to train on; mark the answer's tokens")
 
         def loss_of(batch: Batch, real: bool) -> Tensor:
-            logprobs = exact(self.policy(batch)).logprobs
+            logprobs = self.policy(batch).logprobs
             return -logprobs.sum() / tokens if real else logprobs.sum() * 0.0
 
         rate = float(self.scheduler.get_last_lr()[0])

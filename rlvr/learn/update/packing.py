@@ -47,7 +47,7 @@ class Buckets(NamedTuple):
     """How a line of tokens attends by PyTorch's attention, over segments of similar length.
 
     >>> Buckets._fields
-    ('positions', 'buckets', 'home', 'longest', 'windowed')
+    ('positions', 'buckets', 'home', 'windowed', 'shapes')
     """
 
     positions: Tensor
@@ -55,21 +55,16 @@ class Buckets(NamedTuple):
     buckets: list[Bucket]
     home: Tensor
     """[tokens], the position of each token's output in the concatenated outputs of the buckets."""
-    longest: int
-    """The length of the longest row."""
-    windowed: dict[int, list[Tensor | None]]
-    """The masks of the buckets, by the length of a sliding window; made for the first layer that has it."""
+    windowed: dict[int, list[Bucket]]
+    """The buckets with the mask of a sliding window, by its length; made for the first layer that has it."""
+    shapes: frozenset[str] = frozenset({"sliding_window"})
+    """What else of attention is computed."""
 
-    @property
-    def shapes(self) -> set[str]:
-        """What else of attention is computed."""
-        return {"sliding_window"}
-
-    def masks(self, window: int) -> list[Tensor | None]:
-        """The mask of each bucket. A window that is longer than every row hides nothing."""
-        window = window if window < self.longest else 0
+    def under(self, window: int) -> list[Bucket]:
+        """The buckets under a sliding window. One that is longer than every row hides nothing."""
         if window not in self.windowed:
-            self.windowed[window] = [narrowed(bucket, self.positions[0], window) if window else bucket.mask for bucket in self.buckets]
+            hides = window <= int(self.positions.max())
+            self.windowed[window] = [b._replace(mask=narrowed(b, self.positions[0], window)) if hides else b for b in self.buckets]
         return self.windowed[window]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, sliding_window: int = 0) -> Tensor:
@@ -78,9 +73,9 @@ class Buckets(NamedTuple):
         if k.shape[0] != q.shape[0]:
             k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
         parts = []
-        for bucket, mask in zip(self.buckets, self.masks(sliding_window), strict=True):
+        for bucket in self.under(sliding_window) if sliding_window else self.buckets:
             segments, length = bucket.query.shape
-            mask = None if mask is None else mask.to(q.dtype)
+            mask = None if bucket.mask is None else bucket.mask.to(q.dtype)
             mine, keys, values = (
                 x.index_select(1, where.reshape(-1)).view(x.shape[0], segments, -1, x.shape[-1]).transpose(0, 1)
                 for x, where in ((q, bucket.query), (k, bucket.keys), (v, bucket.keys))
@@ -96,7 +91,7 @@ class Segments(NamedTuple):
     """How a line of tokens attends by a kernel for segments of different lengths, without a mask.
 
     >>> Segments._fields
-    ('positions', 'keys', 'lengths', 'kernel')
+    ('positions', 'keys', 'lengths', 'kernel', 'shapes')
     """
 
     positions: Tensor
@@ -105,11 +100,8 @@ class Segments(NamedTuple):
     """Where in the line the keys of each segment are: its prompt, and itself; None if no prompt is shared."""
     lengths: Lengths
     kernel: Kernel
-
-    @property
-    def shapes(self) -> set[str]:
-        """What else of attention a kernel computes."""
-        return {"sliding_window", "softcap"}
+    shapes: frozenset[str] = frozenset({"sliding_window", "softcap"})
+    """What else of attention a kernel computes."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, sliding_window: int = 0, softcap: float = 0.0
@@ -155,32 +147,27 @@ BUCKETS = Packing()
 
 
 def families(rows: Rows, chosen: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """The chosen rows, grouped by prompt, each group with the length of its prompt."""
+    """The chosen rows, grouped by prompt; each group with how many tokens of its prompt are computed only once for all its rows."""
     found: dict[bytes, list[int]] = {}
     for i in chosen:
         if rows.trained[i]:
             found.setdefault(rows.tokens[i][: rows.places[i][0]].tobytes(), []).append(i)
-    return [(int(rows.places[members[0]][0]), members) for members in found.values()]
-
-
-def shared_of(prompt: int, members: Sequence[int]) -> int:
-    """How many tokens of a prompt are computed only once for all its rows."""
-    return prompt if len(members) > 1 and prompt >= SHORTEST_SHARED_PROMPT else 0
+    prompts = [(int(rows.places[members[0]][0]), members) for members in found.values()]
+    return [(prompt if len(members) > 1 and prompt >= SHORTEST_SHARED_PROMPT else 0, members) for prompt, members in prompts]
 
 
 def plan(rows: Rows, chosen: Sequence[int], budget: int) -> tuple[list[list[int]], int]:
     """Rows grouped into micro-batches, families of one prompt together, within a budget of tokens; and the total of computed tokens."""
-    bins: list[list[int]] = []
-    room = computed = 0
-    for prompt, members in sorted(families(rows, chosen), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
-        shared = 0  # the first row of a family includes the prompt
+    bins, room, computed = list[list[int]](), 0, 0
+    for shared, members in sorted(families(rows, chosen), key=lambda item: -max(int(rows.inputs[i]) for i in item[1])):
+        known = 0  # the first row of a family includes the prompt
         for i in sorted(members, key=lambda i: (-int(rows.inputs[i]), i)):
-            cost = int(rows.inputs[i]) - shared
-            if not bins or (cost > room and bins[-1]):
+            cost = int(rows.inputs[i]) - known
+            if not bins or cost > room:
                 bins.append([])
                 room, cost = budget, int(rows.inputs[i])
             bins[-1].append(i)
-            room, computed, shared = room - cost, computed + cost, shared_of(prompt, members)
+            room, computed, known = room - cost, computed + cost, shared
     return bins, computed
 
 
@@ -189,7 +176,7 @@ def arranged(rows: Rows, chosen: Sequence[int], budget: int, how: Packing) -> tu
     parts = rows.plan(chosen, budget)
     if parts and not how.padded:
         packed, computed = plan(rows, chosen, budget)
-        if computed / sum(rows.width(part) for part in parts) < PACK_BELOW:
+        if computed / sum(len(part) * max(1, int(rows.inputs[part].max())) for part in parts) < PACK_BELOW:
             return packed, partial(pack, rows, how=how)
     return parts, rows.padded
 
@@ -198,8 +185,8 @@ def pack(rows: Rows, chosen: Sequence[int], device: torch.device | str = "cpu", 
     """The chosen rows as one line of tokens."""
     line, positions, pieces = list[Numbers](), list[Numbers](), list[Piece]()
     source, end = dict[int, Numbers](), 0
-    for prompt, members in families(rows, chosen):
-        shared, begin = shared_of(prompt, members), end
+    for shared, members in families(rows, chosen):
+        begin = end
         # first the prompt, if it is shared; then the own part of each row
         for i, first, last in [(members[0], 0, shared), *((i, shared, int(rows.inputs[i])) for i in members)]:
             if last > first:
@@ -228,18 +215,16 @@ def buckets_of(pieces: list[Piece], positions: Tensor, dtype: torch.dtype) -> Bu
     """Sort the segments into buckets, and compute where each token's output is found."""
     home, device = np.zeros(positions.shape[1], dtype=np.int64), positions.device
     buckets, offset = [], 0
-    for shares in (False, True):
-        waiting = sorted((p for p in pieces if bool(p.prompt) == shares), key=lambda p: (-p.length, p.start))
-        while waiting:
-            width = waiting[0].length
-            members = [p for p in waiting if 4 * p.length >= 3 * width]
-            waiting = waiting[len(members) :]
-            for r, p in enumerate(members):
-                home[p.start : p.start + p.length] = offset + r * width + np.arange(p.length)
-            buckets.append(_bucket(members, width, device, dtype))
-            offset += len(members) * width
-    longest = max(p.prompt + p.length for p in pieces)
-    return Buckets(positions, buckets, copied(torch.from_numpy(home), device), longest, {})
+    waiting = sorted(pieces, key=lambda p: (bool(p.prompt), -p.length, p.start))
+    while waiting:
+        width, shares = waiting[0].length, bool(waiting[0].prompt)
+        members = [p for p in waiting if 4 * p.length >= 3 * width and bool(p.prompt) == shares]
+        waiting = waiting[len(members) :]
+        for r, p in enumerate(members):
+            home[p.start : p.start + p.length] = offset + r * width + np.arange(p.length)
+        buckets.append(_bucket(members, width, device, dtype))
+        offset += len(members) * width
+    return Buckets(positions, buckets, copied(torch.from_numpy(home), device), {})
 
 
 def narrowed(bucket: Bucket, positions: Tensor, window: int) -> Tensor:

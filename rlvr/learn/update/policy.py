@@ -91,15 +91,6 @@ class Policy(nn.Module):
 
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
         """Score the acted tokens of a micro-batch."""
-        with running() if self.compiled else nullcontext():
-            return self._scored(batch, entropy, values)
-
-    def states(self, batch: Batch) -> Tensor:
-        """The hidden state before each acted token, as the output head gets it."""
-        states = trunk(self.model)(input_ids=batch.input_ids, **_laid(batch)).last_hidden_state
-        return states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
-
-    def _scored(self, batch: Batch, entropy: bool, values: bool) -> Scores:
         if self.form is None:
             return self._by_its_own_head(batch, entropy, values)
         hidden = self.states(batch)
@@ -111,9 +102,16 @@ class Policy(nn.Module):
         far = self.divergence(self, batch, hidden) if self.divergence is not None and torch.is_grad_enabled() else None
         return Scores(logprobs, entropies, self._values(batch, hidden, logprobs.dtype) if values else None, far)
 
+    def states(self, batch: Batch) -> Tensor:
+        """The hidden state before each acted token, as the output head gets it."""
+        with running() if self.compiled else nullcontext():
+            states = trunk(self.model)(input_ids=batch.input_ids, **_laid(batch)).last_hidden_state
+        return states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
+
     def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool) -> Scores:
         """The same if the model itself must compute the logits, for all positions."""
-        out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **_laid(batch))
+        with running() if self.compiled else nullcontext():
+            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **_laid(batch))
         logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
         logits = (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
         logits = logits if self.narrow is None else self.narrow(batch)(logits, slice(None))

@@ -255,4 +255,4 @@ class _Prompt(np.ndarray[Any, Any]):
 def test_prompts_are_compared_as_bytes() -> None:
     rows = Rows([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 9, 6]], [[False] * 4 + [True]] * 3)
     rows.tokens = [row.view(_Prompt) for row in rows.tokens]
-    assert packing.families(rows, [0, 2, 1]) == [(4, [0, 1]), (4, [2])]
+    assert packing.families(rows, [0, 2, 1]) == [(4, [0, 1]), (0, [2])]
