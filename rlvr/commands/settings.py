@@ -13,10 +13,11 @@ from rlvr.errors import ConfigError
 
 KEY = r"([\w-]+\.)?[^\W\d]\w*"
 """A setting, optionally prefixed with the name of its environment."""
+EXAMPLES = {"--set": "--set tolerance=0.01", "--sampler": "--sampler retries=3"}
 
 
-def settings_from(pairs: Sequence[str]) -> dict[str, Any]:
-    """The settings that `--set` names; each value is read as YAML.
+def settings_from(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]:
+    """The settings that `--set`, or another option, names; each value is read as YAML.
 
     >>> settings_from(["tolerance=1e-3", "levels=[2+2]"])
     {'tolerance': 0.001, 'levels': ['2+2']}
@@ -25,11 +26,11 @@ def settings_from(pairs: Sequence[str]) -> dict[str, Any]:
     for text in pairs:
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(KEY, key.strip()):
-            raise ConfigError(f"--set {text!r} is not of the form key=value, for example --set tolerance=0.01")
+            raise ConfigError(f"{option} {text!r} is not of the form key=value, for example {EXAMPLES[option]}")
         if key.strip() in found:
-            raise ConfigError(f"--set names {key.strip()!r} twice; give each setting once")
+            raise ConfigError(f"{option} names {key.strip()!r} twice; give each setting once")
         try:
             found[key.strip()] = number(yaml.safe_load(value))
         except yaml.YAMLError as error:
-            raise ConfigError(f"--set {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{option} {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
     return found

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from rlvr.commands import screen
 from rlvr.config.config import RunConfig, check, recipes
-from rlvr.config.datafile import is_data
+from rlvr.config.datafile import HUB, is_data
 from rlvr.config.overrides import overridden
 from rlvr.contracts import Environment
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, NotFound
 from rlvr.plugins.registry import entries, from_config
 from rlvr.task import Fault
 
@@ -32,19 +32,20 @@ LOOK_S = 10.0
 LISTED = 5
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "cpu": {
-        "rollout": {"sampler": "hf", "prompts_per_step": 4, "num_generations": 4, "max_completion_length": 96},
+        "rollout": {"sampler": "hf", "prompts_per_step": 4, "num_generations": 4, "max_completion_length": 256},
         "train": {"steps": 10, "learning_rate": 1e-5},
         "eval": {"tasks": 30},
         "log": {"save_every": 10},
     },
     "gpu": {
-        "rollout": {"sampler": "hf", "prompts_per_step": 16, "num_generations": 8, "max_completion_length": 512},
+        "rollout": {"sampler": "hf", "prompts_per_step": 16, "num_generations": 8, "max_completion_length": 1024},
         "train": {"steps": 200, "learning_rate": 1e-6, "warmup_steps": 5, "gradient_checkpointing": True},
         "eval": {"tasks": 200, "every": 50},
         "log": {"save_every": 50},
     },
 }
-"""The sizes of a first run, by the kind of machine."""
+"""The sizes of a first run, by the kind of machine. An answer that is cut before its last line scores 0, and small instruct models
+reason for 150 to 300 tokens about a word problem: a cap below that would leave no reward to learn from."""
 WHY = {
     "cpu": "No accelerator was found: the sizes below are small, so that a model of some 100 million parameters takes minutes.",
     "gpu": "For one GPU. With vLLM installed, `sampler: vllm` samples several times faster.",
@@ -87,6 +88,8 @@ def started(target: str, overrides: Sequence[str], *, model: str, test: str, ver
         **({"test": test} if test else {}),
         **({"verifier": read_verifier(verifier)} if verifier else {}),
     }
+    if missing := [name for name in (target, test) if name and not name.startswith(HUB) and not Path(name).expanduser().exists()]:
+        raise NotFound(f"there is no file or folder {missing[0]!r}; give a data file, a folder with some, or hf:ORG/NAME")
     if not model and not (isinstance(own.get("model"), dict) and {"path", "config"} & own["model"].keys()):
         raise ConfigError(
             f"no model is named to train on {target}; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: "

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.hub import folder_of, refuse_own_code
 from rlvr.config.overrides import number, overridden, yielding
+from rlvr.config.reference import ReferenceConfig
 from rlvr.config.section import Section, checked
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
@@ -86,23 +87,6 @@ class ModelConfig(Section):
         return found
 
 
-class ReferenceConfig(Section):
-    """A reference that is another model: the teacher of a distillation, or what a KL holds the policy near to.
-
-    >>> ReferenceConfig(path="runs/teacher/checkpoints/last").revision is None
-    True
-    """
-
-    path: str = Field(min_length=1)
-    """A folder or a Hub id of a model with the policy's tokenizer. It is loaded from there again when a run is resumed."""
-    revision: str | None = None
-
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine; a model of the Hub is downloaded first."""
-        return folder_of(self.path, self.revision)
-
-
 class CurriculumConfig(Section):
     """Prefer tasks that are sometimes solved, by their running solve rate; `{}` takes the defaults.
 
@@ -131,7 +115,13 @@ class RolloutConfig(Section):
     prompts_per_step: int = Field(default=32, ge=1)
     num_generations: int = Field(default=8, ge=1)
     max_completion_length: int | None = Field(default=None, ge=1)
+    """The most tokens of an answer, all turns together. Unset: what the environment says."""
+    max_turn_length: int | None = Field(default=None, ge=1)
+    """The most tokens of a turn; a longer one is cut, and the conversation continues. Unset: max_completion_length alone."""
     max_length: int | None = Field(default=None, ge=2)
+    """The most tokens of a prompt and all that follows."""
+    episode_s: float | None = Field(default=None, gt=0)
+    """After so many seconds of sampling and replies a conversation ends with its present turn. Such a run is not repeatable to the bit."""
     temperature: float = Field(default=1.0, gt=0)  # and what is trained; data.* runs and best_of_n train the model at temperature 1
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
@@ -147,11 +137,17 @@ class RolloutConfig(Section):
     repeated run has the same bits. Unset: in a deterministic run, and where it costs nothing (no tools, no sessions of its own)."""
     verify_workers: int = Field(default=32, ge=1)
     verify_deadline_s: float = Field(default=600.0, gt=0)
+    """How long one verification, or one reply of the environment or its tools, may take; then the answer has no score."""
 
     @field_validator("sampler", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
         return named(value)
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """The limits on an answer, under the names that the rules of the MDP have for them."""
+        return {"max_new_tokens": self.max_completion_length, "max_length": self.max_length, "max_turn_tokens": self.max_turn_length}
 
 
 class WarmstartConfig(Section):
@@ -325,7 +321,9 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     filled = {"env": theirs["env"], "tokenizer": run.tokenizer_name} | data | {"model": model}
     if isinstance(model, dict) and model.get("path") == str(last) and not last.is_dir():
         raise ConfigError(f"{folder} has no checkpoint to start from; set model.path to the model to train")
-    room = {key: value for key in ("max_completion_length", "max_length") if (value := theirs["rollout"][key]) is not None}
+    room = {
+        key: value for key in ("max_completion_length", "max_turn_length", "max_length") if (value := theirs["rollout"][key]) is not None
+    }
     return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # else `check` reports it
 
 

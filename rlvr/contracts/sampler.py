@@ -93,6 +93,7 @@ class Completion:
     error: str = ""
     usage: tuple[int, int] | None = None  # input and output tokens as the endpoint counts them, if `tokens` only encodes its text
     turn: Turn | None = None  # the turn with its calls, where the endpoint has read them from its text
+    seconds: float = 0.0  # how long it took without waiting for its turn, if the sampler knows; 0: since it was asked
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs) or (self.finish != "error" and not self.tokens):
@@ -159,6 +160,7 @@ class Sampler(Plugin, ABC):
     gives_text: bool = False  # whether its tokens only encode a text: then limits apply to the tokens in `Completion.usage`
     holds_trainer_up: str = ""  # why it cannot sample in a separate thread during training; empty if it can
     runs_model: bool = True  # whether it runs the model that `load` gets; false: it only reads the weights, wherever they are
+    incidental: ClassVar[frozenset[str]] = frozenset()  # settings that do not affect what is sampled: an evaluation does not record them
     company: ClassVar[int] = 0  # the batch size of evaluation, if it affects the last bits of the results; 0: it does not
 
     @classmethod

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from rlvr.contracts import Environment, Sampler, Sampling
+from rlvr.contracts import Environment, Sampler
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError
 from rlvr.evaluation.plan import Plan
@@ -21,7 +21,7 @@ from rlvr.evaluation.suite import Item
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import Spec
-from rlvr.rollout.rollout import Draw, Rollout
+from rlvr.rollout.rollout import DEADLINE_S, Draw, Rollout
 from rlvr.runs.progress import Work
 from rlvr.runs.runlog import episode_row, rows_of
 
@@ -70,8 +70,11 @@ class Attempt:
         self.began = self.ticked = time.perf_counter()
         self.name = str(time.time_ns())
 
-    def run(self, spec: Spec, environments: Mapping[str, Environment], wanted: Mapping[str, Sequence[Draw]]) -> None:
-        """Sample what is missing, one environment after the other. The policy is not loaded if nothing is missing."""
+    def run(self, specs: Mapping[str, Spec], environments: Mapping[str, Environment], wanted: Mapping[str, Sequence[Draw]]) -> None:
+        """Sample what is missing, one environment after the other. The policy is not loaded if nothing is missing.
+
+        `specs` has the policy's sampler for each environment: one that the next environment asks for too is kept.
+        """
         gone = self.file.samples.keys() - {key_of(draw) for draws in wanted.values() for draw in draws}
         if gone:
             name, index, _ = min(gone)
@@ -84,11 +87,13 @@ class Attempt:
         for item in todo:
             environments[item.name].ready()
         total = sum(map(len, wanted.values()))
-        with spec.build() as sampler, Work(self.console, "samples", total, len(self.had), patience_s=TICK_S) as work:
-            sampler.ready()
-            self.file.outdate()
-            for item in todo:
-                self._ask(item, environments[item.name], sampler, wanted[item.name], work)
+        with Work(self.console, "samples", total, len(self.had), patience_s=TICK_S) as work:
+            for spec, items in groupby(todo, key=lambda item: specs[item.name]):
+                with spec.build() as sampler:
+                    sampler.ready()
+                    self.file.outdate()
+                    for item in items:
+                        self._ask(item, environments[item.name], sampler, wanted[item.name], work)
         self._tick(last=True)
 
     def _same_questions(self, wanted: Sequence[Draw]) -> None:
@@ -104,11 +109,11 @@ class Attempt:
     def _ask(self, item: Item, environment: Environment, sampler: Sampler, wanted: Sequence[Draw], work: Work) -> None:
         tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
         window = sys.maxsize if sampler.gives_text else item.max_length  # an endpoint has its own tokens and its own window
-        mdp = TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window)
+        mdp = TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window, max_turn_tokens=item.max_turn_tokens)
         _some_room(mdp, wanted)
         sampler.bind(environment, tokenizer)
-        sampling = Sampling(self.plan.temperature_of(item), self.plan.top_p, self.plan.top_k, tokenizer.stop_ids)
-        with Rollout(mdp, sampler) as rollout:
+        sampling = self.plan.sampling_of(item, tokenizer.stop_ids)
+        with Rollout(mdp, sampler, deadline_s=item.deadline_s or DEADLINE_S, episode_s=item.episode_s) as rollout:
             for asked in self._rounds(sampler, wanted):
                 for i, episode in rollout.stream(asked, sampling):
                     if key_of(asked[i]) not in self.had:  # stored samples were only sampled again to fill the batch

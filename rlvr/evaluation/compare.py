@@ -25,7 +25,7 @@ from rlvr.evaluation.summary import UNSCORED_LIMIT
 from rlvr.plugins.registry import load, parameters
 from rlvr.task import plain
 
-SAMPLED_BY = ("split", "max_new_tokens", "max_length")
+SAMPLED_BY = ("split", "top_p", "top_k", "max_new_tokens", "max_turn_tokens", "max_length", "episode_s")
 """What both runs must share besides the environment's own settings. The number of turns, for example, does not show in a prompt."""
 
 

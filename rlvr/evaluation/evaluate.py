@@ -99,7 +99,7 @@ def evaluate(
     price: Price | None = None,
     out: str | Path | None = None,
     console: Console | None = None,
-    **asked: int | str | None,
+    **asked: float | str | None,
 ) -> Report:
     """Sample a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as an object), and judge it.
 
@@ -117,33 +117,43 @@ def evaluate(
         price: what the tokens cost, to show the cost while it runs.
         out: the folder to write; an unfinished evaluation of the same call is resumed, and one of fewer tasks or answers grows.
         console: where to show the progress.
-        asked: tasks, split, max_new_tokens, max_length, for every environment of the suite.
+        asked: for every environment of the suite: tasks, split, top_p, top_k, system, max_new_tokens, max_turn_tokens, max_length,
+            episode_s, deadline_s (see `rlvr.evaluation.suite.Item`).
     """
-    _above_zero(n=n, concurrency=concurrency, **asked)
+    _above_zero(n=n, concurrency=concurrency, **{name: asked[name] for name in asked if name != "top_k"})
     selector_known(select)
-    out, spec = Path(out) if out else None, policy_spec(policy, concurrency, sampler)
+    out, sampler = Path(out) if out else None, sampler or {}
     found, ready = _suite(str(suite) if isinstance(suite, Path) else suite, settings, {**asked, "n": n, "temperature": temperature})
     items = [item.settled() for item in found.items]
+    specs = {item.name: policy_spec(policy, concurrency, {**item.sampler, **sampler}) for item in items}
     with ExitStack() as stack:
         environments = {item.name: stack.enter_context(ready or from_config("env", item.env)) for item in items}
         _about_data(environments, console)
-        plan = Plan(
-            suite=found.name,
-            policy=policy,
-            policy_folder=(folder := folder_of(policy)),
-            policy_weights=weights_of(folder),
-            n=items[0].n or 1,
-            temperature=items[0].temperature or 0.0,
-            seed=seed,
-            envs=items,
-            verifiers={name: verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()},
-        )
+        labels = {name: verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()}
+        plan = planned(found.name, policy, items, labels, seed, sampler)
         plan = (file := stack.enter_context(SampleFile.open(out, plan))).plan
         wanted = {item.name: wanted_of(item, environments[item.name], plan) for item in plan.envs}
         attempt = Attempt(plan, file, concurrency=concurrency, retry=retry, price=price, console=console)
-        attempt.run(spec, environments, wanted)
+        attempt.run(specs, environments, wanted)
         spent_here = (attempt.seconds, attempt.written)
         return report_on(plan, file, environments, out, select=select, sampled=attempt.samples, spent_here=spent_here)
+
+
+def planned(suite: str, policy: str, items: list[Item], labels: dict[str, str], seed: int, sampler: Mapping[str, Any]) -> Plan:
+    """The plan of an evaluation; `labels` are the verifiers of its environments."""
+    folder = folder_of(policy)
+    return Plan(
+        suite=suite,
+        policy=policy,
+        policy_folder=folder,
+        policy_weights=weights_of(folder),
+        n=items[0].n or 1,
+        temperature=items[0].temperature or 0.0,
+        seed=seed,
+        sampler=telling(policy, sampler),
+        envs=[item.model_copy(update={"sampler": telling(policy, item.sampler)}) for item in items],
+        verifiers=labels,
+    )
 
 
 def _about_data(environments: Mapping[str, Environment], console: Console | None) -> None:
@@ -216,6 +226,12 @@ def policy_spec(policy: str, concurrency: int | None = None, sampler: Mapping[st
     return Spec("sampler", name, {**limits, **factory.policy_settings(rest), **(sampler or {})})
 
 
+def telling(policy: str, sampler: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the settings of a policy's sampler, those that affect what is sampled: they belong to the plan, and no key is among them."""
+    factory: Any = load("sampler", policy.partition(":")[0])
+    return {name: value for name, value in sampler.items() if name not in factory.incidental}
+
+
 def folder_of(policy: str) -> str:
     """The resolved path of the folder that a policy names, or of the Hub's model; empty if it names none, or one that does not exist."""
     name, _, rest = policy.partition(":")
@@ -275,9 +291,10 @@ def count_of(environment: Environment, split: str, tasks: int) -> int:
 def wanted_of(item: Item, environment: Environment, plan: Plan) -> list[Draw]:
     """The draws of one environment of a suite, each with everything its stored row needs."""
     n = plan.n_of(item)
+    asked = draws(environment, item.split, item.tasks, n, plan.seed)
     found = [
         (divmod(place, n), replace(draw, meta={"env": item.name, **draw.meta, "sample": place % n, "prompt": list(draw.task.prompt)}))
-        for place, draw in enumerate(draws(environment, item.split, item.tasks, n, plan.seed))
+        for place, draw in enumerate(replace(one, task=item.asks(one.task)) for one in asked)
     ]
     return [draw for _, draw in sorted(found, key=lambda pair: plan.stage(item.name, *pair[0]))]
 

@@ -6,10 +6,13 @@ its number alone. A plan never shrinks.
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 from pydantic import Field
 
 from rlvr.config.section import Section
+from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
 from rlvr.evaluation.suite import Item
 from rlvr.runs.runlog import differing
@@ -34,6 +37,8 @@ class Plan(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     seed: int = 0
+    sampler: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the policy's sampler that affect what is sampled."""
     envs: list[Item]
     verifiers: dict[str, str] = Field(default_factory=dict)
     """Name in the suite to verifier and version."""
@@ -50,6 +55,11 @@ class Plan(Section):
         """How one environment is sampled; 0 is greedy."""
         return self.temperature if item.temperature is None else item.temperature
 
+    def sampling_of(self, item: Item, stop_ids: frozenset[int]) -> Sampling:
+        """How the answers of one environment are sampled."""
+        top_p, top_k = (getattr(self, name) if (own := getattr(item, name)) is None else own for name in ("top_p", "top_k"))
+        return Sampling(self.temperature_of(item), top_p, top_k, stop_ids)
+
     @property
     def ways(self) -> str:
         """How many answers were requested and how they were sampled; by environment if that differs.
@@ -60,12 +70,14 @@ class Plan(Section):
         names: dict[str, list[str]] = {}
         for item in self.envs:
             n, temperature = self.n_of(item), self.temperature_of(item)
-            names.setdefault(f"n = {n}, {f'temperature {temperature:g}' if temperature else 'greedy'}", []).append(item.name)
+            cut = "".join(f", {key} {own:g}" for key in ("top_p", "top_k") if (own := getattr(item, key)) is not None)
+            names.setdefault(f"n = {n}, {f'temperature {temperature:g}' if temperature else 'greedy'}{cut}", []).append(item.name)
         return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
 
     def spelled_out(self, like: Plan) -> Plan:
         """A form to compare with `like`: plans of earlier versions have fewer fields, and a deleted folder is not a difference."""
-        envs = [item.model_copy(update={"n": self.n_of(item), "temperature": self.temperature_of(item)}) for item in self.envs]
+        same = {"deadline_s": None}  # what is late is asked again
+        envs = [item.model_copy(update={"n": self.n_of(item), "temperature": self.temperature_of(item), **same}) for item in self.envs]
         known = {name: getattr(self, name) if getattr(like, name) else "" for name in ("policy_folder", "policy_weights")}
         return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "before": {}, **known})
 

@@ -158,11 +158,11 @@ def _judged_anew(row: Mapping[str, Any], task: Task, verdict: Verdict, rewards: 
 
 
 def _task(row: Mapping[str, Any], plan: Plan, environments: Mapping[str, Environment]) -> Task:
-    split = next(item.split for item in plan.envs if item.name == row["env"])
-    size = environments[row["env"]].size(split)
+    item = next(item for item in plan.envs if item.name == row["env"])
+    size = environments[row["env"]].size(item.split)
     if size is not None and row["index"] >= size:
         raise ConfigError(f"task {row['task_id']!r} no longer exists: {row['env']} has only {size} tasks now; restore the earlier data")
-    task = environments[row["env"]].task(split, row["index"])
+    task = item.asks(environments[row["env"]].task(item.split, row["index"]))
     if [dict(message) for message in task.prompt] != row["prompt"]:
         raise ConfigError(f"task {row['task_id']!r} has changed since it was sampled; judge with the settings it was sampled with")
     return task

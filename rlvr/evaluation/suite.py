@@ -9,7 +9,7 @@ It is given by name (`rlvr list suites`), by path, by the name of a single envir
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rlvr.config.section import Section, checked
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.plugins.registry import entries
+from rlvr.task import Message, Task
 
 FOLDER = Path(__file__).parent / "suites"
 
@@ -46,8 +47,21 @@ class Item(Section):
     """Answers for each task; default 1."""
     temperature: float | None = Field(default=None, ge=0)
     """0 is greedy; by default 0 for one answer per task and 1 for several."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    system: str | None = None
+    """The system prompt, in place of the environment's own; an empty text means none."""
     max_new_tokens: int | None = Field(default=None, ge=1)
+    """The most tokens of an answer, all turns together."""
+    max_turn_tokens: int | None = Field(default=None, ge=1)
+    """The most tokens of a turn; a longer one is cut, and the conversation continues."""
     max_length: int | None = Field(default=None, ge=2)
+    episode_s: float | None = Field(default=None, gt=0)
+    """After so many seconds a conversation ends with its present turn."""
+    deadline_s: float | None = Field(default=None, gt=0)
+    """How long one verification, or one reply of the environment, may take; then the sample has no score. None: 600."""
+    sampler: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the policy's sampler for this environment; --sampler takes precedence."""
 
     @field_validator("env", mode="before")
     @classmethod
@@ -64,6 +78,13 @@ class Item(Section):
         n = self.n or 1
         usual = 0.0 if n == 1 else 1.0
         return self.model_copy(update={"n": n, "temperature": usual if self.temperature is None else self.temperature})
+
+    def asks(self, task: Task) -> Task:
+        """The task as it is asked here: with the system prompt of this entry, if it has one."""
+        if self.system is None:
+            return task
+        rest = [message for message in task.prompt if message["role"] != "system"]
+        return replace(task, prompt=(*([Message(role="system", content=self.system)] if self.system else []), *rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +108,7 @@ def suite_from(target: str, settings: Mapping[str, Any] | None = None, **asked: 
     """Load a suite by name or from a file, or make one of a single environment.
 
     `settings` are for the environment (`path`), in a suite of several for the one named first (`gsm8k.path`). The values in `asked`
-    (tasks, split, n, temperature, max_new_tokens, max_length) apply to every item; None keeps the value of the suite.
+    (tasks, split, n, temperature, max_new_tokens, ...) apply to every item; None keeps the value of the suite.
     """
     rows = _rows(target)
     if not rows:

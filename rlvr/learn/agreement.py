@@ -19,8 +19,12 @@ from torch import Tensor
 from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Completion, Request, Sampler, Sampling, Tokenizer
 from rlvr.errors import ConfigError, RlvrError
+from rlvr.learn.peers.group import in_main
 from rlvr.learn.update import packing
-from rlvr.learn.update.policy import Policy
+from rlvr.learn.update.learner import Learner
+from rlvr.learn.update.policy import Policy, is_blank
+from rlvr.learn.update.sharded import computed_in
+from rlvr.learn.update.shards import folded
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model import honesty
@@ -54,11 +58,13 @@ SAMPLER = "the sampler's tokens"
 def trusted(
     model: Any, sampler: Sampler, mdp: TokenMDP, config: RunConfig, *, precision: str, autocast: Callable[[], Any]
 ) -> list[honesty.Finding]:
-    """The table of the model that a run will train; ConfigError if it cannot be trained."""
+    """The table of the model that a run will train; ConfigError if it cannot be trained. One without weights yet has a short table."""
     temperature = 1.0 if config.data is not None else config.rollout.temperature
     own, fp32_head = sampler if in_process(sampler) and config.data is None else None, config.model.fp32_head
     how: dict[str, Any] = {"temperature": temperature or 1.0, "precision": precision, "autocast": autocast, "fp32_head": fp32_head}
-    found = checked(model, own, mdp.tokenizer, longest=mdp.max_length, **how)
+    found = (
+        [honesty.endings(model, mdp.tokenizer)] if is_blank(model) else checked(model, own, mdp.tokenizer, longest=mdp.max_length, **how)
+    )
     if why := honesty.refusal(model.config.model_type, found):
         raise ConfigError(why)
     return found
@@ -84,29 +90,67 @@ def checked(
         policy = Policy(model, temperature=temperature, fp32_head=fp32_head)
         how = packing.packing_for([policy], device, precision, autocast)
 
-        def scored(rows: Rows, batch: Batch) -> Tensor:
-            found = torch.zeros(rows.entries)
-            with torch.no_grad(), autocast():
-                found[batch.take] = policy(batch).logprobs.float().cpu()
-            return found
-
-        def padded(rows: Rows) -> Tensor:
-            return scored(rows, rows.padded(range(len(rows.tokens)), device))
-
-        def packed(rows: Rows) -> Tensor:
-            return scored(rows, packing.pack(rows, range(len(rows.tokens)), device, how))
-
-        def in_training(rows: Rows) -> Tensor:
-            policy.train()
-            return padded(rows)
-
-        ways = {"padded rows": padded, honesty.TRAINING: in_training} | ({} if how.padded else {"packed rows": packed})
+        ways = ways_of(policy, how, device, autocast)
         with autocast():
             found = list(honesty.compared(model, ways, temperature=temperature, dtype=dtype, longest=longest))
         found += [honesty.Finding("packed rows", note=f"not used: {how.padded}")] if how.padded else []
         if sampler is not None:
             found.append(said_as_computed(model, sampler, honesty.material(model, longest), temperature, dtype, autocast))
         return [*found, honesty.attending(model), honesty.endings(model, tokenizer)]
+
+
+def ways_of(policy: Any, how: packing.Packing, device: torch.device, autocast: Callable[[], Any] = nullcontext) -> dict[str, honesty.Way]:
+    """The ways in which a trainer computes rows: padded, in training mode, and packed, if they are."""
+
+    def scored(rows: Rows, batch: Batch) -> Tensor:
+        found = torch.zeros(rows.entries)
+        with torch.no_grad(), autocast():
+            found[batch.take] = policy(batch).logprobs.float().cpu()
+        return found
+
+    def padded(rows: Rows) -> Tensor:
+        return scored(rows, rows.padded(range(len(rows.tokens)), device))
+
+    def packed(rows: Rows) -> Tensor:
+        return scored(rows, packing.pack(rows, range(len(rows.tokens)), device, how))
+
+    def in_training(rows: Rows) -> Tensor:
+        policy.train()
+        return padded(rows)
+
+    ways: dict[str, honesty.Way] = {"padded rows": padded, honesty.TRAINING: in_training}
+    return ways if how.padded else ways | {"packed rows": packed}
+
+
+def agreed(way: honesty.Way) -> honesty.Way:
+    """The numbers of the main process in all: what is computed next may depend on them, and all must compute the same."""
+
+    def scored(rows: Rows) -> Tensor:
+        mine = way(rows)
+        return in_main(lambda: mine)
+
+    return scored
+
+
+def trusted_shards(learner: Learner, *, longest: int) -> list[honesty.Finding]:
+    """The table of a learner's model whose weights are sharded, and so were not there before; ConfigError if it cannot be trained.
+
+    All processes call it together; the table of the main one decides, so that all go on or none.
+    """
+    policy, model = learner.policy, learner.policy.model
+    dtype = getattr(torch, computed_in(model, learner.accelerator))
+    how: dict[str, Any] = {"temperature": policy.temperature, "dtype": dtype, "longest": longest}
+    ways = {name: agreed(way) for name, way in ways_of(policy, learner.packing, learner.device).items()}
+
+    def table() -> list[honesty.Finding]:
+        with honesty.undisturbed(model):
+            return [*honesty.compared(model, ways, **how), honesty.attending(model)]
+
+    found: list[honesty.Finding] = policy.look(table)
+    folded(policy)
+    if why := in_main(lambda: honesty.refusal(model.config.model_type, found)):
+        raise ConfigError(why)
+    return found
 
 
 def examined(folder: str, sampler: str, *, device: str | None = None) -> tuple[list[honesty.Finding], str]:

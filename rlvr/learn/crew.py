@@ -93,8 +93,9 @@ class Crew:
 
     @property
     def exact(self) -> bool:
-        """Whether a repeated step has the same bits. It has not where the time that replies take decides what is sampled together."""
-        timed = self.mdp.takes_part and self.sampler.company and not self.rollout.lockstep
+        """Whether a repeated step has the same bits. It has not where time decides: what is sampled together, or when it ends."""
+        by_time = self.config.rollout.episode_s is not None or (self.sampler.company and not self.rollout.lockstep)
+        timed = self.mdp.takes_part and by_time
         return is_deterministic(self.config, self.accelerator.device) and not timed
 
     @property
@@ -121,8 +122,9 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
         raise ConfigError(
             f"eval.split is {config.eval.split!r}; {suggest(config.eval.split, environment.splits)}. eval.tasks=0 measures nothing"
         )
-    mdp = TokenMDP(environment, tokenizer, max_new_tokens=config.rollout.max_completion_length, max_length=config.rollout.max_length)
-    schedule, curriculum = Schedule(environment, "train", seed=config.seed), config.rollout.curriculum
+    asked = config.rollout
+    mdp = TokenMDP(environment, tokenizer, **asked.limits)
+    schedule, curriculum = Schedule(environment, "train", seed=config.seed), asked.curriculum
     questions = questions_for(config.rollout, schedule)
     algorithm = from_config("algorithm", config.algorithm)
     if config.rollout.max_staleness:  # settings written by the user take precedence
@@ -157,12 +159,11 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     sampler.prepare(precision=precision, max_length=mdp.max_length)
     slow = "" if fill else sampler.suits(model)  # a sampler that runs the model tests it when it gets the weights
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
-    checks = [] if fill else agreement.trusted(model, sampler, mdp, config, **how)
-    asked, lockstep = config.rollout, in_lockstep(config, accelerator, mdp, sampler)
-    rollout = stack.enter_context(
-        Rollout(mdp, sampler, workers=asked.verify_workers, deadline_s=asked.verify_deadline_s, lockstep=lockstep)
-    )
-    sampling = Sampling(config.rollout.temperature, config.rollout.top_p, config.rollout.top_k, tokenizer.stop_ids)
+    checks = agreement.trusted(model, sampler, mdp, config, **how)
+    lockstep = in_lockstep(config, accelerator, mdp, sampler)
+    limits = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s}
+    rollout = stack.enter_context(Rollout(mdp, sampler, workers=asked.verify_workers, lockstep=lockstep, **limits))
+    sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     crew = Crew(
         config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling, slow, checks, fill=fill
     )  # fmt: skip
@@ -227,6 +228,8 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
         max_completion_length=crew.mdp.max_new_tokens,
         fp32_head=crew.config.model.fp32_head,
     )
+    if crew.learner.sharded:
+        crew.checks = [*agreement.trusted_shards(crew.learner, longest=crew.mdp.max_length), *crew.checks]
     if crew.fill is not None and kept and not resumed:
         crew.learner.weights.save(home)
     crew.uncompiled = compiled(crew.learner) if crew.config.model.compile is not None else ""

@@ -109,7 +109,7 @@ def train_reward_model(
     tokenizer = tokenizer_from(config.tokenizer_name)
     with ExitStack() as stack:
         environment: Environment = stack.enter_context(from_config("env", config.env))
-        mdp = TokenMDP(environment, tokenizer, max_new_tokens=config.rollout.max_completion_length, max_length=config.rollout.max_length)
+        mdp = TokenMDP(environment, tokenizer, **config.rollout.limits)
         groups = stored_groups(config, mdp)
         material, data = material_of(groups, config, settings, mdp), digest(groups)
         place = checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None

@@ -47,6 +47,7 @@ from rlvr.learn.update import adapter
 from rlvr.learn.warmstart import warmstart
 from rlvr.model.deterministic import ready
 from rlvr.model.device import device_from
+from rlvr.model.honesty import told as told_of
 from rlvr.model.weights import exported
 from rlvr.runs import report
 from rlvr.runs.progress import Work
@@ -123,8 +124,8 @@ def train(
         screen.print(banner(crew, folder))
         done = resumed(crew, run, place) if place else begun(crew, run, screen)
         notes = Notes(config)
-        for line in slow_paths(crew):
-            screen.print(line, highlight=False, markup=False)
+        for line in about_model(crew):
+            screen.print(line, highlight=False, markup=False, soft_wrap=True)
         with Work(screen, "training", config.train.steps, done.step) as work:
             for step in range(done.step, config.train.steps):
                 row, times = one_step(crew, run, step, ahead)
@@ -145,8 +146,10 @@ def train(
         return ended
 
 
-def slow_paths(crew: Crew) -> Iterator[str]:
-    """What is slower with this model than with others, and why."""
+def about_model(crew: Crew) -> Iterator[str]:
+    """What is known when the learner has the model: how a sharded one is computed, what is slower than with other models, and why."""
+    if crew.learner.sharded:
+        yield f"model check: {told_of(crew.checks)}"
     if crew.slow:
         yield f"sampling is slow: {crew.slow}"
     if crew.uncompiled:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from rlvr.config.config import WarmstartConfig
+from rlvr.learn import agreement
 from rlvr.learn.crew import Crew
 from rlvr.learn.held_out import mean_score
 from rlvr.learn.processes import share
@@ -50,6 +51,8 @@ def taught(crew: Crew, settings: WarmstartConfig, work: Work) -> Learner:
         max_completion_length=crew.mdp.max_new_tokens,
         fp32_head=crew.config.model.fp32_head,
     )
+    if learner.sharded:
+        agreement.trusted_shards(learner, longest=crew.mdp.max_length)
     numbers: dict[str, float | str] = {}
     cut = 0
     for step in range(settings.steps):

@@ -56,6 +56,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         split: str = "",
         max_new_tokens: int | None = None,
         max_length: int | None = None,
+        max_turn_tokens: int | None = None,
         on_length: str = "truncate",
         render_mode: str | None = None,
     ) -> None:
@@ -68,7 +69,9 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self.tokenizer = tokenizer_from(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.environment: Environment = from_config("env", env)
         try:
-            self.mdp = TokenMDP(self.environment, self.tokenizer, max_new_tokens=max_new_tokens, max_length=max_length)
+            self.mdp = TokenMDP(
+                self.environment, self.tokenizer, max_new_tokens=max_new_tokens, max_length=max_length, max_turn_tokens=max_turn_tokens
+            )
             split = split or self.environment.splits[0]  # an environment that is for evaluation has no "train"
             if split not in self.environment.splits:
                 raise ConfigError(f"split is {split!r}; {suggest(str(split), self.environment.splits)}")
@@ -242,5 +245,5 @@ def token_env_settings(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     >>> token_env_settings({"obs": "ids", "digits": 2})
     ({'obs': 'ids'}, {'digits': 2})
     """
-    own = {"tokenizer", "obs", "split", "max_new_tokens", "max_length", "on_length", "render_mode"}
+    own = {"tokenizer", "obs", "split", "max_new_tokens", "max_length", "max_turn_tokens", "on_length", "render_mode"}
     return {k: v for k, v in kwargs.items() if k in own}, {k: v for k, v in kwargs.items() if k not in own}

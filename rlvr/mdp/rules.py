@@ -8,13 +8,14 @@ How an episode ends:
     a stop id closes a turn, and the environment has nothing to answer   TERMINATED
     a stop id closes the last allowed turn, and it would have answered   TRUNCATED
     no token is left, by count or by window, and no stop id came         TRUNCATED
-A stop id on the very last allowed token is a stop. Where calls of tools are plain text, the end of the first complete call closes a
-turn as a stop id does; the token that a chat template ends turns with then follows, as the environment's own.
+    its time is up, and the environment would have answered              TRUNCATED
+A turn of `max_turn_tokens` is cut; the environment hears it, and the conversation continues if it answers. A stop id on the very
+last allowed token is a stop. Where calls of tools are plain text, the end of the first complete call closes a turn as a stop id does; the
+token that a chat template ends turns with then follows, as the environment's own.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -26,7 +27,7 @@ from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.calls import CallEnd, Calls
 from rlvr.mdp.limits import plain_limits
 from rlvr.mdp.sessions import Lease, judged_whole, session_record
-from rlvr.mdp.state import OVER, last_acted, turns_of
+from rlvr.mdp.state import OVER, rewards_of
 from rlvr.mdp.state import State as State
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
@@ -43,7 +44,13 @@ class TokenMDP:
     """
 
     def __init__(
-        self, environment: Environment, tokenizer: Tokenizer, *, max_new_tokens: int | None = None, max_length: int | None = None
+        self,
+        environment: Environment,
+        tokenizer: Tokenizer,
+        *,
+        max_new_tokens: int | None = None,
+        max_length: int | None = None,
+        max_turn_tokens: int | None = None,
     ) -> None:
         if not isinstance(environment, Environment) or not isinstance(getattr(environment, "verifier", None), Verifier):
             raise ConfigError(
@@ -59,6 +66,10 @@ class TokenMDP:
         self.max_length = room if max_length is None else max_length
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; the policy needs at least 1 token")
+        if max_turn_tokens is not None and max_turn_tokens < 1:
+            raise ConfigError(f"max_turn_tokens is {max_turn_tokens}; a turn needs at least 1 token")
+        self.max_turn_tokens = self.max_new_tokens if max_turn_tokens is None else max_turn_tokens
+        """A turn of so many tokens is cut, and the environment hears it."""
         if self.max_length < 2:
             raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
         self._stops = tokenizer.stop_ids
@@ -123,7 +134,8 @@ class TokenMDP:
 
     def budget(self, state: State) -> int:
         """How many tokens the policy may still choose."""
-        return min(self.max_new_tokens - state.chosen, self.max_length - len(state.tokens))
+        turn = self.max_turn_tokens - (len(state.tokens) - state.turn_start)
+        return min(self.max_new_tokens - state.chosen, self.max_length - len(state.tokens), turn)
 
     def advance(self, state: State, token: int) -> None:
         """Append one token that the policy chose, and whatever follows from it."""
@@ -172,7 +184,7 @@ class TokenMDP:
         state.tokens += tokens
         state.acted += [True] * len(tokens)
         state.chosen += spent
-        if cut:
+        if cut and not (state.lease and self.max_turn_tokens < self.max_new_tokens and state.chosen < self.max_new_tokens):
             state.end, state.cut = End.TRUNCATED, "tokens"
         heard = self._close_turn(state, cut=cut)
         state.turns[-1] = turn or state.turns[-1]
@@ -186,7 +198,8 @@ class TokenMDP:
     def go_on(self, state: State) -> None:
         """The third part: write what was heard, or end the conversation. It uses the tokenizer, so it runs in the thread that owns it."""
         if state.heard[-1].over:
-            state.end = End.TERMINATED
+            cut = state.turns[-1].finish == "length"  # by the limit of a turn
+            state.end, state.cut = (End.TRUNCATED, "turn") if cut else (End.TERMINATED, "")
             return
         if spent := self._spent(state):  # nothing could follow what was heard, so it is not written
             state.end, state.cut = End.TRUNCATED, spent
@@ -220,6 +233,10 @@ class TokenMDP:
         if state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
             state.end, state.cut = End.TRUNCATED, "tokens" if state.chosen >= self.max_new_tokens else "window"
             return self._close_turn(state, cut=True)
+        if len(state.tokens) - state.turn_start >= self.max_turn_tokens:
+            if state.lease is None:
+                state.end, state.cut = End.TRUNCATED, "turn"
+            return self._close_turn(state, cut=True)
         return False
 
     def _calls(self, state: State) -> bool:
@@ -240,7 +257,9 @@ class TokenMDP:
 
     def _spent(self, state: State) -> str:
         """What has run out for the policy, whatever the session says."""
-        return "turns" if len(state.turns) >= self.environment.max_turns else "tokens" if state.chosen >= self.max_new_tokens else ""
+        if len(state.turns) >= self.environment.max_turns:
+            return "turns"
+        return "tokens" if state.chosen >= self.max_new_tokens else "time" if state.late else ""
 
     def finish(self, state: State) -> Transcript | Verdict:
         """Collect what will be judged, once, and close the session. Never raises."""
@@ -273,26 +292,7 @@ class TokenMDP:
 
     def rewards(self, state: State, verdict: Verdict) -> list[float]:
         """What each token is paid: the whole score on the policy's last one, or each part of it on the token that completed it."""
-        rewards = [0.0] * len(state.tokens)
-        if verdict.earned:
-            self._pay_parts(state, verdict, rewards)
-        elif verdict.score is not None:
-            rewards[last_acted(state.acted)] = verdict.score
-        return rewards
-
-    def _pay_parts(self, state: State, verdict: Verdict, rewards: list[float]) -> None:
-        """Add each part of the score to the reward of the token that completed it."""
-        turns = turns_of(state, self._stops)
-        for part in verdict.earned:
-            if not -len(turns) <= part.turn < len(turns):
-                raise ValueError(f"something was earned in turn {part.turn}, and there were {len(turns)}")
-            places = turns[part.turn]
-            said = [state.tokens[place] for place in places]
-            if part.characters is None:
-                at = len(said)
-            else:
-                at = bisect_left(range(1, len(said) + 1), part.characters, key=lambda n: len(self.tokenizer.decode(said[:n]))) + 1
-            rewards[places[min(at, len(said)) - 1]] += part.amount
+        return rewards_of(state, verdict, self.tokenizer)
 
     def episode(self, state: State, verdict: Verdict, *, group: str, logprobs: list[float] | None = None, version: int = 0) -> Episode:
         """The record of a conversation that is over."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlvr.contracts import Heard, Transcript
+from rlvr.contracts import Heard, Tokenizer, Transcript
 from rlvr.episode import End
 from rlvr.mdp.sessions import Lease
 from rlvr.task import Task, Verdict
@@ -40,7 +41,9 @@ class State:
     """How many tokens the policy has chosen."""
     end: End | None = None
     cut: str = ""
-    """What ran out, where that was the end: `turns`, `tokens` (of the policy's own) or `window`."""
+    """What ran out, where that was the end: `turns`, `tokens` (of the policy's own), `turn` (those of a turn), `window` or `time`."""
+    late: bool = False
+    """Whether its time is up: it ends where the policy would have another turn."""
 
     @property
     def said(self) -> list[str]:
@@ -65,6 +68,29 @@ def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
             turns.append([])
         turns[-1].append(place)
     return turns
+
+
+def rewards_of(state: State, verdict: Verdict, tokenizer: Tokenizer) -> list[float]:
+    """What each token is paid: the whole score on the policy's last one, or each part of it on the token that completed it.
+
+    >>> rewards_of(State(Task("t", user("2+2=")), [1, 2, 8], [False, True, True]), Verdict(1.0), tokenizer)     # doctest: +SKIP
+    [0.0, 0.0, 1.0]
+    """
+    rewards = [0.0] * len(state.tokens)
+    if not verdict.earned and verdict.score is not None:
+        rewards[last_acted(state.acted)] = verdict.score
+    turns = turns_of(state, tokenizer.stop_ids) if verdict.earned else []
+    for part in verdict.earned:
+        if not -len(turns) <= part.turn < len(turns):
+            raise ValueError(f"something was earned in turn {part.turn}, and there were {len(turns)}")
+        places = turns[part.turn]
+        said = [state.tokens[place] for place in places]
+        if part.characters is None:
+            at = len(said)
+        else:
+            at = bisect_left(range(1, len(said) + 1), part.characters, key=lambda n: len(tokenizer.decode(said[:n]))) + 1
+        rewards[places[min(at, len(said)) - 1]] += part.amount
+    return rewards
 
 
 def last_acted(acted: Sequence[bool]) -> int:

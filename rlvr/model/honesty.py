@@ -216,7 +216,7 @@ def told(findings: Sequence[Finding]) -> str:
     gaps = ", ".join(f"{f.way} {f.gap:.0e}" for f in plain_pass)
     layers = [f"layers that attend {f.note}" for f in findings if f.way == "layers that attend"]
     ends = [f"end ids {f.note}" for f in findings if f.way == "end ids"]
-    return "; ".join([f"furthest from a plain forward pass: {gaps}", *layers, *ends])
+    return "; ".join([*([f"furthest from a plain forward pass: {gaps}"] if gaps else []), *layers, *ends])
 
 
 def run_limit(findings: Sequence[Finding], temperature: float) -> float:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from rlvr.model.defaults import copied
+
 
 class Lengths(NamedTuple):
     """The segments of a line of queries, and of a line of keys.
@@ -41,7 +43,7 @@ class Kernel(Protocol):
 
 def lengths_of(queries: list[int], keys: list[int], device: torch.device | str) -> Lengths:
     """The lengths of the segments, as the kernels need them."""
-    ends = [torch.tensor([0, *part], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device) for part in (queries, keys)]
+    ends = [copied(torch.tensor([0, *part], dtype=torch.int32).cumsum(0, dtype=torch.int32), device) for part in (queries, keys)]
     return Lengths(ends[0], ends[1], max(queries, default=0), max(keys, default=0))
 
 

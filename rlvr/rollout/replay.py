@@ -57,13 +57,7 @@ def replay(run: str | Path, *, shown: int = 20) -> ReplayReport:
     config = config_of(run)
     tokenizer = config.tokenizer_name
     assert tokenizer is not None, "RunConfig asks for one of the two"
-    env = TokenEnv(
-        env=config.env,
-        tokenizer=tokenizer,
-        obs="ids",
-        max_new_tokens=config.rollout.max_completion_length,
-        max_length=config.rollout.max_length,
-    )
+    env = TokenEnv(env=config.env, tokenizer=tokenizer, obs="ids", **config.rollout.limits)
     try:
         return replay_rows(env, rows_of(run / "episodes.jsonl"), shown=shown)
     finally:
@@ -84,7 +78,8 @@ def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, shown: int 
         session = row.get("session") if env.mdp.worlds else None
         report.recorded += session is not None
         other = {"reference": row["reference"]} if row.get("honeypot") else {}
-        wrong = mismatch(env, **{key: row[key] for key in KEYS}, session=session, **other)
+        timed = row.get("cut") == "time"
+        wrong = mismatch(env, **{key: row[key] for key in KEYS}, session=session, timed=timed, **other)
         if wrong:
             report.mismatches += 1
             if len(report.details) < shown:
@@ -101,11 +96,13 @@ def mismatch(
     end: str,
     reward: float,
     session: Mapping[str, Any] | None = None,
+    timed: bool = False,
     **other: Any,
 ) -> str:
     """What differs when this episode is stepped again, in words; "" when nothing does. A recorded `session` answers what it answered then.
 
-    `other` replaces fields of the task, for a honeypot.
+    `timed`: its time was up, which stepping does not see; then the rest of the tokens is compared, and no end. `other` replaces fields of
+    the task, for a honeypot.
 
     >>> mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
     ''
@@ -124,6 +121,9 @@ def mismatch(
         last = info["end"]
         if not last and paid != 0.0:
             return f"token {k} of the policy was paid {paid} before the end"
+    if timed and env.state.end is None:
+        same = env.state.tokens[: len(tokens)] == list(tokens) and env.state.acted[: len(acted)] == [bool(own) for own in acted]
+        return "" if same else f"the tokens differ: {_first(env.state.tokens[: len(tokens)], tokens)}"
     if env.state.end is None:
         return f"the episode goes on after the policy's {len(chosen)} tokens, and was recorded as {end}"
     if env.state.tokens != list(tokens):

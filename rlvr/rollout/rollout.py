@@ -20,6 +20,9 @@ from rlvr.rollout.sessions import SessionSchedule
 from rlvr.rollout.timing import Timing as Timing
 from rlvr.rollout.timing import covered as covered
 
+DEADLINE_S = 600.0
+"""How long one verification, or one call of a session, may take unless it is set."""
+
 
 class Rollout:
     """Collects episodes of one environment with one sampler.
@@ -36,7 +39,8 @@ class Rollout:
         workers: int = 32,
         actors: int = 64,
         open_sessions: int = 256,
-        deadline_s: float = 600.0,
+        deadline_s: float = DEADLINE_S,
+        episode_s: float | None = None,
         lockstep: bool | None = None,
     ) -> None:
         """Set how much runs in parallel, and the timeouts.
@@ -47,7 +51,8 @@ class Rollout:
             workers: how many answers are judged at once.
             actors: how many sessions are asked at once.
             open_sessions: how many sessions are open at once, where the environment has sessions of its own.
-            deadline_s: how long one verification, or one call of a session, may take.
+            deadline_s: how long one verification, or one call of a session, may take; then the episode has no verdict.
+            episode_s: after so many seconds from its first request a conversation ends with its present turn, and is judged; None: never.
             lockstep: whether all conversations wait for the slowest before each turn. The company in which an answer is sampled may decide
                 its last bits (`Sampler.company`), and without lockstep it depends on how long replies take. None: only for such a sampler,
                 with an environment that replies and has no sessions of its own.
@@ -56,7 +61,10 @@ class Rollout:
             raise ConfigError(f"workers {workers} and deadline_s {deadline_s} must be above 0")
         if actors < 1 or open_sessions < 1:
             raise ConfigError(f"actors {actors} and open_sessions {open_sessions} must be at least 1")
+        if episode_s is not None and episode_s <= 0:
+            raise ConfigError(f"episode_s is {episode_s}; it must be above 0")
         self.mdp, self.sampler, self.deadline_s, self.open_sessions = mdp, sampler, deadline_s, open_sessions
+        self.episode_s = episode_s
         self.lockstep = bool(sampler.company) and mdp.takes_part and not mdp.worlds if lockstep is None else lockstep
         self.timing = Timing()
         self.judges, self.actors = Judges(workers), Judges(actors, name="session")

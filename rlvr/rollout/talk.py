@@ -59,6 +59,10 @@ class Talk:
     """Whose thread that is."""
     submitted: float = 0.0
     """When the latest job was submitted."""
+    asked_at: float = 0.0
+    """When the sampler took its present request."""
+    seconds: float = 0.0
+    """How long its turns and their replies took, without the time that it waited for a thread."""
     verdict: Verdict | None = None
     state: State = field(init=False)
     logprobs: list[float] = field(init=False)
@@ -166,6 +170,8 @@ class Talk:
             return self._failed(version)
         made = self.mdp.episode(self.state, self.verdict, group=self.draw.group, logprobs=self.logprobs, version=version)
         made.meta.update(self.draw.meta, finish=str(self.state.end), **({"usage": self.usage} if any(self.usage) else {}))
+        if not self.mdp.worlds and any(turn.reasoning for turn in self.state.turns):  # a session's record has the turns
+            made.meta["reasoning"] = [turn.reasoning for turn in self.state.turns]
         return made
 
     def _failed(self, version: int) -> Episode:

@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,13 +25,13 @@ from rlvr.errors import ConfigError, SamplerError
 from rlvr.model.device import accelerator, free_cached_memory
 from rlvr.runs.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, room_for, settings
+from rlvr.samplers._local.meeting import meeting_in
 
 PREFIX = "rlvr-vllm-"
 PARTS = ["weights", "kv_cache"]
 """Of the memory that an engine releases, in the order in which it gets them back."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters that vLLM makes room for."""
-METHOD = "get_file_store_init_method"
 QUIET = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run the engine in this process, which has the trainer's tensors
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -304,20 +303,6 @@ def alone() -> None:
         "the vLLM engine cannot run inside a training run with several processes; set placement: local (each process starts an engine "
         "beside it), or start `vllm serve` as a separate server and set placement: server, urls: [...]"
     )
-
-
-@contextmanager
-def meeting_in(folder: Path) -> Iterator[None]:
-    """Let vLLM's processes find each other by a file in a folder; vLLM would make it in the one for temporary files, and leave it."""
-    makers = [importlib.import_module(f"vllm.v1.executor.{kind}proc_executor") for kind in ("uni", "multi")]
-    before = [(maker, vars(maker)[METHOD]) for maker in makers if METHOD in vars(maker)]  # versions before that have none
-    try:
-        for maker, _ in before:
-            setattr(maker, METHOD, lambda: f"file://{folder}/{folder.name}-{uuid.uuid4().hex}")
-        yield
-    finally:
-        for maker, method in before:
-            setattr(maker, METHOD, method)
 
 
 def tied_names(model: Any) -> list[str] | None:

@@ -11,6 +11,7 @@ import http.client
 import io
 import json
 import os
+import re
 import socket
 import ssl
 import threading
@@ -28,6 +29,11 @@ MOST_BYTES = 1 << 26
 """The largest response in bytes; a larger one is an error."""
 LOOK_S = 0.1
 """During a name lookup, how often to check whether the exchange was aborted."""
+HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+FRAMING = ("content-length", "transfer-encoding", "connection", "host")
+"""What a header may be called, and those that the client sets itself."""
+SECRET = 6
+"""Header values of so many characters or more are removed from a server's text, as the key is."""
 SHOWN = 300
 """How many characters of a server's text are shown in a message."""
 
@@ -64,7 +70,7 @@ class Http:
     200
     """
 
-    def __init__(self, url: str, *, key_variable: str = "") -> None:
+    def __init__(self, url: str, *, key_variable: str = "", headers: Mapping[str, str] | None = None) -> None:
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -78,7 +84,10 @@ class Http:
         self.path = parts.path.rstrip("/")
         self._host, self._port = parts.hostname, port
         self._context = ssl.create_default_context() if parts.scheme == "https" else None
-        self.key_variable = key_variable
+        self.key_variable, self.headers = key_variable, {name: str(value) for name, value in (headers or {}).items()}
+        """More headers; a value $NAME is read from the environment at each request."""
+        if wrong := next((name for name in self.headers if not HEADER.fullmatch(name) or name.lower() in FRAMING), None):
+            raise ConfigError(f"headers has {wrong!r}, which cannot be set; write a header such as {{api-key: $MY_KEY}}")
         self._idle: list[http.client.HTTPConnection] = []
         self._busy: dict[http.client.HTTPConnection, socket.socket | None] = {}
         """Connections in use, each with its socket, which may not be connected yet."""
@@ -91,6 +100,7 @@ class Http:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := self._key():
             headers["Authorization"] = f"Bearer {key}"
+        headers = {name: value for name, value in headers.items() if name.lower() not in map(str.lower, self.headers)} | self._own_headers()
         sent, epoch = None if body is None else json.dumps(body).encode(), self._epoch
         while True:
             connection, used = self._taken()
@@ -109,7 +119,7 @@ class Http:
 
     def reach(self, *, until: float) -> None:
         """Connect, or raise NoReply; the connection is kept for the first exchange."""
-        self._key()  # an invalid key is an error now
+        self._own_headers()  # an invalid key is an error now
         connection, _ = self._taken()
         try:
             self._connect(connection, until)
@@ -222,16 +232,19 @@ class Http:
         connection.close()
 
     def _key(self) -> str:
-        key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
-        if not (key.isascii() and key.isprintable()):
-            raise ConfigError(
-                f"the environment variable {self.key_variable} contains characters that a key cannot have; set it to the key alone"
-            )
-        return key
+        name = self.key_variable
+        return _sendable(os.environ.get(name, "").strip(), f"the environment variable {name}") if name else ""
+
+    def _own_headers(self) -> dict[str, str]:
+        """The headers that were asked for, with the values of the environment variables that they name."""
+        self._key()
+        return {name: _value(name, value) for name, value in self.headers.items()}
 
     def _without_key(self, text: str) -> str:
-        key = self._key()
-        return text.replace(key, "[key]") if key else text
+        values = [os.environ.get(value[1:], "").strip() if value.startswith("$") else value for value in self.headers.values()]
+        for secret in [self._key(), *(value for value in values if len(value) >= SECRET)]:
+            text = text.replace(secret, "[key]") if secret else text
+        return text
 
     def _told(self, error: Exception, until: float) -> str:
         if isinstance(error, TimeoutError) or time.monotonic() >= until:
@@ -297,6 +310,21 @@ def _left(until: float) -> float:
     if left <= 0:
         raise TimeoutError("the deadline has passed")
     return left
+
+
+def _value(name: str, value: str) -> str:
+    """What a header is sent with: $NAME is the value of an environment variable."""
+    if not value.startswith("$"):
+        return _sendable(value, f"the header {name!r}")
+    if not (found := os.environ.get(value[1:], "").strip()):
+        raise ConfigError(f"the header {name!r} is {value}, and the environment variable {value[1:]} is not set; set it")
+    return _sendable(found, f"the environment variable {value[1:]}")
+
+
+def _sendable(value: str, what: str) -> str:
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"{what} contains characters that a key cannot have; set it to the key alone")
+    return value
 
 
 def _shut(sock: Any) -> None:

@@ -267,9 +267,6 @@ class _Desk:
         self.live = left
 
 
-make = HFSampler
-
-
 class _PatientDesk(_Desk):
     """For a device that computes while this process prepares the next token: it is asked only every few tokens which answers have ended."""
 
@@ -302,3 +299,6 @@ class _PatientDesk(_Desk):
         stops = (place for place, token in enumerate(completion.tokens, 1) if token in self.sampling.stop_ids)
         length = next(stops, len(completion.tokens))
         return replace(completion, tokens=completion.tokens[:length], logprobs=completion.logprobs[:length])
+
+
+make = HFSampler

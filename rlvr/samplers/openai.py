@@ -4,7 +4,8 @@
 {name: openai, url: "http://localhost:8000/v1", model: tiny, tokenizer: DIR}       token ids in and out, with log-probabilities
 
 With text, tokens are counted by the endpoint: `max_new_tokens` is sent to it, the whole text is judged, `finish_reason` tells whether
-it was cut off, and token counts come from `usage`. With token ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), the server must
+it was cut off, and token counts come from `usage`. Reasoning that the endpoint returns apart from the answer is recorded, and not judged.
+With token ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), the server must
 return them with the log-probabilities of the sampling distribution: `vllm serve DIR --logprobs-mode processed_logprobs`.
 
 The key is read from the environment (OPENAI_API_KEY, or the variable named by `key_variable`) at every request and is never
@@ -15,29 +16,35 @@ respected. An answer that does not arrive within the deadline is a failed episod
 from __future__ import annotations
 
 import random
+import re
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from rlvr.contracts import Completion, Environment, Feed, Listed, Request, Sampler, Sampling, Tokenizer
-from rlvr.errors import ConfigError, SamplerError
+from rlvr.dialects.table import get
+from rlvr.errors import ConfigError, SamplerError, suggest
 from rlvr.mdp.tokenizers import EOS, POLICY, USER
-from rlvr.samplers._calls import turn_of
+from rlvr.samplers._calls import turn_of, written_messages, written_turn
+from rlvr.samplers._chat import CUT, STOPPED, read
 from rlvr.samplers._dialect import finished
-from rlvr.samplers._http import Http, NoReply, Reply
+from rlvr.samplers._http import Http, NoReply, Reply, cleaned
+from rlvr.turns import Turn
 
 BUSY = frozenset({408, 409, 425, 429, *range(500, 600)})
 UNFIT = frozenset({400, 413, 422})
 """Statuses that may concern one request only: a content filter, or a prompt that is too long."""
-STOPPED = ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call", "tool_use")
-CUT = ("length", "max_tokens", "model_length")
-"""Finish reasons of endpoints: STOPPED for a complete answer, CUT for a truncated one."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""The names that endpoints have for the most tokens of an answer."""
+OURS = ("temperature", "top_p", "top_k", "seed", "n", "stop", "tools", *LIMITS)
+"""The fields of a request that an endpoint may refuse."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 LOOK_S = 0.2
 """How long it waits for an answer before the rest is looked after."""
@@ -53,6 +60,7 @@ class OpenAISampler(Sampler):
     """
 
     policy_form = "openai:URL#MODEL[#TOKENIZER]"
+    incidental = frozenset(("key_variable", "headers", "concurrency", "retries", "attempt_s", "deadline_s"))
 
     @classmethod
     def policy_settings(cls, rest: str) -> dict[str, Any]:
@@ -73,6 +81,10 @@ class OpenAISampler(Sampler):
         concurrency: int = 16,
         retries: int = 6,
         extra_body: Mapping[str, Any] | None = None,
+        omit: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        dialect: str = "",
         attempt_s: float = 120.0,
         deadline_s: float = 600.0,
     ) -> None:
@@ -86,19 +98,33 @@ class OpenAISampler(Sampler):
             concurrency: how many requests are in progress at a time.
             retries: how often a request is repeated while the endpoint is busy.
             extra_body: more fields of each request, such as {reasoning_effort: low}; they replace ours of the same name.
+            omit: fields that are not sent, such as [temperature, seed], for an endpoint that refuses them.
+            stop: texts at which the endpoint ends an answer.
+            headers: more headers of each request; $NAME is the value of an environment variable, such as {api-key: $AZURE_KEY}.
+            dialect: for an endpoint without tools: describe them in the system message, and read calls from its text, such as fenced.
             attempt_s: timeout of one request, in seconds.
             deadline_s: timeout of one answer, all attempts together, in seconds.
         """
         for name, value in {"concurrency": concurrency, "attempt_s": attempt_s, "deadline_s": deadline_s, "retries": retries + 1}.items():
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; it must be above 0")
-        self.http, self.model, self.tokenizer = Http(url, key_variable=key_variable), model, tokenizer
-        self.extra_body = dict(extra_body or {})
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        if not all(isinstance(text, str) and text for text in stops):
+            raise ConfigError(f"stop is {stop!r}; it must be a text or a list of texts, such as ['\\n\\n']")
+        if tokenizer is not None and (stops or dialect):
+            name = "stop" if stops else "dialect"
+            raise ConfigError(f"{name} is for text, and with a tokenizer the policy's own tokens are used; remove one of the two")
+        if unknown := [name for name in ([omit] if isinstance(omit, str) else omit) if name not in OURS]:
+            raise ConfigError(f"omit has {unknown[0]!r}, which is not sent; {suggest(str(unknown[0]), OURS)}")
+        url = url.rstrip("/").removesuffix("/chat/completions")
+        self.http, self.model, self.tokenizer = Http(url, key_variable=key_variable, headers=headers), model, tokenizer
+        self.extra_body = ({"stop": stops} if stops else {}) | dict(extra_body or {})
+        self.omit, self.dialect = frozenset([omit] if isinstance(omit, str) else omit), get(dialect) if dialect else None
         self.concurrency, self.retries, self.attempt_s, self.deadline_s = concurrency, retries, attempt_s, deadline_s
         self.gives_text = tokenizer is None
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
         self._words: Tokenizer | None = None
-        self._limit = "max_tokens"
+        self._limit = LIMITS[0]
         self._heard = False
         """Whether a request has succeeded: after that, a rejection concerns a single request."""
         self._closed = threading.Event()
@@ -149,10 +175,10 @@ class OpenAISampler(Sampler):
         self.http.close()
 
     def _complete(self, request: Request, sampling: Sampling) -> Completion:
+        began = time.monotonic()
         try:
-            if self.tokenizer is not None:
-                return self._tokens(request, sampling)
-            return self._text(request, sampling)
+            made = self._text(request, sampling) if self.tokenizer is None else self._tokens(request, sampling)
+            return replace(made, seconds=time.monotonic() - began)
         except NoReply as error:
             return Completion([], [], "error", str(error))
 
@@ -160,28 +186,29 @@ class OpenAISampler(Sampler):
         """Send the conversation and return the whole text; its length is the endpoint's own token count."""
         if self._words is None or request.task is None:
             raise SamplerError("the sampler openai got a request before `bind`, or one without a task")
-        said_before = request.said
-        messages = [dict(message) for message in said_before.messages] if said_before else conversation(request, self._words)
+        tools = request.said.tools if request.said else ()
+        if request.said and tools and self.dialect:
+            messages = written_messages(request.said, self.dialect)
+        else:
+            messages = [dict(message) for message in request.said.messages] if request.said else conversation(request, self._words)
         body = {"messages": messages} | self._sampling(request, sampling)
-        if said_before and said_before.tools:
-            body["tools"] = [tool.wire() for tool in said_before.tools]
+        if tools and not self.dialect and "tools" not in self.omit:
+            body["tools"] = [tool.wire() for tool in tools]
         reply = self._asked("/chat/completions", body)
         try:
-            said = reply.json()
-            choice = said["choices"][0]
-            text, reason = choice["message"].get("content") or "", str(choice.get("finish_reason") or "stop")  # some endpoints give none
-            usage = used(said.get("usage"))
-            if not isinstance(text, str):
-                raise TypeError("its content is not a string")
-            turn = turn_of(choice["message"], text, request, cut=reason in CUT) if said_before and said_before.tools else None
+            said = read(reply.json(), request.max_tokens)
+            turn = Turn(said.text, said.text, said.reasoning, (), "length" if said.cut else "stop") if said.reasoning else None
+            if tools:
+                turn = written_turn(said, request, self.dialect) if self.dialect else turn_of(said, request)
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise NoReply(f"{self.http.told(reply)}; that is not a chat completion ({type(error).__name__})") from None
-        if reason not in (*STOPPED, *CUT):
-            return Completion([], [], "error", f"the endpoint ended an answer of {len(text)} characters by {reason!r}")
-        tokens = self._words.encode(turn.text if turn else text)
-        if reason in STOPPED or not tokens:  # cut off before any text, for example by hidden reasoning
+        if said.reason not in STOPPED | CUT:
+            return Completion([], [], "error", f"the endpoint ended an answer of {len(said.text)} characters by {said.reason!r}")
+        cut = turn.finish == "length" if turn else said.cut
+        tokens = self._words.encode(turn.text if turn else said.text)
+        if not cut or not tokens:  # cut off before any text, for example by hidden reasoning
             tokens.append(self._words.eos_id)
-        return Completion(tokens, [0.0] * len(tokens), "length" if reason in CUT else "stop", usage=usage, turn=turn)
+        return Completion(tokens, [0.0] * len(tokens), "length" if cut else "stop", usage=said.usage, turn=turn)
 
     def _tokens(self, request: Request, sampling: Sampling) -> Completion:
         """Send token ids and return token ids."""
@@ -203,7 +230,8 @@ class OpenAISampler(Sampler):
         settings: dict[str, Any] = {"model": self.model, "temperature": sampling.temperature, "seed": request.seed, "n": 1}
         settings |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         settings |= {"top_k": sampling.top_k} if sampling.top_k else {}
-        return settings | {self._limit: request.max_tokens} | self.extra_body
+        settings |= {self._limit: request.max_tokens}
+        return {name: value for name, value in settings.items() if name not in self.omit} | self.extra_body
 
     def _asked(self, path: str, body: dict[str, Any]) -> Reply:
         """Send a request, again while the endpoint is busy; NoReply if no time or no attempt is left."""
@@ -220,8 +248,8 @@ class OpenAISampler(Sampler):
                     return reply
                 told = self.http.told(reply)
                 if reply.status == 400 and "max_tokens" in body and "max_completion_tokens" in told:
-                    self._limit = "max_completion_tokens"  # the name that newer models require
-                    body[self._limit] = body.pop("max_tokens")
+                    self._limit = LIMITS[1]  # the name that newer models require
+                    body[self._limit] = body.pop(LIMITS[0])
                     continue
                 if reply.status in UNFIT and self._heard:
                     raise NoReply(told)
@@ -231,16 +259,6 @@ class OpenAISampler(Sampler):
             if attempts > self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
                 break
         raise NoReply(f"no answer after {attempts} attempts: {told}")
-
-
-def used(usage: Any) -> tuple[int, int]:
-    """The input and output tokens that the endpoint reports, hidden reasoning included; 0 if it does not report them.
-
-    >>> used({"prompt_tokens": 12, "completion_tokens": 5})
-    (12, 5)
-    """
-    told = usage if isinstance(usage, dict) else {}
-    return int(told.get("prompt_tokens") or 0), int(told.get("completion_tokens") or 0)
 
 
 def patience(reply: Reply | None, attempt: int) -> float:
@@ -262,6 +280,11 @@ def refused(reply: Reply, told: str, model: str, key_variable: str) -> str:
         return f"{told}; set the key in the environment variable {key_variable}, or name another one with --sampler key_variable=NAME"
     if reply.status == 404:
         return f"{told}; check that the URL ends before /chat/completions (often in /v1) and that the endpoint has a model {model!r}"
+    if place := reply.headers.get("location", ""):
+        return f"{told}; it has moved to {cleaned(place)}: use that URL"
+    if reply.status in UNFIT and (fields := [name for name in OURS if re.search(rf"\b{name}\b", told)]):
+        instead = "--temperature 1, or " if fields[0] == "temperature" else ""
+        return f"{told}; to leave the field out: {instead}--sampler omit=[{', '.join(fields)}]"
     return told
 
 

@@ -71,6 +71,7 @@ class VLLMSampler(Sampler):
     """
 
     policy_form = "vllm:DIR"
+    incidental = frozenset(("concurrency", "start_s", "heartbeat_s", "deadline_s", "memory_fraction", "kv_cache_gb", "gpus", "urls"))
     company = 1024
     runs_model = False
     _engine: Engine | None = None

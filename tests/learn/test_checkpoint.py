@@ -45,6 +45,18 @@ def test_what_was_saved_is_what_is_read(tmp_path: Path, model: Any) -> None:
     assert tokenizer.render(conversation) == TOKENIZER.render(conversation) and tokenizer.stop_ids == TOKENIZER.stop_ids
 
 
+def test_the_random_state_of_an_accelerator_comes_back_too(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [torch.arange(4, dtype=torch.uint8)]
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: held[-1])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", held.append)
+    saved(tmp_path, model, 5)
+    held.append(torch.zeros(4, dtype=torch.uint8))  # later kernels draw from it
+    checkpoint.read(checkpoint.newest(tmp_path))
+    assert len(held) == 3 and held[-1].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_saved_character_tokenizer_comes_back_as_itself(tmp_path: Path, family: str) -> None:
     tokenizer = CharTokenizer("01 x\n<")

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +17,21 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from rich.console import Console
 from safetensors.torch import load_file
 
 from rlvr.errors import ConfigError, NotFound, RlvrError
-from rlvr.learn import processes
+from rlvr.learn import crew, processes
 from rlvr.learn.peers import group
 from rlvr.learn.peers.wire import packed, unpacked
 from rlvr.learn.processes import accelerator_from
 from rlvr.learn.train import train
+from rlvr.learn.update.sharded import FromFolder
+from rlvr.mdp.tokenizers import CharTokenizer
+from rlvr.model.defaults import ON_CPU
 from rlvr.runs.runlog import rows_of
+from tests.fixtures.families import model_of
 from tests.fixtures.tiny import tiny_run
 from tests.learn.peers.launch import free_port
 from tests.learn.test_train import EVERYTHING
@@ -83,6 +89,7 @@ def test_two_processes_make_the_run_that_one_makes_and_resume_it(tmp_path: Path,
     done = launched(way, recipe, "--out", str(two), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     *others, said = done.stdout.splitlines()
+    assert ("model check: furthest from a plain forward pass: padded rows" in done.stderr) == (way == "fsdp2"), done.stderr[-3000:]
     assert json.loads(said)["steps"] == 4 and (not others or way == "deepspeed_zero2")  # one JSON object: one process speaks
     alike(alone, two)
     if way == "deepspeed_zero2":
@@ -138,6 +145,27 @@ def test_a_launch_that_starts_one_process_where_several_were_asked_for_is_refuse
 def test_gradients_are_not_held_a_second_time_for_other_processes(tmp_path: Path) -> None:
     made = accelerator_from(tiny_run(), tmp_path)
     assert made.ddp_handler is not None and made.ddp_handler.gradient_as_bucket_view
+
+
+def test_the_precision_of_the_device_is_accelerate_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the recipe says otherwise; here the default of an accelerator is the CPU's."""
+    monkeypatch.setattr("rlvr.model.defaults.ON_CPU", replace(ON_CPU, mixed_precision="bf16"))
+    try:
+        for train_in, expected in (({}, "bf16"), ({"mixed_precision": "no"}, "no")):
+            AcceleratorState._reset_state(reset_partial_state=True)
+            assert accelerator_from(tiny_run(train={"steps": 1, **train_in}), tmp_path).mixed_precision == expected
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_before_it_is_sharded_a_model_is_whole_in_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on the CPU nor on the device: each process reads its own rows of the folder."""
+    model_of("qwen2", vocab_size=40).save_pretrained(tmp_path)
+    monkeypatch.setattr(crew, "model_from", lambda *args: pytest.fail("a whole model was loaded"))
+    config = tiny_run(model={"path": str(tmp_path)}, tokenizer="chars:0123456789+=")
+    sharding: Any = SimpleNamespace(is_fsdp2=True)
+    model, fill = crew.policy_from(config, sharding, CharTokenizer("0123456789+="), None)
+    assert {p.device.type for p in model.parameters()} == {"meta"} and isinstance(fill, FromFolder)
 
 
 def test_a_precision_that_a_cpu_passes_over_in_silence_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

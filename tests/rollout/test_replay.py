@@ -56,6 +56,7 @@ WORLDS = [
     pytest.param(lambda: Sums(), {"max_new_tokens": 4}, 0.25, id="one turn"),
     pytest.param(lambda: Sums(), {"max_new_tokens": 2}, 0.5, id="stop on the last token"),
     pytest.param(lambda: Talk(), {"max_new_tokens": 9}, 0.4, id="several turns"),
+    pytest.param(lambda: Talk(), {"max_new_tokens": 9, "max_turn_tokens": 4}, 0.3, id="turns that are cut"),
     pytest.param(lambda: Talk(chatter=5), {"max_new_tokens": 8, "max_length": 21}, 0.35, id="replies against the window"),
 ]
 

@@ -35,10 +35,12 @@ from rlvr.samplers._local.balance import NEAR, Load, chosen, cost
 from rlvr.samplers._local.fleet import Fleet, fleet_of
 from rlvr.samplers._local.group import end_group, members
 from rlvr.samplers._local.loading import tensors_in
+from rlvr.samplers._local.meeting import SOCKETS, meeting_in
 from rlvr.samplers._local.wire import LENGTH, Wire
 from rlvr.samplers._server import Patience
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task, user
+from tests.learn.peers.launch import ended, started
 from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
 
 ROOT = Path(__file__).parents[2]
@@ -348,6 +350,16 @@ def test_engines_get_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
             fleet_of(None, gpus, width, torch.device("cuda", 0))
 
 
+def test_each_of_two_training_processes_has_an_engine_of_its_own(tmp_path: Path) -> None:
+    """The main one writes the weights, once; the engines of both load them."""
+    codes = ended(started(2, "tests.samplers.trainers", [str(tmp_path)], tmp_path / "said"), 200)
+    assert codes == [0, 0], "".join(path.read_text()[-2000:] for path in sorted((tmp_path / "said").iterdir()))
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert all(max(each["probe"] + each["differences"]) < 1e-4 for each in told)
+    assert [each["written"] for each in told] == [[1, 1], [0, 0]] and told[0]["engine"] != told[1]["engine"]
+    assert all(gone(each["engine"]) for each in told) and not list(tmp_path.glob("rlvr-*"))
+
+
 def test_an_engine_sees_its_own_devices_and_no_launcher() -> None:
     made = process.environment({"RANK": "1", "MASTER_PORT": "5", "ACCELERATE_USE_FSDP": "1", "PATH": "/bin"}, ("3", "4"))
     assert made["CUDA_VISIBLE_DEVICES"] == "3,4" and made["PATH"] == "/bin" and made["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
@@ -473,11 +485,28 @@ def test_what_vllm_names_after_its_files_is_removed(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.vllm
+def test_sockets_of_each_engine_are_in_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an engine before made vLLM remember the folder, which is gone; a path that is too long for sockets is not used."""
+    from vllm import envs
+    from vllm.utils.network_utils import get_open_zmq_ipc_path
+
+    monkeypatch.setenv(SOCKETS, "/of/the/user")
+    for folder in ("/one", "/two"):
+        with meeting_in(Path(folder)):
+            envs.enable_envs_cache()
+            assert get_open_zmq_ipc_path().startswith(f"ipc://{folder}/")
+        assert os.environ[SOCKETS] == "/of/the/user"
+    with meeting_in(Path("/x" * 40)):
+        assert get_open_zmq_ipc_path().startswith("ipc:///of/the/user/")
+
+
+@pytest.mark.vllm
 @pytest.mark.timeout(600)
 def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split over two processes; `killed_engines.py --width 2` kills one of them."""
     monkeypatch.setattr(process, "WORKER", "rlvr.samplers._local.worker")
     monkeypatch.setattr(fleet, "SHARED", Path("/dev/shm"))
+    monkeypatch.setenv("TMPDIR", folder := tempfile.mkdtemp())  # of the engine's processes
     model, asked = fresh(), requests(12)
     with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_s=500.0, deadline_s=120.0) as sampler:
         for version in range(3):
@@ -488,7 +517,9 @@ def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: p
         assert sorted(members(engine).values()) == [False, False, False, True]
         maps = [Path(f"/proc/{pid}/maps").read_text().split() for pid in members(engine)]
         shared = {word for words in maps for word in words if word.startswith("/dev/shm/")}
-        assert len(shared) >= 3 and home.exists()
+        assert len(shared) >= 3 and home.exists() and any(path.is_socket() for path in home.rglob("*"))
+    assert not any(path.is_socket() for path in Path(folder).rglob("*"))
+    shutil.rmtree(folder)
     assert not home.exists() and not members(engine) and not [path for path in shared if Path(path).exists()]
 
 

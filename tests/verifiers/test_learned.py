@@ -84,6 +84,8 @@ def test_a_reward_model_computes_on_the_device_that_is_named(tmp_path: Path) -> 
     folder = kept(scorer_from(ModelConfig(config=MODEL), TOKENIZER, seed=0), tmp_path)
     with pytest.raises(ConfigError, match="device is 'cuda:7', which this machine does not have"):
         build("verifier", "learned", models=[folder], device="cuda:7")
+    [model] = build("verifier", "learned", models=[folder], device="meta").models  # another device, where there is one device only
+    assert {p.device.type for p in model.scorer.parameters()} == {"meta"} and model.most > 1
 
 
 def test_many_answers_are_scored_in_batches_as_they_are_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,69 +159,6 @@ def init(
     starting.write_first(str(file), data=data, model=model, verifier=verifier, force=force, json=json)
 
 
-@app.command("eval")
-def eval_(
-    suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, an environment, or data.")
-    ] = "",
-    policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")] = "",
-    n: Annotated[int | None, typer.Option("-n", help="Answers for each task; default: what the suite says, or 1.")] = None,
-    tasks: Annotated[
-        int | None, typer.Option("--tasks", "--limit", help="How many tasks, from the first; default: the suite's, or 100.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Which split; default: what the suite says, or test.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; default: the suite's, or 0 for one answer a task, 1 for several.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="The largest length of an answer, in tokens; default: what the suite says.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="The largest length of prompt and answer in tokens; endpoints have their own.")
-    ] = None,
-    concurrency: Annotated[int | None, typer.Option(help="How many requests run in parallel; default: the sampler's.")] = None,
-    select: Annotated[str, typer.Option(help="Show best@k as well, chosen by: shortest, longest or confident.")] = "",
-    seed: Annotated[int, typer.Option(help="The seed of all randomness.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="The folder to write; an unfinished or smaller run is continued."),
-    ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Sample again what has no score.")] = False,
-    allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines even if much has no score.")] = False,
-    price: Annotated[
-        str, typer.Option(metavar="READ,WRITTEN", help="Prices of a million input and output tokens, such as 0.25,1.25; shows the cost.")
-    ] = "",
-    rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Judge a run's samples again; nothing is sampled.")] = None,
-    settings: Settings = None,
-    sampler: Annotated[
-        list[str] | None,
-        typer.Option("--sampler", metavar="KEY=VALUE", help="A setting of the policy's sampler, such as key_variable=MY_KEY."),
-    ] = None,
-    json: Json = False,
-) -> int:
-    """Measure a policy on a suite; exit code 1 if much is unscored."""
-    from rlvr.commands import evaluating
-    from rlvr.commands.settings import settings_from
-
-    sampling: dict[str, object] = {
-        "n": n,
-        "tasks": tasks,
-        "split": split,
-        "temperature": temperature,
-        "max_new_tokens": max_new_tokens,
-        "max_length": max_length,
-        "concurrency": concurrency,
-    }
-    shown = {"allow_unscored": allow_unscored, "json": json}
-    if rescore is not None and not suite and not policy:
-        sampling |= {"seed": seed or None, "price": price or None}
-        return evaluating.rescore_run(rescore, pairs=settings or [], sampling=sampling, out=out, select=select, **shown)
-    if not suite or not policy or rescore is not None:
-        raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")
-    how = {**sampling, "seed": seed, "select": select, "retry": retry, "sampler": settings_from(sampler or [])}
-    return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, **shown)
-
-
 @app.command()
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A folder that `rlvr eval --out` wrote.")],
@@ -241,7 +178,7 @@ def compare(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr eval --out` or `rlvr train` wrote.")],
-    to: Annotated[str, typer.Option(help="trl-dataset, csv, parquet, markdown or inspect.")],
+    to: Annotated[str, typer.Option(help="trl-dataset, csv or parquet; of an evaluation also markdown or inspect.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; default: a file in the run's folder.")] = None,
     json: Json = False,
 ) -> None:

@@ -21,6 +21,7 @@ from rlvr.contracts.algorithm import Algorithm, Nested
 from rlvr.episode import Episode
 from rlvr.learn.peers.group import gather
 from rlvr.model.batch import Batch, Numbers, Rows
+from rlvr.model.defaults import copied
 
 Groups = Sequence[Sequence[Episode]]
 
@@ -103,7 +104,7 @@ class Step:
             self._add_context()
         if not real:
             return dict.fromkeys(("tokens", "episodes", "turns"), torch.zeros_like(batch.row))
-        return {name: self.columns[name][batch.take].to(batch.row.device) for name in ("tokens", "episodes", "turns")}
+        return {name: copied(self.columns[name][batch.take], batch.row.device) for name in ("tokens", "episodes", "turns")}
 
     def prepare(self, algorithm: Algorithm, live: Sequence[int], total: Total) -> None:
         """Let the algorithm look at all tokens of an optimizer step at once."""

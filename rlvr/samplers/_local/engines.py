@@ -101,10 +101,10 @@ class Engines:
     def _written(self, weights: Weights, version: int) -> dict[str, str]:
         """Write the weights, and remove the ones before. Those under an adapter are written once."""
         part = weights.adapter() if self.place.lora_rank else None
+        home = Path(weights.once(lambda: str(self._sent)))  # of the main process; now the engines of all have loaded the ones before
         for old in self._sent.iterdir():
             if part is None or old.name != "base":
                 shutil.rmtree(old, ignore_errors=True)
-        home = Path(weights.once(lambda: str(self._sent)))
         if part is None:
             folder, adapter = home / f"weights-{version}", ""
             weights.save(folder, self.place.dtype)

@@ -28,6 +28,8 @@ from torch.distributed.tensor import DTensor
 import rlvr.learn.update.policy
 from rlvr.config.config import LoraConfig, ModelConfig
 from rlvr.episode import End, Episode
+from rlvr.errors import ConfigError
+from rlvr.learn.agreement import trusted_shards
 from rlvr.learn.peers.group import begin, gather
 from rlvr.learn.update import adapter, sharded
 from rlvr.learn.update.learner import Learner, Optimization
@@ -306,6 +308,22 @@ def experts(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def honest(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
+    """The table before a run: of a model that is computed right in every way, and of one that mixes the rows of a batch."""
+    accelerator, said, tables = in_fsdp("bf16"), dict[str, str](), dict[str, list[dict[str, Any]]]()
+    for name, share in (("right", 0.0), ("mixing", 0.9)):
+        model, fill = blank(folder / "start")
+        learner = new(accelerator, model, fill=fill)
+        model.model.norm.register_forward_hook(lambda _, args, out, share=share: out + share * (out.mean(0, keepdim=True) - out))
+        before = flat(learner.whole())
+        try:
+            tables[name] = [finding.record() for finding in trusted_shards(learner, longest=128)]
+        except ConfigError as error:
+            said[name] = str(error)
+        assert torch.equal(before, flat(learner.whole())) and all(isinstance(p, DTensor) for p in learner.policy.parameters())
+    return {"said": said, "tables": tables}
+
+
 def start(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     """A model four times larger than the memory that each process may still take: whole it does not fit, sharded it starts."""
     home = folder / "large"
@@ -368,7 +386,7 @@ def large(folder: Path) -> None:
             file.write(name, torch.randn(tensor.shape).mul_(0.02).to(torch.bfloat16))
 
 
-PARTS = {part.__name__: part for part in (precision, updates, stream, adapters, experts)}
+PARTS = {part.__name__: part for part in (precision, updates, stream, adapters, experts, honest)}
 MORE = {part.__name__: part for part in (start,)}
 
 

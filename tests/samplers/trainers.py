@@ -1,0 +1,45 @@
+"""Two training processes, each with an engine of its own: `python -m tests.samplers.trainers FOLDER` in each of them.
+
+Each writes FOLDER/RANK.json. The engines are stand-ins, as in `test_vllm_local`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from torch import distributed
+
+from rlvr.contracts import Sampling
+from rlvr.learn.peers.group import begin, gather, in_main
+from rlvr.model.handover import Plain
+from rlvr.samplers import vllm
+from rlvr.samplers._local import fleet, process
+from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
+
+
+def main(folder: Path) -> None:
+    process.WORKER, fleet.SHARED = "tests.samplers.engine_stand", folder
+    vars(vllm)["installed"] = lambda: "0.32.0"
+    Accelerator(cpu=True)
+    begin(60.0)
+    rank, model, asked = distributed.get_rank(), fresh(), requests(8)
+    told: dict[str, Any] = {"probe": [], "differences": [], "written": []}
+    with vllm.VLLMSampler(placement="local", max_num_seqs=4, start_s=120.0, deadline_s=60.0) as sampler:
+        for version in range(2):
+            sampler.receive(Plain(nudged(model, 0.05, version), once=in_main), version)
+            told["probe"].append(sampler.figures()["probe/difference"])
+            told["differences"].append(largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))))
+            engines: Any = sampler._engine
+            told["written"].append(len(list(engines._sent.iterdir())))
+        told["engine"] = engines.slots[0].process.pid
+        gather(rank)  # the main one's files are used by all
+    (folder / f"{rank}.json").write_text(json.dumps(told))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
