@@ -145,7 +145,7 @@ class RolloutConfig(Section):
         return named(value)
 
     @property
-    def limits(self) -> dict[str, int | None]:
+    def limits(self) -> dict[str, Any]:
         """The limits on an answer, under the names that the rules of the MDP have for them."""
         return {"max_new_tokens": self.max_completion_length, "max_length": self.max_length, "max_turn_tokens": self.max_turn_length}
 

@@ -161,7 +161,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
     checks = agreement.trusted(model, sampler, mdp, config, **how)
     lockstep = in_lockstep(config, accelerator, mdp, sampler)
-    limits = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s}
+    limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s}
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=asked.verify_workers, lockstep=lockstep, **limits))
     sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     crew = Crew(

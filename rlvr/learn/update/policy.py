@@ -93,7 +93,8 @@ class Policy(nn.Module):
         """Score the acted tokens of a micro-batch."""
         if self.form is None:
             return self._by_its_own_head(batch, entropy, values)
-        hidden = self.states(batch)
+        with running() if self.compiled else nullcontext():
+            hidden = self.states(batch)
         cut = None if self.narrow is None else self.narrow(batch)
         head, form, fp32 = self.model.get_output_embeddings(), self.form, self.fp32_head
         logprobs, entropies = token_logprobs(
@@ -104,8 +105,7 @@ class Policy(nn.Module):
 
     def states(self, batch: Batch) -> Tensor:
         """The hidden state before each acted token, as the output head gets it."""
-        with running() if self.compiled else nullcontext():
-            states = trunk(self.model)(input_ids=batch.input_ids, **_laid(batch)).last_hidden_state
+        states = trunk(self.model)(input_ids=batch.input_ids, **_laid(batch)).last_hidden_state
         return states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
 
     def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool) -> Scores:
