@@ -64,7 +64,7 @@ def measured(folder: Path, goal: float) -> dict[str, Any]:
 
 
 def plotted(runs: list[dict[str, Any]], goal: float, teacher: float, path: Path) -> None:
-    """The accuracy of every run over its steps. The seconds are in the lines that are printed: they depend on what else the machine does."""
+    """The accuracy of every run over its steps. Seconds depend on what else the machine does; they are only printed."""
     import matplotlib
 
     matplotlib.use("Agg")
