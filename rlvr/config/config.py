@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.hub import folder_of, refuse_own_code
 from rlvr.config.overrides import number, overridden, yielding
+from rlvr.config.reference import ReferenceConfig
 from rlvr.config.section import Section, checked
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
@@ -84,23 +85,6 @@ class ModelConfig(Section):
         found = folder_of(str(self.path), self.revision, code=self.trust_remote_code)
         refuse_own_code(found, str(self.path), trusted=self.trust_remote_code)
         return found
-
-
-class ReferenceConfig(Section):
-    """A reference that is another model: the teacher of a distillation, or what a KL holds the policy near to.
-
-    >>> ReferenceConfig(path="runs/teacher/checkpoints/last").revision is None
-    True
-    """
-
-    path: str = Field(min_length=1)
-    """A folder or a Hub id of a model with the policy's tokenizer. It is loaded from there again when a run is resumed."""
-    revision: str | None = None
-
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine; a model of the Hub is downloaded first."""
-        return folder_of(self.path, self.revision)
 
 
 class CurriculumConfig(Section):
