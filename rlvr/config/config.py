@@ -86,6 +86,23 @@ class ModelConfig(Section):
         return found
 
 
+class ReferenceConfig(Section):
+    """A reference that is another model: the teacher of a distillation, or what a KL holds the policy near to.
+
+    >>> ReferenceConfig(path="runs/teacher/checkpoints/last").revision is None
+    True
+    """
+
+    path: str = Field(min_length=1)
+    """A folder or a Hub id of a model with the policy's tokenizer. It is loaded from there again when a run is resumed."""
+    revision: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine; a model of the Hub is downloaded first."""
+        return folder_of(self.path, self.revision)
+
+
 class CurriculumConfig(Section):
     """Prefer tasks that are sometimes solved, by their running solve rate; `{}` takes the defaults.
 
@@ -144,7 +161,7 @@ class RolloutConfig(Section):
         return named(value)
 
     @property
-    def limits(self) -> dict[str, int | None]:
+    def limits(self) -> dict[str, Any]:
         """The limits on an answer, under the names that the rules of the MDP have for them."""
         return {"max_new_tokens": self.max_completion_length, "max_length": self.max_length, "max_turn_tokens": self.max_turn_length}
 
@@ -230,6 +247,8 @@ class RunConfig(Section):
     env: dict[str, Any]
     tokenizer: str | None = None
     model: ModelConfig
+    reference: ReferenceConfig | None = None
+    """Unset: the policy as it was before training on rewards."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     data: DataConfig | None = None
     reward_model: RewardModelConfig | None = None

@@ -35,6 +35,7 @@ from rlvr.model.batch import Rows
 from rlvr.model.compiled import compile_layers
 from rlvr.model.deterministic import is_deterministic
 from rlvr.model.device import trained_in
+from rlvr.model.teacher import check_teacher
 from rlvr.model.weights import LOADING, blank_from, model_from
 from rlvr.plugins.registry import from_config
 from rlvr.rollout.rollout import Rollout
@@ -131,6 +132,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
     optimization(config).check(algorithm, adapted=config.model.lora is not None, max_completion_length=mdp.max_new_tokens)
     check_company(config, algorithm, environment)
+    check_teacher(config, algorithm, tokenizer)
     support_for(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     size = PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT)
@@ -160,7 +162,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
     checks = agreement.trusted(model, sampler, mdp, config, **how)
     lockstep = in_lockstep(config, accelerator, mdp, sampler)
-    limits = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s}
+    limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s}
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=asked.verify_workers, lockstep=lockstep, **limits))
     sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     crew = Crew(
@@ -201,14 +203,16 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
     """Build the learner from the current weights; the reference, if needed, is a frozen copy of them."""
     lora, reference, fill_reference = crew.config.model.lora, None, None
     home = folder / ("reference" if lora is None else "base")
-    if kept := lora is not None or crew.algorithm.needs_reference:
+    other = crew.config.reference
+    if kept := lora is not None or (crew.algorithm.needs_reference and other is None):
         reference, fill_reference = frozen(crew, home, resumed=resumed)
     if lora is not None:  # with the adapter off, the model is its own reference
         crew.model, crew.fill = adapter.put_on(reference, lora), fill_reference or crew.fill
         reference = fill_reference = None
     elif reference is not None:
         reference = copy.deepcopy(reference) if reference is crew.model else reference
-        reference.eval().requires_grad_(False)
+    if other is not None:
+        reference, fill_reference = policy_from(crew.config, crew.accelerator, crew.tokenizer, other.folder)
     supervised = crew.algorithm.supervised or crew.config.data is not None  # stored answers were not sampled at this run's temperature
     crew.learner = Learner(
         crew.model,
@@ -218,7 +222,7 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
         total_steps=crew.config.train.steps,
         temperature=1.0 if supervised else crew.config.rollout.temperature,
         sampled_alike=not supervised or crew.config.rollout.temperature == 1.0,
-        reference=reference,
+        reference=None if reference is None else reference.eval().requires_grad_(False),
         fill=crew.fill,
         fill_reference=fill_reference,
         seed=crew.config.seed,
@@ -302,7 +306,7 @@ def optimization(config: RunConfig) -> Optimization:
     settings = config.train.model_dump()
     for key in ("steps", "mixed_precision", "deterministic", "process_timeout_s"):
         del settings[key]
-    return Optimization(**settings)
+    return Optimization(**settings | {"critic": config.train.critic})
 
 
 def in_lockstep(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:

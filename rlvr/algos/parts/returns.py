@@ -54,7 +54,7 @@ def discounted(answers: Answers, gamma: float = 1.0, *, lam: float = 1.0, critic
     if critic and known is None:
         raise ConfigError("an algorithm with a critic needs the critic's values of every token")
     values = None if known is None else [known[g][i] for g, i in places]
-    found = gae([answers.groups[g][i].acted for g, i in places], [answers.earned[g][i] for g, i in places], values, gamma, lam)
+    found = gae([answers.acted[g][i] for g, i in places], [answers.earned[g][i] for g, i in places], values, gamma, lam)
     rows = dict(zip(places, found, strict=True))
     return [
         [rows[g, i] if counts else np.zeros(len(answers.earned[g][i])) for i, counts in enumerate(row)]
