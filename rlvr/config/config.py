@@ -122,6 +122,9 @@ class RolloutConfig(Section):
     """The most tokens of a prompt and all that follows."""
     episode_s: float | None = Field(default=None, gt=0)
     """After so many seconds of sampling and replies a conversation ends with its present turn. Such a run is not repeatable to the bit."""
+    overlong: Literal["wait", "cut"] = "wait"
+    """`cut` ends the last conversation of a group where it has as many turns as the longest of the others, once those are over; it is
+    judged as it is. An answer of one turn is not cut. Such a run is not repeatable to the bit."""
     temperature: float = Field(default=1.0, gt=0)  # and what is trained; data.* runs and best_of_n train the model at temperature 1
     top_p: float = Field(default=1.0, gt=0, le=1)  # sample from the likeliest tokens of this total probability
     top_k: int = Field(default=0, ge=0)  # sample from so many of the likeliest tokens; 0: from all

@@ -94,7 +94,8 @@ class Crew:
     @property
     def exact(self) -> bool:
         """Whether a repeated step has the same bits. It has not where time decides: what is sampled together, or when it ends."""
-        by_time = self.config.rollout.episode_s is not None or (self.sampler.company and not self.rollout.lockstep)
+        asked = self.config.rollout
+        by_time = asked.episode_s is not None or asked.overlong == "cut" or (self.sampler.company and not self.rollout.lockstep)
         timed = self.mdp.takes_part and by_time
         return is_deterministic(self.config, self.accelerator.device) and not timed
 
@@ -161,7 +162,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
     checks = agreement.trusted(model, sampler, mdp, config, **how)
     lockstep = in_lockstep(config, accelerator, mdp, sampler)
-    limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s}
+    limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s, "overlong": asked.overlong}
     rollout = stack.enter_context(Rollout(mdp, sampler, workers=asked.verify_workers, lockstep=lockstep, **limits))
     sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     crew = Crew(

@@ -9,6 +9,7 @@ How an episode ends:
     a stop id closes the last allowed turn, and it would have answered   TRUNCATED
     no token is left, by count or by window, and no stop id came         TRUNCATED
     its time is up, and the environment would have answered              TRUNCATED
+    it is the last of its group (`overlong: cut`) and has enough turns   TRUNCATED
 A turn of `max_turn_tokens` is cut; the environment hears it, and the conversation continues if it answers. A stop id on the very
 last allowed token is a stop. Where calls of tools are plain text, the end of the first complete call closes a turn as a stop id does; the
 token that a chat template ends turns with then follows, as the environment's own.
@@ -259,7 +260,9 @@ class TokenMDP:
         """What has run out for the policy, whatever the session says."""
         if len(state.turns) >= self.environment.max_turns:
             return "turns"
-        return "tokens" if state.chosen >= self.max_new_tokens else "time" if state.late else ""
+        if state.chosen >= self.max_new_tokens:
+            return "tokens"
+        return "time" if state.late else "overlong" if 0 < state.enough_turns <= len(state.turns) else ""
 
     def finish(self, state: State) -> Transcript | Verdict:
         """Collect what will be judged, once, and close the session. Never raises."""

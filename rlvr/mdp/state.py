@@ -41,7 +41,10 @@ class State:
     """How many tokens the policy has chosen."""
     end: End | None = None
     cut: str = ""
-    """What ran out, where that was the end: `turns`, `tokens` (of the policy's own), `turn` (those of a turn), `window` or `time`."""
+    """What ran out, where that was the end: `turns`, `tokens` (of the policy's own), `turn` (those of a turn), `window`, `time` or
+    `overlong` (the others of its group are over, and it has as many turns as they)."""
+    enough_turns: int = 0
+    """After so many turns it ends where the policy would have another: the others of its group are over. 0: no such limit."""
     late: bool = False
     """Whether its time is up: it ends where the policy would have another turn."""
 

@@ -78,7 +78,7 @@ def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, shown: int 
         session = row.get("session") if env.mdp.worlds else None
         report.recorded += session is not None
         other = {"reference": row["reference"]} if row.get("honeypot") else {}
-        timed = row.get("cut") == "time"
+        timed = row.get("cut") in ("time", "overlong")
         wrong = mismatch(env, **{key: row[key] for key in KEYS}, session=session, timed=timed, **other)
         if wrong:
             report.mismatches += 1
@@ -101,8 +101,8 @@ def mismatch(
 ) -> str:
     """What differs when this episode is stepped again, in words; "" when nothing does. A recorded `session` answers what it answered then.
 
-    `timed`: its time was up, which stepping does not see; then the rest of the tokens is compared, and no end. `other` replaces fields of
-    the task, for a honeypot.
+    `timed`: its time was up, or it was the last of its group, which stepping does not see; then the rest of the tokens is compared, and no
+    end. `other` replaces fields of the task, for a honeypot.
 
     >>> mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
     ''

@@ -41,6 +41,7 @@ class Rollout:
         open_sessions: int = 256,
         deadline_s: float = DEADLINE_S,
         episode_s: float | None = None,
+        overlong: str = "wait",
         lockstep: bool | None = None,
     ) -> None:
         """Set how much runs in parallel, and the timeouts.
@@ -53,6 +54,8 @@ class Rollout:
             open_sessions: how many sessions are open at once, where the environment has sessions of its own.
             deadline_s: how long one verification, or one call of a session, may take; then the episode has no verdict.
             episode_s: after so many seconds from its first request a conversation ends with its present turn, and is judged; None: never.
+            overlong: "cut" ends the last conversation of a group, once the others are over, where it has as many turns as the longest of
+                them; it is judged as it is. "wait": it ends by itself.
             lockstep: whether all conversations wait for the slowest before each turn. The company in which an answer is sampled may decide
                 its last bits (`Sampler.company`), and without lockstep it depends on how long replies take. None: only for such a sampler,
                 with an environment that replies and has no sessions of its own.
@@ -63,8 +66,10 @@ class Rollout:
             raise ConfigError(f"actors {actors} and open_sessions {open_sessions} must be at least 1")
         if episode_s is not None and episode_s <= 0:
             raise ConfigError(f"episode_s is {episode_s}; it must be above 0")
+        if overlong not in ("wait", "cut"):
+            raise ConfigError(f"overlong is {overlong!r}; allowed: cut, wait")
         self.mdp, self.sampler, self.deadline_s, self.open_sessions = mdp, sampler, deadline_s, open_sessions
-        self.episode_s = episode_s
+        self.episode_s, self.overlong = episode_s, overlong
         self.lockstep = bool(sampler.company) and mdp.takes_part and not mdp.worlds if lockstep is None else lockstep
         self.timing = Timing()
         self.judges, self.actors = Judges(workers), Judges(actors, name="session")

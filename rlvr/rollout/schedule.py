@@ -44,6 +44,7 @@ class Terms(Protocol):
     sampler: Sampler
     deadline_s: float
     episode_s: float | None
+    overlong: str
     open_sessions: int
     lockstep: bool
     judges: Judges

@@ -7,7 +7,7 @@ Each call of a session is a job with a deadline of its own. An environment witho
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from threading import Thread
@@ -39,6 +39,9 @@ class SessionSchedule(Schedule):
         super().__init__(terms, draws, timing)
         self.worlds = terms.mdp.worlds
         self.waiting = deque(self.talks)
+        self.groups = defaultdict[str, list[Talk]](list)
+        for talk in self.talks:
+            self.groups[talk.draw.group].append(talk)
         self.closing = set[Future[Any]]()
         """Sessions that are closed although nothing waits for them, after an error."""
         self.gone = False
@@ -126,8 +129,19 @@ class SessionSchedule(Schedule):
 
     def _done(self, talk: Talk) -> None:
         super()._done(talk)
+        if self.terms.overlong == "cut":
+            self._last_one(talk)
         if talk.state.lease is not None:
             self._close_session(talk.state.lease)
+
+    def _last_one(self, talk: Talk) -> None:
+        """If only one conversation of this one's group is left, it gets no more turns than the longest of the others had."""
+        group = self.groups[talk.draw.group]
+        left = [other for other in group if other.stage is not Stage.DONE]
+        if len(left) == 1:
+            left[0].state.enough_turns = max(
+                (len(other.state.turns) for other in group if other.stage is Stage.DONE and not other.error), default=0
+            )
 
     def _close_session(self, lease: Lease) -> None:
         """Close it in a thread; once the pool is closed, in a thread made for it, so that no session stays open."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from threading import Lock, Semaphore
 from typing import Any
 
 import pytest
 
-from rlvr.contracts import Sampling
+from rlvr.contracts import Sampling, Verifier
 from rlvr.episode import End
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
@@ -18,7 +19,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.replay import mismatch
 from rlvr.rollout.rollout import Draw, Rollout
 from rlvr.samplers.scripted import Scripted
-from rlvr.task import Task
+from rlvr.task import Task, Verdict
 from tests.fixtures.endpoint import endpoint
 from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk
 
@@ -32,6 +33,45 @@ class Slow(Talk):
     def reply(self, task: Task, said: Sequence[str]) -> str | None:
         time.sleep(0.3 * (len(said) == 2))
         return "1"
+
+
+class Uneven(Talk):
+    """Ends three conversations after their second turn. The fourth may have eight, and goes on once the others are judged."""
+
+    max_turns, max_new_tokens = 8, 40
+
+    def __init__(self) -> None:
+        super().__init__(verifier=Judged(self))
+        self.lock, self.ended, self.judged = Lock(), 0, Semaphore(0)
+
+    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+        with self.lock:
+            over = len(said) == 2 and self.ended < 3
+            self.ended += over
+        if len(said) == 2 and not over:
+            for _ in range(3):
+                assert self.judged.acquire(timeout=60)
+        return None if over else "1"
+
+
+class Judged(Verifier):
+    """Counts the verdicts."""
+
+    def __init__(self, environment: Uneven) -> None:
+        self.environment = environment
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        self.environment.judged.release()
+        return Verdict(1.0, "judged")
+
+
+def group_of(overlong: str, *, groups: int = 1) -> list[Any]:
+    environment = Uneven()
+    sampler = Scripted(answers=["1", "2", "3"])
+    sampler.bind(environment, TOK)
+    draws = [Draw(environment.task("train", 3), f"g{k % groups}", k, {"index": 3}) for k in range(4)]
+    with Rollout(TokenMDP(environment, TOK), sampler, overlong=overlong) as rollout:
+        return sorted(rollout.collect(draws, STOPS), key=lambda episode: int(episode.turns))
 
 
 def talked(environment: Any, answers: list[str], *, episode_s: float | None = None, **limits: Any) -> Any:
@@ -84,6 +124,18 @@ def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
     assert mismatch(wrong, "train", 3, other, [*short.acted[:-2], False, True], "truncated", 0.0, timed=True)
 
 
+def test_the_last_of_a_group_is_cut_where_it_has_the_turns_of_the_longest_other() -> None:
+    *others, last = group_of("cut")
+    assert [(episode.turns, episode.end) for episode in others] == [(2, End.TERMINATED)] * 3
+    assert last.end is End.TRUNCATED and last.meta["cut"] == "overlong" and last.scored and 2 <= last.turns < 8
+
+
+@pytest.mark.parametrize(("overlong", "groups"), [("wait", 1), ("cut", 4)])
+def test_the_last_of_a_group_is_waited_for_unless_asked_and_a_group_of_one_is_never_cut(overlong: str, groups: int) -> None:
+    last = group_of(overlong, groups=groups)[-1]
+    assert (last.turns, last.meta["cut"]) == (8, "turns")
+
+
 def test_an_endpoint_s_turn_that_is_cut_is_heard() -> None:
     def talks(path: str, body: dict[str, Any], before: int) -> Any:
         text, reason = [("123", "length"), ("27", "stop")][before]
@@ -122,3 +174,5 @@ def test_limits_that_cannot_be_are_refused() -> None:
         evaluate(Talk(), "scripted:noop", tasks=1, max_turn_tokens=0)
     with pytest.raises(ConfigError, match="episode_s is 0"):
         Rollout(TokenMDP(Sums(), TOK), Scripted(), episode_s=0)
+    with pytest.raises(ConfigError, match="overlong is 'drop'; allowed: cut, wait"):
+        Rollout(TokenMDP(Sums(), TOK), Scripted(), overlong="drop")
