@@ -1,8 +1,7 @@
 """The token-level MDP itself: what a token does to a conversation. Pure rules, no Gymnasium, no model.
 
-State = (task, the ids so far, which of them the policy chose). Action = one token id. A transition appends it; where it
-closes a turn, the environment's own tokens follow, marked as not acted. `TokenEnv.step` and the sampling loop both drive
-this one class, so stepping and sampling cannot drift apart.
+State = (task, the ids so far, which of them the policy chose). Action = one token id. A transition appends it; where it closes a turn, the
+environment's own tokens follow, marked as not acted. `TokenEnv.step` and the sampling loop both drive this class and cannot drift apart.
 
 How an episode ends:
     a stop id closes a turn, and the environment has nothing to answer   TERMINATED
