@@ -6,7 +6,6 @@ would need packages that its scorer does not use.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.machinery
 import importlib.util
@@ -75,6 +74,9 @@ def verl_math_dapo(answer: str, reference: str) -> float:
 
 def verl_prime_math(answer: str, reference: str) -> float:
     """The scorer of PRIME, as verl has it."""
+    for name in ("verl", "verl.utils"):  # the whole of verl needs Ray
+        package = sys.modules.setdefault(name, ModuleType(name))
+        package.__path__ = [str(Path(path, *name.split("."))) for path in SITES]
     scored = _module("verl", "utils/reward_score/prime_math/__init__.py").compute_score(answer, reference)
     return _positive(scored[0] if isinstance(scored, tuple) else scored)
 
@@ -89,31 +91,20 @@ def verl_gsm8k_flexible(answer: str, reference: str) -> float:
     return _positive(_module("verl", "utils/reward_score/gsm8k.py").compute_score(answer, reference, method="flexible"))
 
 
-@lru_cache
-def _rubric() -> Any:
-    sys.path[:0] = SITES  # before the folder of the same name in this repository
-    return importlib.import_module("verifiers.rubrics.math_rubric").MathRubric()
-
-
 def prime_math(answer: str, reference: str) -> float:
-    """The rubric for mathematics of Prime Intellect's `verifiers`."""
-    rubric = _rubric()
-    completion = [{"role": "assistant", "content": answer}]
-    return float(asyncio.run(rubric.correct_answer(rubric.parser, completion, reference)))
+    """The scorer of mathematics of Prime Intellect's `verifiers`."""
+    for name in ("verifiers", "verifiers.v1"):  # the whole of it needs packages that its scorer does not use
+        package = sys.modules.setdefault(name, ModuleType(name))
+        package.__path__ = [str(Path(path, *name.split("."))) for path in SITES]
+    sys.modules.setdefault("verifiers.v1.errors", ModuleType("verifiers.v1.errors")).__dict__.setdefault("SandboxError", OSError)
+    score = _module("verifiers", "v1/utils/score.py")
+    return float(score.verify_boxed_math_answer(answer, reference))
 
 
 def lm_eval_math(answer: str, reference: str) -> float:
     """lm-evaluation-harness, `hendrycks_math`: the last box, compared as text."""
     utils = _module("lm_eval", "tasks/hendrycks_math/utils.py")
     found = utils.process_results({"solution": rf"\boxed{{{reference}}}", "problem": "?"}, [answer])
-    return float(found["exact_match"])
-
-
-def lm_eval_minerva(answer: str, reference: str) -> float:
-    """lm-evaluation-harness, `minerva_math`: `Final Answer: The final answer is ... I hope it is correct.`"""
-    utils = _module("lm_eval", "tasks/minerva_math/utils.py")
-    said = f"Final Answer: The final answer is ${answer}$. I hope it is correct."
-    found = utils.process_results({"answer": reference, "solution": rf"\boxed{{{reference}}}", "problem": "?"}, [said])
     return float(found["exact_match"])
 
 
@@ -151,5 +142,5 @@ def _gym(name: str) -> Callable[[str, str, str], float]:
 
 for _name in DATASETS:
     globals()[f"gym_{_name}"] = _gym(_name)
-MATHS = ("math_verify", "trl_accuracy", "verl_math", "verl_math_dapo", "verl_prime_math", "prime_math", "lm_eval_math", "lm_eval_minerva")
+MATHS = ("math_verify", "trl_accuracy", "verl_math", "verl_math_dapo", "verl_prime_math", "prime_math", "lm_eval_math")
 NUMBERS = ("verl_gsm8k", "verl_gsm8k_flexible", "lm_eval_gsm8k")

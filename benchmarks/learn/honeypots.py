@@ -112,10 +112,10 @@ def main() -> int:
     """Run all seeds with both verifiers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--share", type=float, default=0.02)
     parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--warm", type=int, default=80)
+    parser.add_argument("--warm", type=int, default=110)
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--limit", type=int, default=1_000_000, help="after so many the run stops")
     asked = parser.parse_args()
