@@ -230,14 +230,12 @@ class TokenMDP:
         state.chosen += len(tokens)
         if tokens[-1] in self._stops or (state.lease and self._calls(state)):
             return self._close_turn(state)
-        if state.chosen >= self.max_new_tokens or len(state.tokens) >= self.max_length:
-            state.end, state.cut = End.TRUNCATED, "tokens" if state.chosen >= self.max_new_tokens else "window"
-            return self._close_turn(state, cut=True)
-        if len(state.tokens) - state.turn_start >= self.max_turn_tokens:
-            if state.lease is None:
-                state.end, state.cut = End.TRUNCATED, "turn"
-            return self._close_turn(state, cut=True)
-        return False
+        if self.budget(state) > 0:
+            return False
+        limit = "tokens" if state.chosen >= self.max_new_tokens else "window" if len(state.tokens) >= self.max_length else "turn"
+        if limit != "turn" or state.lease is None:  # a session hears a turn that was cut
+            state.end, state.cut = End.TRUNCATED, limit
+        return self._close_turn(state, cut=True)
 
     def _calls(self, state: State) -> bool:
         """Whether the present turn ends with a call, after which nothing can follow."""

@@ -13,6 +13,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.mdp.judges import Judges
 from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.sessions import waits
 from rlvr.rollout.draws import Draw as Draw
 from rlvr.rollout.draws import seed_of as seed_of
 from rlvr.rollout.schedule import Schedule
@@ -71,6 +72,8 @@ class Rollout:
         self.mdp, self.sampler, self.deadline_s, self.open_sessions = mdp, sampler, deadline_s, open_sessions
         self.episode_s, self.overlong = episode_s, overlong
         self.lockstep = bool(sampler.company) and mdp.takes_part and not mdp.worlds if lockstep is None else lockstep
+        self.waits = waits(mdp.environment.verifier)
+        """Whether verdicts are awaited without a thread."""
         self.timing = Timing()
         self.judges, self.actors = Judges(workers), Judges(actors, name="session")
 

@@ -24,7 +24,6 @@ from rlvr.contracts.sampler import Asked
 from rlvr.errors import SamplerError
 from rlvr.mdp.judges import Job, Judges, late
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.sessions import waits
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.talk import Stage, Talk
 from rlvr.rollout.timing import Timing
@@ -47,6 +46,7 @@ class Terms(Protocol):
     overlong: str
     open_sessions: int
     lockstep: bool
+    waits: bool
     judges: Judges
     actors: Judges
 
@@ -64,7 +64,6 @@ class Schedule(Feed):
         self.ready, self.over = dict[int, Talk](), list[Talk]()
         """What the sampler may take, and what is done and not handed on yet."""
         self.events: SimpleQueue[tuple[Talk, Job, float]] = SimpleQueue()
-        self.waits = waits(terms.mdp.environment.verifier)
         self.looked = perf_counter()
         """When deadlines were last checked."""
 
@@ -162,7 +161,7 @@ class Schedule(Feed):
             self._move(talk, Stage.READY)
             self.ready[talk.number] = talk
         else:
-            self._work(talk, Stage.JUDGING, talk.judge_waiting if self.waits else partial(self.terms.mdp.judge, talk.state))
+            self._work(talk, Stage.JUDGING, talk.judge_waiting if self.terms.waits else partial(self.terms.mdp.judge, talk.state))
 
     def _work(self, talk: Talk, stage: Stage, work: Callable[[], Any]) -> None:
         """Something that may take long, in a thread. The thread holds this conversation, and none of the others."""

@@ -51,10 +51,7 @@ class Answers:
     def rewards(self) -> list[Rewards]:
         """The total reward of each answer; None if it does not count."""
         return [
-            [
-                math.fsum(row.tolist() if isinstance(row, np.ndarray) else row) if counts else None
-                for row, counts in zip(rows, own, strict=True)
-            ]
+            [math.fsum(np.asarray(row).tolist()) if counts else None for row, counts in zip(rows, own, strict=True)]
             for rows, own in zip(self.earned, self.counted, strict=True)
         ]
 
