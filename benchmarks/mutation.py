@@ -35,7 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ALGOS = Path("rlvr/algos")
-TESTS = ("edges", "credit", "recipes", "losses", "equivalences", "expectation", "open_parts", "preferences")
+TESTS = ("edges", "credit", "recipes", "losses", "equivalences", "expectation", "open_parts", "preferences", "distill")
 FIRST = {
     "settings": "recipes",
     "recipe": "recipes",
@@ -45,6 +45,7 @@ FIRST = {
     "preferences": "preferences",
     "preference": "preferences",
 }
+FIRST["distill"] = "distill"
 FIRST |= dict.fromkeys(("gtpo", "high_entropy", "clip_cov", "kl_cov", "dppo", "max_rl", "entropy", "covariance"), "open_parts")
 """Which test file runs first, by file of the algorithms; `losses` for the others."""
 HEAVY = ("torch", "accelerate", "hypothesis", "pytest", "numpy", "yaml", "pydantic", "transformers.models.qwen2.modeling_qwen2")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Environment, Session, Transcript, Verifier
+from rlvr.contracts import Begun, Environment, Session, Transcript, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.plugins.registry import from_config
 from rlvr.task import Earned, Fault, Task, Verdict
@@ -174,10 +174,18 @@ class Shared(Verifier):
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
         """The same for a whole conversation."""
-        verifier = self.verifiers.get(str(task.meta.get("member")))
-        if verifier is None:
-            return Verdict(None, f"the task {task.id} is of no environment of this mixture", fault=Fault.TASK)
-        return verifier.judge(task, transcript)
+        verifier = self._of(task)
+        return verifier if isinstance(verifier, Verdict) else verifier.judge(task, transcript)
+
+    def begin(self, task: Task, transcript: Transcript) -> Begun:
+        """The same; a verifier that waits for its verdict holds no thread."""
+        verifier = self._of(task)
+        return verifier if isinstance(verifier, Verdict) else verifier.begin(task, transcript)
+
+    def _of(self, task: Task) -> Verifier | Verdict:
+        """The verifier of a task, or why there is none."""
+        wrong = Verdict(None, f"the task {task.id} is of no environment of this mixture", fault=Fault.TASK)
+        return self.verifiers.get(str(task.meta.get("member")), wrong)
 
 
 def cycle_of(weights: Mapping[str, float]) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import pairwise
 from typing import Any
 
 from rlvr.task import Verdict
@@ -114,8 +113,12 @@ class Episode:
         >>> Episode("t", "g", [5, 6, 7, 8], [False, True, False, True], [0.0] * 4, [0.0] * 4, End.TERMINATED).turn_spans
         [(1, 2), (3, 4)]
         """
-        edges = [i for i, (before, own) in enumerate(pairwise([False, *self.acted, False])) if before != own]
-        return list(zip(edges[::2], edges[1::2], strict=True))
+        found, edges = list[tuple[int, int]](), [*self.acted, True, False]  # `index` looks at a million tokens in milliseconds
+        end = 0
+        while (start := edges.index(True, end)) < len(self.acted):
+            end = min(edges.index(False, start), len(self.acted))
+            found.append((start, end))
+        return found
 
     @property
     def malformed_spans(self) -> list[tuple[int, int]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Example, Transcript, Verifier
+from rlvr.contracts import Begun, Example, Transcript, Verifier, together
 from rlvr.errors import ConfigError
 from rlvr.plugins.registry import from_config
 from rlvr.task import Fault, Task, Verdict
@@ -56,7 +56,14 @@ class Composite(Verifier):
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
         """The same for a whole conversation, which each part sees."""
-        verdicts = {name: part.judge(task, transcript) for name, part in self.parts.items()}
+        return self._mean([part.judge(task, transcript) for part in self.parts.values()])
+
+    def begin(self, task: Task, transcript: Transcript) -> Begun:
+        """The same; parts that wait for a verdict hold no thread."""
+        return together([part.begin(task, transcript) for part in self.parts.values()], self._mean)
+
+    def _mean(self, found: Sequence[Verdict]) -> Verdict:
+        verdicts = dict(zip(self.parts, found, strict=True))
         scores: dict[str, float] = {}
         for name, verdict in verdicts.items():
             if verdict.score is None:

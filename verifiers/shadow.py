@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr.contracts import Example, Transcript, Verifier
+from rlvr.contracts import Begun, Example, Transcript, Verifier, together
 from rlvr.errors import ConfigError
-from rlvr.mdp.sessions import judged_whole
+from rlvr.mdp.sessions import begun, judged_whole
 from rlvr.plugins.registry import from_config
 from rlvr.task import Task, Verdict
 
@@ -52,6 +52,12 @@ class Shadow(Verifier):
         """Judge a conversation, and perhaps a second time."""
         return self._with(self.verifier.judge(task, transcript), task, transcript)
 
+    def begin(self, task: Task, transcript: Transcript) -> Begun:
+        """The same; a verifier that waits for its verdict holds no thread."""
+        both = [self.verifier.begin(task, transcript)]
+        both += [begun(self.by, task, transcript)] if self._drawn(task, transcript.answer) else []
+        return together(both, lambda verdicts: _joined(verdicts[0], *verdicts[1:]))
+
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
         """Judge many answers as the first verifier does."""
         verdicts = self.verifier.verify_many(tasks, answers)
@@ -60,10 +66,7 @@ class Shadow(Verifier):
     def _with(self, verdict: Verdict, task: Task, transcript: Transcript) -> Verdict:
         if verdict.score is None or not self._drawn(task, transcript.answer):
             return verdict
-        second = judged_whole(self.by, task, transcript)
-        if second.score is None:
-            return replace(verdict, detail={**verdict.detail, "shadow": second.reason})
-        return replace(verdict, parts={**verdict.parts, "shadow": second.score})
+        return _joined(verdict, judged_whole(self.by, task, transcript))
 
     def _drawn(self, task: Task, answer: str) -> bool:
         digest = hashlib.blake2b(f"{task.id}\0{answer}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -78,6 +81,14 @@ class Shadow(Verifier):
         """Close both."""
         self.verifier.close()
         self.by.close()
+
+
+def _joined(verdict: Verdict, second: Verdict | None = None) -> Verdict:
+    if second is None or verdict.score is None:
+        return verdict
+    if second.score is None:
+        return replace(verdict, detail={**verdict.detail, "shadow": second.reason})
+    return replace(verdict, parts={**verdict.parts, "shadow": second.score})
 
 
 make = Shadow

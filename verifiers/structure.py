@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlvr.contracts import Example, Verifier
+from rlvr.contracts import Begun, Example, Transcript, Verifier, together
 from rlvr.errors import ConfigError
 from rlvr.task import Task, Verdict
 
@@ -66,10 +66,23 @@ class Structure(Verifier):
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Read the format, judge the content, multiply the scores."""
+        content, flaw = self._read(answer)
+        return self._scored(Verdict(0.0, "") if content is None else self.verifier.verify(task, content), flaw)
+
+    def begin(self, task: Task, transcript: Transcript) -> Begun:
+        """The same; an inner verifier that waits for its verdict holds no thread."""
+        content, flaw = self._read(transcript.answer)
+        inner = Verdict(0.0, "") if content is None else self.verifier.begin(task, Transcript(content))
+        return together([inner], lambda verdicts: self._scored(verdicts[0], flaw))
+
+    def _read(self, answer: str) -> tuple[str | None, str]:
+        """What the inner verifier judges, None if it need not, and what is wrong with the format."""
         contents, flaw = read(answer, self.sections)
+        return (contents[self.judged] if not flaw else answer if self.soft else None), flaw
+
+    def _scored(self, inner: Verdict, flaw: str) -> Verdict:
         if flaw and not self.soft:
             return Verdict(0.0, f"format: {flaw}", parts={"format": 0.0, "content": 0.0})
-        inner = self.verifier.verify(task, answer if flaw else contents[self.judged])
         if inner.score is None:
             return inner
         form = self.soft if flaw else 1.0

@@ -46,7 +46,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "5"
+    version = "6"
     instruction = r"Reason step by step, and put your final answer within \boxed{}."
     examples = (
         Example(

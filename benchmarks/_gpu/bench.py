@@ -93,4 +93,4 @@ class Bench:
         """Operations per second of a large matrix product: what a share of the peak refers to."""
         n = self.pick(8192, 256)
         a = torch.ones(n, n, device=self.device, dtype=dtype)
-        return 2 * n**3 / self.seconds(lambda: a @ a)
+        return float(2 * n**3 / self.seconds(lambda: a @ a))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,7 +134,7 @@ def update(bench: Bench) -> None:
     if not bench.tiny:  # on a CPU the compiler takes longer than all the rest
         cases["bf16, compiled layers"] = {"precision": "bf16", "max_tokens_per_microbatch": small, "compiled": True}
     for name, settings in cases.items():
-        bench.case(name, lambda settings=settings: updates(bench, "0.6b", prompts, peak, **settings))
+        bench.case(name, partial(updates, bench, "0.6b", prompts, peak, **settings))
 
 
 def large(bench: Bench) -> None:
@@ -150,14 +150,14 @@ def trl(bench: Bench) -> None:
     needed("transformers", "accelerate", "trl", "datasets")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learn"))
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
-    import update_vs_trl
+    update_vs_trl: Any = importlib.import_module("update_vs_trl")
 
     prompts = bench.pick(24, 1)
     rows, prompt = [], bench.pick(256, 8)
     for group in groups_of(bench, prompts):
         rows += [{"prompt": e.tokens[:prompt], "said": e.tokens[prompt:], "reward": e.rewards[-1]} for e in group]
     longest = max(len(row["said"]) for row in rows)
-    update_vs_trl.SIZES["gpu day"] = SimpleNamespace(rows_at_once=8, longest=longest)  # type: ignore[assignment]
+    update_vs_trl.SIZES["gpu day"] = SimpleNamespace(rows_at_once=8, longest=longest)
     job: Any = SimpleNamespace(size="gpu day", device=bench.device.type, precision="bf16")
 
     def measured() -> dict[str, Any]:

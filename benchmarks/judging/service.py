@@ -3,8 +3,9 @@
     python benchmarks/judging/service.py                         all parts; a JSON line for each
     python benchmarks/judging/service.py --parts throughput,kill --rows 20000 --verifier symbolic
 
-Throughput is compared per second of CPU time: the rows per CPU second of the server and its workers against those of this process, which
-reads the same JSON lines and writes the same verdicts. Bars: at most 1.3 times the CPU time; no verdict lost, and none that is 0 for an
+Throughput is compared in CPU time: that of the server and its workers against that of this process, which reads the same JSON lines and
+writes the same verdicts, in rounds that take turns. `--verifier busy:5` takes five milliseconds for an answer, as one that runs a program.
+Bars: at most 1.3 times the CPU time; no verdict lost, and none that is 0 for an
 answer that is right; the server's memory grows by less than the bodies that it admits (`--memory`); 401, 413 and 429 where they belong.
 """
 
@@ -12,136 +13,103 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
 import json
 import os
 import random
 import signal
 import socket
 import statistics
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks._peers.served import TOKEN, Service, lines_of, serving  # noqa: E402
 from rlvr.commands.service.rows import task_of, verdict_line  # noqa: E402
 from rlvr.plugins.registry import build  # noqa: E402
 from rlvr.verifiers.remote import Client  # noqa: E402
 
-TOKEN = "a-token-of-the-benchmark-0123456789"
-NDJSON = {"content-type": "application/x-ndjson", "authorization": f"Bearer {TOKEN}"}
-
-
-class Service:
-    """A server in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self.process, self.url = process, url
-        self.host, self.port = str(urlsplit(url).hostname), urlsplit(url).port or 80
-
-    def pids(self) -> list[int]:
-        """The server and its workers."""
-        found = [self.process.pid]
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):
-                if int(path.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
-                    found.append(int(path.parent.name))
-        return found
-
-    def cpu(self) -> float:
-        """Seconds of CPU time of all its processes so far."""
-        total = 0.0
-        for pid in self.pids():
-            with suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return total
-
-    def memory(self) -> float:
-        """The resident memory of the server, in MB."""
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * 4096 / 1e6
-
-    def ask(self, path: str, data: bytes, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
-        """One request on a connection of its own."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=120)
-        try:
-            connection.request("POST", path, data, NDJSON if headers is None else headers)
-            reply = connection.getresponse()
-            return reply.status, reply.read()
-        finally:
-            connection.close()
-
-
-@contextmanager
-def serving(*arguments: str) -> Iterator[Service]:
-    """A server that ends with the block."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "RLVR_SERVE_TOKEN": TOKEN}
-    command = [sys.executable, "-m", "rlvr", "serve", *arguments, "--port", "0", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
-    assert process.stdout is not None
-    try:
-        yield Service(process, json.loads(process.stdout.readline())["url"])
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def lines_of(count: int, seed: int = 0) -> list[bytes]:
-    """Answers as a policy writes them: some reasoning, then a number, a fraction or a formula; half of them right."""
-    dice, rows = random.Random(seed), []
-    for number in range(count):
-        top, low = dice.randrange(2, 900), dice.randrange(2, 90)
-        reference = dice.choice([str(top), rf"\frac{{{top}}}{{{low}}}", rf"{top}\sqrt{{{low}}}", f"x^2 + {top}x - {low}"])
-        answer = reference if dice.random() < 0.5 else reference.replace(str(top), str(top + 1))
-        text = f"We add {top} and {low}, and then simplify what is left. " * 6 + rf"The answer is $\boxed{{{answer}}}$."
-        rows.append(json.dumps({"id": number, "reference": reference, "answer": text}).encode())
-    return rows
-
 
 def throughput(asked: argparse.Namespace) -> dict[str, Any]:
-    """Rows per second of CPU time, in batches, against this process."""
-    rounds = [lines_of(asked.rows, seed) for seed in range(asked.repeats)]  # verifiers remember verdicts: no row comes twice
-    early = lines_of(200, seed=-1)
-    with build("verifier", asked.verifier) as verifier:
-        for line in early:
-            verdict_line(*_judged(verifier, line))
-        best, here = float("inf"), list[bytes]()
-        for rows in rounds:
-            began = time.process_time()
-            here = [verdict_line(*_judged(verifier, line)) for line in rows]
-            best = min(best, time.process_time() - began)
-    with serving(asked.verifier, "--workers", str(asked.workers), "--threads", "1", "--queue", str(2 * asked.rows)) as service:
-        service.ask("/verify/batch", b"\n".join(early))
-        there_s, wall, there = float("inf"), float("inf"), b""
-        for rows in rounds:
-            began, clock = service.cpu(), time.monotonic()
-            parts = [rows[place : place + asked.batch] for place in range(0, len(rows), asked.batch)]
-            there = b"".join(service.ask("/verify/batch", b"\n".join(part))[1] for part in parts)
-            there_s, wall = min(there_s, service.cpu() - began), min(wall, time.monotonic() - clock)
-    scores = Counter(json.loads(line)["score"] for line in here)
+    """CPU time of rows in batches, against this process. Both judge the same rows, round by round in turn, and no row comes twice."""
+    settings, name = _served(asked.verifier)
+    rounds = [lines_of(asked.rows // asked.repeats, seed) for seed in range(asked.repeats)]
+    limits = ("--workers", str(asked.workers), "--threads", "1", "--queue", str(2 * asked.rows))
+    here_s, server_s, worker_s, wall, ratios, same = 0.0, 0.0, 0.0, 0.0, list[float](), True
+    with build("verifier", name, **settings) as verifier, serving(_text(name, settings), *limits) as service:
+        for early in (lines_of(400, seed=-1), lines_of(400, seed=-2)):
+            here = [verdict_line(*_judged(verifier, line)) for line in early]
+            service.ask("/verify/batch", b"\n".join(early))
+        for turn, rows in enumerate(rounds):
+            for side in ("here", "there") if turn % 2 else ("there", "here"):
+                if side == "here":
+                    began = time.process_time()
+                    here = [verdict_line(*_judged(verifier, line)) for line in rows]
+                    mine = time.process_time() - began
+                else:
+                    before, clock = service.cpus(), time.monotonic()
+                    parts = [rows[place : place + asked.batch] for place in range(0, len(rows), asked.batch)]
+                    there = b"".join(service.ask("/verify/batch", b"\n".join(part))[1] for part in parts)
+                    after, wall = service.cpus(), wall + time.monotonic() - clock
+                    used = [after[pid] - before.get(pid, 0.0) for pid in after]
+            here_s, server_s, worker_s = here_s + mine, server_s + used[0], worker_s + sum(used[1:])
+            ratios.append(sum(used) / mine)
+            scores = [Counter(json.loads(line)["score"] for line in lines) for lines in (here, there.splitlines())]
+            same = same and scores[0] == scores[1]
+    count = sum(map(len, rounds))
     return {
-        "rows": asked.rows,
+        "rows": count,
         "batch": asked.batch,
-        "rows_per_cpu_second_here": round(asked.rows / best),
-        "rows_per_cpu_second_served": round(asked.rows / there_s),
-        "rows_per_second_served": round(asked.rows / wall),
-        "times_the_cpu": round(there_s / best, 2),
+        "us_per_row_here": round(1e6 * here_s / count, 1),
+        "us_per_row_server": round(1e6 * server_s / count, 1),
+        "us_per_row_workers": round(1e6 * worker_s / count, 1),
+        "rows_per_second_served": round(count / wall),
+        "times_the_cpu": round((server_s + worker_s) / here_s, 2),
+        "times_the_cpu_by_round": [round(ratio, 2) for ratio in sorted(ratios)],
         "bar": 1.3,
-        "same_scores": scores == Counter(json.loads(line)["score"] for line in there.splitlines()),
+        "same_scores": same,
     }
+
+
+BUSY = '''
+import time
+from rlvr.verifiers.numeric import make as Numeric
+
+
+class Busy(Numeric):
+    """As `numeric`, after so many milliseconds of work."""
+
+    def __init__(self, *, ms: float = 5.0) -> None:
+        super().__init__()
+        self.ms = ms
+
+    def verify(self, task, answer):
+        until = time.thread_time() + self.ms / 1000
+        while time.thread_time() < until:
+            pass
+        return super().verify(task, answer)
+'''
+BUSY_FILE = Path(tempfile.gettempdir()) / f"rlvr-busy-{os.getpid()}.py"
+
+
+def _served(verifier: str) -> tuple[dict[str, Any], str]:
+    """The settings and the name of a verifier; `busy:5` takes five milliseconds of CPU time for an answer."""
+    if not verifier.startswith("busy:"):
+        return {}, verifier
+    BUSY_FILE.write_text(BUSY, "utf-8")
+    return {"ms": float(verifier.partition(":")[2])}, f"{BUSY_FILE}:Busy"
+
+
+def _text(name: str, settings: dict[str, Any]) -> str:
+    return json.dumps({"name": name, **settings}) if settings else name
 
 
 def _judged(verifier: Any, line: bytes) -> tuple[Any, Any]:
@@ -313,7 +281,7 @@ def main() -> None:
     parser.add_argument("--verifier", default="symbolic")
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=6, help="rounds of the throughput")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--requests", type=int, default=2000, help="for the latency")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between kills")

@@ -5,7 +5,8 @@
 
 paper                    2505.22617
 differs from the paper   the candidates with the largest cov are taken, not random ones, so that a resumed run repeats them; l is l_old,
-                         which is the same at the first optimizer step
+                         which is the same at the first optimizer step; answers of groups with equal rewards are not compared; the authors'
+                         code (verl) also leaves out tokens that PPO's clip stops anyway
 """
 
 from __future__ import annotations

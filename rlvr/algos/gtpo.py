@@ -2,11 +2,14 @@
 
     right:  r_it = a R + b R n_t H_it / sum_k H_kt,               k over the n_t right answers that have a token t
     wrong:  r_jt = -a - b m_t (1/H_jt) / sum_k (1/H_kt),          k over the m_t wrong answers that have a token t
-    A = (r - mean) / std over the group's tokens, apart for the right answers' rewards and for the wrong ones' (0 at the others' tokens)
+    A = (r+ - mean r+) / std r+  +  (r- - mean r-) / std r-,  over all tokens of the group; r+ is r at the tokens of right answers and 0
+        elsewhere, r- the same for wrong ones
     L = (1/N) sum -min(r A, clip(r, 0.8, 1.28) A),  a = 1 - b, b is entropy_weight
 
 paper                    2508.04349
-differs from the paper   an answer is right from right_from on, and R is its score; entropies are at least 1e-3, so that 1/H is finite
+differs from the paper   an answer is right from right_from on, and R is its score; entropies are at least 1e-3, so that 1/H is finite;
+                         how far mean and std reach (all tokens of the group, as here, or those of one side) could not be checked against
+                         code of the authors
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     L = (1/N) sum -min(r A, clip(r, 0.8, 1.28) A),  N counts all tokens of the step
 
 paper                    2506.01939
-differs from the paper   the threshold is over the tokens of the whole step, not of each minibatch
+differs from the paper   the threshold is over the tokens of the whole step, those of masked truncated answers included, and not of
+                         each minibatch
 """
 
 from __future__ import annotations

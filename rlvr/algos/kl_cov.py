@@ -4,8 +4,10 @@
     L = (1/N) sum -r A + kl_cov_coef |l - l_old| at the kl_cov_ratio of the tokens with the largest cov
 
 paper                    2505.22617
-differs from the paper   l is l_old in cov, which is the same at the first optimizer step. With one
-                         optimizer step per batch l is l_old and the penalty does nothing
+differs from the paper   l is l_old in cov, which is the same at the first optimizer step; answers of groups with equal rewards are not
+                         compared; a token that moved by less than 1e-5 is not held: at the first optimizer step of a batch l is l_old
+                         up to rounding, and the sign of a rounding error would be its gradient. So the penalty needs several
+                         optimizer steps per batch
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ROUNDING = 1e-5
+"""How far two passes at the same weights may be apart."""
+
+
 def chosen(columns: Mapping[str, Tensor], total: Total, *, kl_cov_ratio: float, **_: Any) -> Tensor:
     """1 at the tokens with the largest covariance."""
     cov = covariance(columns, total)
@@ -36,7 +42,8 @@ def loss(x: LossInputs, *, kl_cov_ratio: float = 0.002, kl_cov_coef: float = 1.0
     """The ratio times the advantage without a clip, and the penalty at the chosen tokens."""
     assert x.prepared is not None
     delta = log_ratio(x.new, x.old, x.rows, x.count, "token")
-    return -delta.exp() * x.advantages + kl_cov_coef * x.prepared * delta.abs()
+    held = x.prepared * (delta.detach().abs() > ROUNDING)
+    return -delta.exp() * x.advantages + kl_cov_coef * held * delta.abs()
 
 
 make = policy_gradient(__name__, __doc__, grpo.advantage, loss, loss_aggregation="token-mean")

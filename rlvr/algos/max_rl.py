@@ -4,7 +4,8 @@
     L as in GRPO, the mean over all tokens
 
 paper                    2602.02710
-differs from the paper   it is meant for rewards of 0 and 1, as there; other scores are taken as they are
+differs from the paper   no (the authors' code adds 1e-6 to the divisor); it is meant for rewards of 0 and 1, as there, and other scores
+                         are taken as they are
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """ReMax: the baseline is the reward of the greedy answer.
 
-    L = -(1/B) sum_i sum_t (R_i - R_greedy) l_it
+    A_it = sum_{k>=t} gamma^(k-t) r_ik - R_greedy,  the reward to go: R_i if all of it is paid at the end
+    L = -(1/B) sum_i sum_t A_it l_it
 
 paper                    2310.10505
 differs from the paper   no KL in the reward unless beta is set

@@ -29,10 +29,11 @@ def ended(text: str) -> str:
     >>> ended("Answer: 16<|eot_id|> </s>")
     'Answer: 16'
     """
-    return _without_tokens(text) if ">" in text or "]" in text else text
+    return _without_tokens(text) if "<" in text or "[" in text else text
 
 
 def _without_tokens(text: str) -> str:
+    """The same for a text in which there may be special tokens: each begins with < or [."""
     kept = end = len(text)
     while True:
         while end and (text[end - 1].isspace() or text[end - 1] in INVISIBLE):

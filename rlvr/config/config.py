@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.hub import folder_of, refuse_own_code
 from rlvr.config.overrides import number, overridden, yielding
+from rlvr.config.reference import ReferenceConfig
 from rlvr.config.section import Section, checked
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
@@ -230,6 +231,8 @@ class RunConfig(Section):
     env: dict[str, Any]  # a name, or {name: ..., setting: value}; `rlvr list envs`
     tokenizer: str | None = None  # chars, chars:ALPHABET, bytes, a folder or a Hub id; unset: the model's own
     model: ModelConfig
+    reference: ReferenceConfig | None = None
+    """Unset: the policy as it was before training on rewards."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     data: DataConfig | None = None
     reward_model: RewardModelConfig | None = None

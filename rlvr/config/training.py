@@ -13,6 +13,18 @@ SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_wit
 """The schedules of transformers that need only the warmup and the number of steps."""
 
 
+class CriticConfig(Section):
+    """A critic with weights of its own, for PPO: a copy of the policy as it was at the start.
+
+    >>> CriticConfig(learning_rate=1e-4).max_grad_norm
+    1.0
+    """
+
+    learning_rate: float = Field(ge=0)
+    """Under the schedule of the policy's learning rate."""
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
+
+
 class TrainConfig(Section):
     """The optimizer and the number of steps; names as in TRL, batch sizes with their unit.
 
@@ -24,6 +36,8 @@ class TrainConfig(Section):
     learning_rate: float = Field(default=1e-5, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
+    critic: CriticConfig | None = None
+    """Unset: the critic is a linear head on the policy's own hidden states, and shares its optimizer and its clipping."""
     lr_scheduler: str = "constant"
     warmup_steps: int = Field(default=0, ge=0)  # of rising learning rate, under every schedule; the first step is at 1 / warmup_steps
     minibatches_per_step: int = Field(default=1, ge=1)

@@ -143,9 +143,15 @@ class _Kit:
             more |= {"tokens": rows * 0 + 1, "episodes": rows, "turns": rows * 0}
         return LossInputs(new=new, rows=rows, count=int(rows.max()) + 1, **known, **more)
 
-    def sign(self) -> str:
+    def _led_by_scores(self) -> None:
+        """CannotCheck if something else than the score says what is good."""
         if self.algorithm.critic_alone:
             raise CannotCheck("its first steps train the critic alone")
+        if self.algorithm.needs_teacher:
+            raise CannotCheck("its teacher says what is good, not only the score")
+
+    def sign(self) -> str:
+        self._led_by_scores()
         groups = [[answer([1, 2], 1.0), answer([2, 1], 0.0)], [answer([3, 3], 0.0, "h"), answer([1, 3], 1.0, "h")]]
         if self.algorithm.needs_greedy:
             groups = [[*group, answer([2], 0.5, group[0].group, greedy=True)] for group in groups]
@@ -157,8 +163,7 @@ class _Kit:
     def bandit(self) -> str:
         """All groups of three pulls of a bandit with three arms, each weighed by its probability: the mean step must raise the reward."""
         torch: Any = importlib.import_module("torch")
-        if self.algorithm.critic_alone:
-            raise CannotCheck("its first steps train the critic alone")
+        self._led_by_scores()
         chances, pays, arms = (0.5, 0.3, 0.2), (0.0, 1.0, 0.25), range(3)
         mean = sum(p * r for p, r in zip(chances, pays, strict=True))
         truth = torch.tensor([p * (r - mean) for p, r in zip(chances, pays, strict=True)], dtype=torch.float64)

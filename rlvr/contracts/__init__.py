@@ -17,11 +17,12 @@ from rlvr.contracts.sandbox import Box, Judge, Limits, Outcome, Place, Program, 
 from rlvr.contracts.session import Heard, Session, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.toolsession import ToolSession
-from rlvr.contracts.verifier import Example, Verifier
+from rlvr.contracts.verifier import Begun, Example, Verifier, together
 from rlvr.contracts.weights import Adapter, Weights
 
 __all__ = [
     "Adapter",
+    "Begun",
     "Box",
     "Completion",
     "Environment",
@@ -47,4 +48,5 @@ __all__ = [
     "Transcript",
     "Verifier",
     "Weights",
+    "together",
 ]

@@ -56,7 +56,8 @@ class LossInputs:
     """
 
     new: Tensor
-    """Log-probabilities under the policy being trained. Only this, `entropy` and `values` carry a gradient."""
+    """Log-probabilities under the policy being trained. Only this, `entropy`, `values` and `divergence`
+    carry a gradient."""
     old: Tensor
     """Log-probabilities under the weights at the start of the step, computed by the trainer."""
     sampler: Tensor
@@ -70,6 +71,8 @@ class LossInputs:
     values: Tensor | None = None
     old_values: Tensor | None = None
     returns: Tensor | None = None
+    divergence: Tensor | None = None
+    """The policy's divergence from the reference over the whole vocabulary; it carries a gradient too."""
     prepared: Tensor | None = None
     """What `Algorithm.prepare` returned for these tokens."""
     tokens: Tensor | None = None
@@ -97,6 +100,10 @@ class Algorithm(Plugin, ABC):
     needs_turns: bool = False
     """Whether it makes no sense where the policy takes a single turn."""
     needs_reference: bool = False
+    needs_teacher: bool = False
+    """Whether the reference must be another model, which the run names."""
+    needs_divergence: str = ""
+    """Which divergence from the reference over the whole vocabulary the loss needs at each token: reverse_kl, forward_kl or jsd."""
     needs_value: bool = False
     needs_entropy: bool = False
     """Whether the loss needs each token's entropy."""

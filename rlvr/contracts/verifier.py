@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.session import Transcript
 from rlvr.errors import TextOnly
 from rlvr.task import Task, Verdict
+
+Begun = Verdict | Callable[[], Coroutine[Any, Any, Verdict]]
+"""A verdict, or a function that waits for it without holding a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,35 @@ class Verifier(TextOnly, Plugin, ABC):
         return [self.verify(task, answer) for task, answer in zip(tasks, answers, strict=True)]
 
     async def averify(self, task: Task, answer: str) -> Verdict:
-        """Judge without blocking an event loop. The default runs `verify` in a thread; override it where waiting needs none."""
-        return await asyncio.to_thread(self.verify, task, answer)
+        """Judge without blocking an event loop. The default runs `begin` in a thread; override it where waiting needs none."""
+        return await _ended(await asyncio.to_thread(self.begin, task, Transcript(answer)))
 
     def judge(self, task: Task, transcript: Transcript) -> Verdict:
         """Judge a whole conversation. The default judges its answer; override it to look at the evidence or at the turns."""
         return self.verify(task, transcript.answer)
+
+    def begin(self, task: Task, transcript: Transcript) -> Begun:
+        """Judge as far as no waiting is needed. A verifier made of others overrides it, so that none of them waits in a thread."""
+        if type(self).averify is not Verifier.averify and type(self).judge is Verifier.judge:
+            return partial(self.averify, task, transcript.answer)
+        return self.judge(task, transcript)
+
+
+def together(begun: Sequence[Begun], finish: Callable[[Sequence[Verdict]], Verdict]) -> Begun:
+    """What `finish` makes of several verdicts: at once if all of them are there, else once they are.
+
+    >>> together([Verdict(1.0, "equal")], lambda verdicts: verdicts[0]).score
+    1.0
+    """
+    known = [one for one in begun if isinstance(one, Verdict)]
+    if len(known) == len(begun):
+        return finish(known)
+
+    async def waited() -> Verdict:
+        return finish(await asyncio.gather(*map(_ended, begun)))
+
+    return waited
+
+
+async def _ended(begun: Begun) -> Verdict:
+    return begun if isinstance(begun, Verdict) else await begun()

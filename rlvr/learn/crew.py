@@ -35,6 +35,7 @@ from rlvr.model.batch import Rows
 from rlvr.model.compiled import compile_layers
 from rlvr.model.deterministic import is_deterministic
 from rlvr.model.device import trained_in
+from rlvr.model.teacher import check_teacher
 from rlvr.model.weights import LOADING, blank_from, model_from
 from rlvr.plugins.registry import from_config
 from rlvr.rollout.rollout import Rollout
@@ -123,14 +124,14 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
         )
     asked = config.rollout
     mdp = TokenMDP(environment, tokenizer, **asked.limits)
-    schedule = Schedule(environment, "train", seed=config.seed)
-    curriculum = asked.curriculum
+    schedule, curriculum = Schedule(environment, "train", seed=config.seed), asked.curriculum
     questions = questions_for(config.rollout, schedule)
     algorithm = from_config("algorithm", config.algorithm)
     if config.rollout.max_staleness:  # settings written by the user take precedence
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
     optimization(config).check(algorithm, adapted=config.model.lora is not None, max_completion_length=mdp.max_new_tokens)
     check_company(config, algorithm, environment)
+    check_teacher(config, algorithm, tokenizer)
     support_for(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     size = PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT)
@@ -201,14 +202,16 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
     """Build the learner from the current weights; the reference, if needed, is a frozen copy of them."""
     lora, reference, fill_reference = crew.config.model.lora, None, None
     home = folder / ("reference" if lora is None else "base")
-    if kept := lora is not None or crew.algorithm.needs_reference:
+    other = crew.config.reference
+    if kept := lora is not None or (crew.algorithm.needs_reference and other is None):
         reference, fill_reference = frozen(crew, home, resumed=resumed)
     if lora is not None:  # with the adapter off, the model is its own reference
         crew.model, crew.fill = adapter.put_on(reference, lora), fill_reference or crew.fill
         reference = fill_reference = None
     elif reference is not None:
         reference = copy.deepcopy(reference) if reference is crew.model else reference
-        reference.eval().requires_grad_(False)
+    if other is not None:
+        reference, fill_reference = policy_from(crew.config, crew.accelerator, crew.tokenizer, other.folder)
     supervised = crew.algorithm.supervised or crew.config.data is not None  # stored answers were not sampled at this run's temperature
     crew.learner = Learner(
         crew.model,
@@ -218,7 +221,7 @@ def enlist(crew: Crew, folder: Path, *, resumed: bool) -> Learner:
         total_steps=crew.config.train.steps,
         temperature=1.0 if supervised else crew.config.rollout.temperature,
         sampled_alike=not supervised or crew.config.rollout.temperature == 1.0,
-        reference=reference,
+        reference=None if reference is None else reference.eval().requires_grad_(False),
         fill=crew.fill,
         fill_reference=fill_reference,
         seed=crew.config.seed,
@@ -302,7 +305,7 @@ def optimization(config: RunConfig) -> Optimization:
     settings = config.train.model_dump()
     for key in ("steps", "mixed_precision", "deterministic", "process_timeout_s"):
         del settings[key]
-    return Optimization(**settings)
+    return Optimization(**settings | {"critic": config.train.critic})
 
 
 def in_lockstep(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:

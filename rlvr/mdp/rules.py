@@ -27,7 +27,7 @@ from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.calls import CallEnd, Calls
 from rlvr.mdp.limits import plain_limits
 from rlvr.mdp.sessions import Lease, judged_whole, session_record
-from rlvr.mdp.state import OVER, rewards_of
+from rlvr.mdp.state import OVER, earned_by, last_acted
 from rlvr.mdp.state import State as State
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
@@ -292,7 +292,12 @@ class TokenMDP:
 
     def rewards(self, state: State, verdict: Verdict) -> list[float]:
         """What each token is paid: the whole score on the policy's last one, or each part of it on the token that completed it."""
-        return rewards_of(state, verdict, self.tokenizer)
+        if verdict.earned:
+            return earned_by(state, verdict, self.tokenizer)
+        rewards = [0.0] * len(state.tokens)
+        if verdict.score is not None:
+            rewards[last_acted(state.acted)] = verdict.score
+        return rewards
 
     def episode(self, state: State, verdict: Verdict, *, group: str, logprobs: list[float] | None = None, version: int = 0) -> Episode:
         """The record of a conversation that is over."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar, cast
 
-from rlvr.contracts import Environment, Heard, Session, Transcript, Verifier
+from rlvr.contracts import Begun, Environment, Heard, Session, Transcript, Verifier
 from rlvr.contracts.environment import Replying
 from rlvr.errors import EnvError
 from rlvr.mdp.records import heard_from, heard_row, tool_from, tool_row, turn_from, turn_row
@@ -255,18 +256,29 @@ def judged_whole(verifier: Verifier, task: Task, transcript: Transcript) -> Verd
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
 
-async def awaited_verdict(verifier: Verifier, task: Task, answer: str) -> Verdict:
-    """The same for a verifier that `waits`."""
+def begun(verifier: Verifier, task: Task, transcript: Transcript) -> Begun:
+    """The same, and where the verdict must be waited for, a function that does so without a thread."""
     try:
-        verdict: object = await verifier.averify(task, answer)
+        found: object = verifier.begin(task, transcript)
+    except (Exception, SystemExit) as error:
+        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+    if isinstance(found, Verdict):
+        return found
+    return partial(_waited, verifier, found) if callable(found) else _no_verdict(verifier, found)
+
+
+async def _waited(verifier: Verifier, found: Callable[[], Awaitable[object]]) -> Verdict:
+    try:
+        verdict = await found()
         return verdict if isinstance(verdict, Verdict) else _no_verdict(verifier, verdict)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
 
 def waits(verifier: Verifier) -> bool:
-    """Whether a verifier can judge without holding a thread, and needs the answer alone."""
-    return type(verifier).averify is not Verifier.averify and type(verifier).judge is Verifier.judge
+    """Whether a verifier may have to wait for a verdict, so that it is to be asked with `begun`."""
+    kind = type(verifier)
+    return kind.begin is not Verifier.begin or (kind.averify is not Verifier.averify and kind.judge is Verifier.judge)
 
 
 def _no_verdict(verifier: Verifier, given: object) -> Verdict:

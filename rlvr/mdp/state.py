@@ -70,16 +70,13 @@ def turns_of(state: State, stops: frozenset[int]) -> list[list[int]]:
     return turns
 
 
-def rewards_of(state: State, verdict: Verdict, tokenizer: Tokenizer) -> list[float]:
-    """What each token is paid: the whole score on the policy's last one, or each part of it on the token that completed it.
+def earned_by(state: State, verdict: Verdict, tokenizer: Tokenizer) -> list[float]:
+    """What each token is paid if a score was earned in parts: each part on the token that completed it.
 
-    >>> rewards_of(State(Task("t", user("2+2=")), [1, 2, 8], [False, True, True]), Verdict(1.0), tokenizer)     # doctest: +SKIP
-    [0.0, 0.0, 1.0]
+    >>> earned_by(state, Verdict(1.0, earned=(Earned(0, 0.25), Earned(-1, 0.75))), tokenizer)                   # doctest: +SKIP
+    [0.0, 0.25, 0.75]
     """
-    rewards = [0.0] * len(state.tokens)
-    if not verdict.earned and verdict.score is not None:
-        rewards[last_acted(state.acted)] = verdict.score
-    turns = turns_of(state, tokenizer.stop_ids) if verdict.earned else []
+    rewards, turns = [0.0] * len(state.tokens), turns_of(state, tokenizer.stop_ids)
     for part in verdict.earned:
         if not -len(turns) <= part.turn < len(turns):
             raise ValueError(f"something was earned in turn {part.turn}, and there were {len(turns)}")

@@ -76,7 +76,6 @@ class Schedule(Feed):
         taken = [self.ready.pop(number) for number in sorted(self.ready)[:room]]
         for talk in taken:
             self._move(talk, Stage.SAMPLING)
-            talk.asked_at = perf_counter()
         return [(talk.number, talk.request()) for talk in taken]
 
     def wave(self) -> Asked | None:
@@ -151,7 +150,6 @@ class Schedule(Feed):
         talk = self.talks[number]
         if talk.stage is not Stage.SAMPLING:
             raise SamplerError(f"the sampler answered request {number}, which is not under way")
-        self._took(talk, completion.seconds or perf_counter() - talk.asked_at)
         talk.say(completion)
         self._next(talk)
 
@@ -178,7 +176,6 @@ class Schedule(Feed):
         if talk.job is not job:
             return  # it was given up
         talk.job = None
-        self._took(talk, ended - (job.since or ended))
         if job.cancelled() or job.exception() is not None:
             self._broken(talk, job)
         elif talk.stage is Stage.JUDGING:
@@ -202,11 +199,6 @@ class Schedule(Feed):
         self.over.append(talk)
 
     # ---- time
-
-    def _took(self, talk: Talk, seconds: float) -> None:
-        """Count what a turn or a reply took."""
-        talk.seconds += seconds
-        talk.state.late = self.terms.episode_s is not None and talk.seconds >= self.terms.episode_s
 
     def _look(self, *, wait: bool) -> list[Talk]:
         """Handle what happened since, or wait for something to happen; return the conversations that are over."""

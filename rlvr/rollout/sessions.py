@@ -14,7 +14,9 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+from rlvr.contracts import Completion
 from rlvr.contracts.sampler import Asked
+from rlvr.mdp.judges import Job
 from rlvr.mdp.sessions import Lease
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.schedule import NO_ANSWER, Schedule, Terms
@@ -59,6 +61,27 @@ class SessionSchedule(Schedule):
         """As in any schedule. A conversation that is about to end makes room for the next, which is waited for."""
         ending = self.waiting and any(self.count[stage] for stage in (Stage.ENDING, Stage.CLOSING, Stage.JUDGING))
         return self.take(0) if ending else super().wave()
+
+    def take(self, room: int) -> Asked | None:
+        """As in any schedule; the time of each turn begins."""
+        asked, now = super().take(room), perf_counter()
+        for number, _ in asked or ():
+            self.talks[number].asked_at = now
+        return asked
+
+    def _given(self, number: int, completion: Completion) -> None:
+        self._took(self.talks[number], completion.seconds or perf_counter() - self.talks[number].asked_at)
+        super()._given(number, completion)
+
+    def _arrived(self, talk: Talk, job: Job, ended: float) -> None:
+        if talk.job is job:
+            self._took(talk, ended - (job.since or ended))
+        super()._arrived(talk, job, ended)
+
+    def _took(self, talk: Talk, seconds: float) -> None:
+        """Count what a turn or a reply took."""
+        talk.seconds += seconds
+        talk.state.late = self.terms.episode_s is not None and talk.seconds >= self.terms.episode_s
 
     def _next(self, talk: Talk) -> None:
         if talk.stage is Stage.OPENING and not talk.error:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rlvr.contracts import Completion, Request, Transcript
+from rlvr.contracts import Completion, Request, together
 from rlvr.episode import ABOVE_ZERO, End, Episode
 from rlvr.errors import EnvError, RlvrError
 from rlvr.mdp.judges import Job, Judges
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.sessions import awaited_verdict
+from rlvr.mdp.sessions import begun
 from rlvr.mdp.state import State
 from rlvr.mdp.transcript import said_so_far
 from rlvr.rollout.draws import Draw, seed_of
@@ -147,11 +147,9 @@ class Talk:
     def judge_waiting(self) -> Verdict | Coroutine[Any, Any, Verdict]:
         """The verdict of a verifier that waits: a coroutine, so that it holds no thread."""
         ending = self.mdp.finish(self.state)
-        return self._awaited(ending.answer) if isinstance(ending, Transcript) else self.mdp.judge(self.state)
-
-    async def _awaited(self, answer: str) -> Verdict:
-        verdict = await awaited_verdict(self.mdp.environment.verifier, self.draw.task, answer)
-        return self.mdp.with_earned(self.state, verdict)
+        found = ending if isinstance(ending, Verdict) else begun(self.mdp.environment.verifier, self.draw.task, ending)
+        told = together([found], lambda verdicts: self.mdp.with_earned(self.state, verdicts[0]))
+        return told if isinstance(told, Verdict) else told()
 
     def give_up(self) -> None:
         """Stop waiting for its job."""

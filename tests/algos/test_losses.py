@@ -119,10 +119,12 @@ def naive_surrogate(w: World, i: int, t: int, s: Any) -> Any:
         own = naive_surrogate(w, i, t, SimpleNamespace(epsilon=s.epsilon, epsilon_high=s.epsilon_high, delta=None))
         return own.detach() if w.prepared[i, t] else own
     r, a = naive_ratio(w, i, t, getattr(s, "importance_sampling_level", "token")), w.advantages[i, t]
+    if hasattr(s, "teacher_weight"):
+        a = a + s.teacher_weight * (w.reference[i, t] - w.old[i, t])
     if hasattr(s, "epsilon"):
         high = s.epsilon if s.epsilon_high is None else s.epsilon_high
         held = min(max(r, r.new_tensor(1 - s.epsilon)), r.new_tensor(1 + high))
-        inner = r * a if s.delta is None else min(r, r.new_tensor(s.delta)) * a
+        inner = r * a if getattr(s, "delta", None) is None else min(r, r.new_tensor(s.delta)) * a
         return -min(inner, held * a)
     if hasattr(s, "sapo_temperature_pos"):
         tau = s.sapo_temperature_pos if a > 0 else s.sapo_temperature_neg

@@ -296,3 +296,25 @@ def test_dppo_leaves_out_what_moved_too_far_in_the_direction_of_its_advantage() 
     assert figures["clip_ratio/high_mean"].tolist() == [1, 0, 0, 0, 0, 0] and figures["clip_ratio/low_mean"].tolist() == [0, 0, 0, 1, 0, 0]
     [g] = torch.autograd.grad(loss.sum(), new)
     assert g.tolist() == pytest.approx(wanted)  # the derivative of -r A with respect to the log-probability is -r A
+
+
+def test_kl_cov_does_not_hold_a_token_by_a_rounding_error() -> None:
+    """At the first optimizer step l is l_old up to rounding; the sign of the error must not become a gradient."""
+    algorithm = build("algorithm", "kl_cov", kl_cov_ratio=1.0, kl_cov_coef=100.0)
+    old = torch.tensor([-1.0, -2.0, -0.5, -3.0], dtype=torch.float64)
+    new = (old + torch.tensor([3e-7, -3e-7, 0.0, 1e-2], dtype=torch.float64)).requires_grad_()
+    prepared, rows = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.long)
+    inputs = LossInputs(
+        new=new, old=old, sampler=old, advantages=torch.zeros(4, dtype=torch.float64), rows=rows, count=1, prepared=prepared
+    )
+    [found] = torch.autograd.grad(algorithm.losses(inputs)[0].sum(), new)
+    assert found.tolist() == [0.0, 0.0, 0.0, 100.0]
+
+
+def test_the_covariance_is_about_the_mean_of_all_processes() -> None:
+    mine, theirs = {"advantages": tensor(3.0, -1.0), "old": tensor(-0.5, -3.0)}, {"advantages": tensor(10.0), "old": tensor(-7.0)}
+    whole = {name: torch.cat([mine[name], theirs[name]]) for name in mine}
+    other = [1.0, 10.0, -7.0]  # how many tokens the other process has, and their sums
+    found = covariance(mine, lambda numbers: [a + b for a, b in zip(numbers, other, strict=True)])
+    assert found.tolist() == pytest.approx(covariance(whole, list)[:2].tolist())
+    assert found.tolist() != pytest.approx(covariance(mine, list).tolist())

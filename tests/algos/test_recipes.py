@@ -16,7 +16,7 @@ from tests.fixtures.learning import PRESETS, usual
 
 NAMES = ["reinforce", "reinforce_baseline", "reinforce_pp", "reinforce_pp_baseline", "remax", "rloo", "ppo"]
 NAMES += ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "cispo", "sapo", "gdpo", "grpo_turns", "gigpo"]
-NAMES += ["max_rl", "high_entropy", "gtpo", "clip_cov", "kl_cov", "dppo"]
+NAMES += ["max_rl", "high_entropy", "gtpo", "clip_cov", "kl_cov", "dppo", "distill"]
 NAMES += ["sft", "best_of_n", "dpo", "kto", "online_dpo", "online_ipo"]
 
 
@@ -69,6 +69,7 @@ def test_what_an_algorithm_needs_follows_from_its_settings() -> None:
         "kto",
         "online_dpo",
         "online_ipo",
+        "distill",
     }
     assert {n for n, (_, value, _) in needs.items() if value} == {"ppo"} and {n for n, (_, _, g) in needs.items() if g} == {"remax"}
     assert build("algorithm", "grpo", beta=0.1).needs_reference and not build("algorithm", "ppo", beta=0.0).needs_reference

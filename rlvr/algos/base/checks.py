@@ -40,6 +40,10 @@ def _of_ratios(s: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
         "old_from_sampler already corrects the sampler's mismatch in the clipped ratio; importance_sampling_correction would correct it "
         "twice; remove one of them",
     )
+    yield (
+        s["beta"] > 0 and s.get("divergence", "sampled") != "sampled",
+        f"divergence={s.get('divergence')} is a KL to the teacher already, so beta={s['beta']} would add it again; set beta=0",
+    )
     delta, epsilon = s.get("delta"), s.get("epsilon", 0.0)
     upper = 1 + (epsilon if s.get("epsilon_high") is None else s["epsilon_high"])
     yield (
@@ -58,7 +62,7 @@ def _of_credit(s: Mapping[str, Any], traits: frozenset[str], name: str) -> Itera
         f"overlong_buffer is {s['overlong_buffer']}, more than max_completion_length, {s['max_completion_length']}; set it lower",
     )
     yield (
-        s["dynamic_sampling_rounds"] > 1 and "silent" not in traits,
+        s["dynamic_sampling_rounds"] > 1 and ("silent" not in traits or "teacher" in traits),
         f"dynamic sampling drops groups whose rewards are all equal; with the advantage of {name} such a group still gives a learning "
         "signal; set dynamic_sampling_rounds=1",
     )

@@ -18,7 +18,7 @@ from rlvr.algos.base.checks import check
 from rlvr.algos.base.recipe import Recipe
 from rlvr.algos.base.settings import live
 from rlvr.algos.parts import aggregate, credit, kl, mismatch, terms, turns
-from rlvr.algos.parts.answers import Answers, Groups, Kept, per_token, white_tokens
+from rlvr.algos.parts.answers import Answers, Groups, Kept, Numbers, per_token, white_tokens
 from rlvr.algos.parts.credit import Total, alone
 from rlvr.algos.parts.surrogate import Surrogate
 from rlvr.contracts.algorithm import NO_SCORES, Algorithm, LossInputs, Nested, Scores
@@ -58,15 +58,17 @@ class PolicyGradient(Algorithm):
         self.advantage, self.loss = recipe.bound("advantage", settings), recipe.bound("loss", settings)
         s, traits = self.settings, recipe.traits
         self.num_iterations, self.sampling_rounds = s.num_iterations, s.dynamic_sampling_rounds
-        self.needs_company, self.silent_if_equal = "company" in traits, "silent" in traits
+        self.needs_company, self.silent_if_equal = "company" in traits, "silent" in traits and "teacher" not in traits
         self.needs_turns, self.needs_greedy, self.needs_value = (need in traits for need in ("turns", "greedy", "values"))
-        self.needs_reference = s.beta > 0 or "reference" in traits
+        self.needs_teacher, divergence = "teacher" in traits, getattr(s, "divergence", "sampled")
+        self.needs_divergence = "" if divergence == "sampled" else divergence
+        self.needs_reference = s.beta > 0 or "reference" in traits or self.needs_teacher
         self.refreshes = self.needs_reference and s.ref_model_sync_steps > 0
         self.needs_entropy, self.needs_context = s.entropy_coef != 0, "context" in traits
         self.credit_needs = traits & {"old", "reference", "entropy", "values"}
         if s.beta > 0 and s.kl_in == "reward":
             self.credit_needs |= {"penalties"}
-        self.trains_flat = self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
+        self.trains_flat = self.needs_teacher or self.needs_value or self.needs_entropy or (s.beta > 0 and s.kl_in == "loss")
         self.punishes = bool(s.malformed_call_penalty or s.overlong_buffer)
         self.plain = not (self.needs_reference or self.needs_entropy or self.needs_value)
         """Whether the loss is that of the policy alone."""
@@ -105,22 +107,25 @@ class PolicyGradient(Algorithm):
         answers = Answers(groups, earned, counted, scores, total, self._running)
         found = self.advantage(answers)
         self.figures, self.returns = answers.figures, answers.targets
-        kept = [[self.kept(e) for e in group] for group in groups]
+        kept = answers.acted if not self.settings.mask_malformed_calls else [[self.kept(e) for e in group] for group in groups]
         return per_token(found, kept) if self.settings.whiten == "none" else self._white(answers, found, kept)
 
     def _white(self, answers: Answers, found: Any, kept: Kept) -> Nested:
         """The advantages, shifted and scaled over the answers or the tokens of all processes."""
         if self.settings.whiten == "samples":
             return per_token(credit.white_samples(answers.rewards, found, answers.total), kept)
-        trained = [[self.kept(e) if self.trains(e) else [False] * len(e.tokens) for e in group] for group in answers.groups]
+        trained = [
+            [mask if self.trains(e) else np.zeros(len(e.tokens), dtype=bool) for e, mask in zip(group, masks, strict=True)]
+            for group, masks in zip(answers.groups, kept, strict=True)
+        ]
         return white_tokens(per_token(found, kept), trained, answers.total)
 
-    def _less(self, groups: Groups, penalties: Nested | None) -> list[list[list[float]]]:
+    def _less(self, groups: Groups, penalties: Nested | None) -> list[list[Numbers]]:
         """The reward of each token, less the KL and the penalties."""
         penalties = penalties or [[None for _ in group] for group in groups]
         return [[self._reduced(e, own) for e, own in zip(group, owns, strict=True)] for group, owns in zip(groups, penalties, strict=True)]
 
-    def _reduced(self, episode: Episode, penalty: Sequence[float] | None) -> list[float]:
+    def _reduced(self, episode: Episode, penalty: Sequence[float] | None) -> Numbers:
         """One answer's: minus the KL, for malformed calls, and for its length, on its last token."""
         s, row = self.settings, np.array(episode.rewards, dtype=np.float64)
         if penalty is not None:
@@ -133,8 +138,7 @@ class PolicyGradient(Algorithm):
         if s.overlong_buffer and episode.length:
             last = len(row) - 1 - episode.acted[::-1].index(True)
             row[last] += s.overlong_penalty * credit.overlong(episode.length, self.cap, s.overlong_buffer)
-        found: list[float] = row.tolist()
-        return found
+        return row
 
     def counts(self, episode: Episode) -> bool:
         """Whether an episode's reward is used for credit: it has a score, and is not only a baseline."""

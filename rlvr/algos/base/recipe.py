@@ -27,6 +27,7 @@ def part(*traits: str, prepare: Function | None = None) -> Callable[[Function], 
     turns       makes sense only where the policy takes several turns
     greedy      needs a greedy answer in each group
     old, reference, entropy, values      needs these `Scores`
+    teacher     needs a reference that is another model, and learns from every answer
     ratio       a loss whose settings do nothing where every ratio is 1
     context     a loss that needs each token's id, answer and turn
 

@@ -121,6 +121,10 @@ ABOUT: Mapping[str, Setting] = {
     "kl_cov_coef": Setting("How strongly they are held.", 0.0),
     "dppo_mask_low": Setting("How far the probability of a token with a negative advantage may fall.", 0.0, 1.0),
     "dppo_mask_high": Setting("How far the probability of a token with a positive advantage may rise.", 0.0, 1.0),
+    # teacher
+    "teacher_weight": Setting("The weight of what the teacher says; the verifier's advantage has weight 1.", 0.0),
+    "divergence": Setting("How the policy is compared with the teacher: at the sampled token, as a reward, or over the whole vocabulary, "
+                          "as a term of the loss.", choices=("sampled", "reverse_kl", "forward_kl", "jsd")),
     # preferences and imitation
     "preference_loss": Setting("Which loss on the pair of a better and a worse answer.", choices=LOSSES),
     "label_smoothing": Setting("The assumed fraction of pairs that the verifier ranks wrongly.", 0.0, 0.5,

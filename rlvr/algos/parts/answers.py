@@ -16,7 +16,7 @@ from rlvr.episode import Episode
 
 Numbers = np.ndarray[Any, Any]
 Groups = Sequence[Sequence[Episode]]
-Kept = Sequence[Sequence[Sequence[bool]]]
+Kept = Sequence[Sequence["Sequence[bool] | Numbers"]]
 """Which tokens get an advantage, per group and answer."""
 Advantages = Sequence[Sequence["float | Numbers"]]
 """Per group and answer: one number, or an array with one per token."""
@@ -33,7 +33,7 @@ class Answers:
     """
 
     groups: Groups
-    earned: Sequence[Sequence[Sequence[float]]]
+    earned: Sequence[Sequence[Sequence[float] | Numbers]]
     """The reward of each token, less penalties and the KL."""
     counted: Sequence[Sequence[bool]]
     """Whether an answer's reward is used: not if it has no score, or is only a baseline."""
@@ -51,9 +51,17 @@ class Answers:
     def rewards(self) -> list[Rewards]:
         """The total reward of each answer; None if it does not count."""
         return [
-            [math.fsum(row) if counts else None for row, counts in zip(rows, own, strict=True)]
+            [
+                math.fsum(row.tolist() if isinstance(row, np.ndarray) else row) if counts else None
+                for row, counts in zip(rows, own, strict=True)
+            ]
             for rows, own in zip(self.earned, self.counted, strict=True)
         ]
+
+    @cached_property
+    def acted(self) -> list[list[Numbers]]:
+        """Which tokens of each answer the policy chose, as arrays."""
+        return [[np.array(e.acted, dtype=bool) for e in group] for group in self.groups]
 
 
 def per_token(found: Advantages, kept: Kept) -> list[list[Numbers]]:

@@ -94,11 +94,11 @@ def moments(values: Any, total: Total = alone) -> tuple[float, float, float]:
     (2.0, 1.0, 2.0)
     """
     numbers = np.asarray(values, dtype=np.float64)
-    count, added = total([float(len(numbers)), math.fsum(numbers.tolist())])
+    count, added = total([float(len(numbers)), float(numbers.sum())])
     if not count:
         return 0.0, 0.0, 0.0
     mean = added / count
-    [squares] = total([math.fsum(np.square(numbers - mean).tolist())])
+    [squares] = total([float(np.square(numbers - mean).sum())])
     return mean, math.sqrt(squares / count), count
 
 

@@ -29,7 +29,7 @@ Cohort = list[tuple[int, int]]
 """Turns that are compared: the member of the group and the index of its turn."""
 
 
-def turn_returns(episode: Episode, rewards: Sequence[float], discount: float = 1.0) -> list[float]:
+def turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, discount: float = 1.0) -> list[float]:
     """The return of each turn: what it earned, plus `discount` times the return of the next turn.
 
     >>> from rlvr.episode import End

@@ -25,6 +25,8 @@ LINES = "application/x-ndjson"
 SLOW_S = 60.0
 """A client that takes nothing of its reply for so long is cut off."""
 LONGEST_KEY = 200
+LEFT = 499
+"""The status of a request whose client left; nobody reads it but the figures."""
 
 
 class Service:
@@ -67,12 +69,14 @@ class Service:
         """One verdict; a request in the shape of NeMo-Gym gets its reward."""
         body = await _object(request)
         theirs = "responses_create_params" in body and "response" in body
-        row = shapes.nemo_gym_row(body) if theirs else json.dumps(body).encode()
-        job = self._job(request, [row], body.get("verifier") if not theirs else None)
-        [line] = await job.all()
+        row = shapes.nemo_gym_row(body) if theirs else shapes.dumped(body)
+        lines = await self._lines(request, [row], body.get("verifier") if not theirs else None)
+        if not lines:
+            return Response(status_code=LEFT)
+        [line] = lines
+        self._counted(lines)
         if theirs:
-            return JSONResponse(shapes.nemo_gym_reply(body, line))
-        self._counted([line])
+            return Response(shapes.dumped(shapes.nemo_gym_reply(body, line)), media_type="application/json")
         if b'"error": ' in line and "error" in (said := json.loads(line)):
             raise Refused(422, said["error"])
         return Response(line, media_type="application/json")
@@ -87,7 +91,7 @@ class Service:
             given = body.get("rows")
             if not isinstance(given, list):
                 raise Refused(422, 'the body must be {"rows": [...], "verifier": NAME}, or lines with the content type ' + LINES)
-            rows, verifier = [json.dumps(row).encode() for row in given], body.get("verifier")
+            rows, verifier = [shapes.dumped(row) for row in given], body.get("verifier")
         del data
         if not rows:
             raise Refused(422, "there are no rows")
@@ -98,9 +102,26 @@ class Service:
         """Rewards in the shape of OpenRLHF's remote reward model."""
         body = await _object(request)
         rows = shapes.openrlhf_rows(body)
-        lines = await self._job(request, rows, None).all() if rows else []
+        lines = await self._lines(request, rows, None) if rows else []
+        if len(lines) < len(rows):
+            return Response(status_code=LEFT)
         self._counted(lines)
         return JSONResponse(shapes.openrlhf_reply(lines))
+
+    async def _lines(self, request: Request, rows: list[bytes], verifier: Any) -> list[bytes]:
+        """A line for each row; none if the client leaves: rows that have not begun are dropped then, unless the request had a key."""
+        job = self._job(request, rows, verifier)
+        ending, leaving = asyncio.create_task(job.all()), asyncio.create_task(_left(request.receive))
+        try:
+            await asyncio.wait({ending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return await ending if ending.done() else []
+        finally:
+            if not ending.done() and not _key(request):
+                job.drop()
+            for task in (ending, leaving):
+                task.cancel()
+                with suppress(asyncio.CancelledError, TimeoutError, OSError):
+                    await task
 
     def _job(self, request: Request, rows: list[bytes], verifier: Any) -> Job:
         known = self.pool.settings["verifiers"]
@@ -121,8 +142,9 @@ class Service:
             raise Refused(422, str(error)) from None
 
     def _counted(self, lines: list[bytes]) -> None:
+        every = b"\n".join(lines)  # quotes in the text of a reason are escaped, so that it is counted nowhere
         for fault in ("none", "answer", "task", "infra"):
-            if found := sum(b'"fault": "' + fault.encode() + b'"' in line for line in lines):
+            if found := every.count(b'"fault": "' + fault.encode() + b'"'):
                 self.pool.figures.count("verdicts", found, fault=fault)
 
     # ---- environments and programs

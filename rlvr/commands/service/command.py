@@ -46,6 +46,7 @@ class Served:
     sessions: int = 256
     lease_s: float = 300.0
     grace_s: float = 30.0
+    request_s: float = 30.0
     token_file: Path | None = None
     token_env: str = TOKEN
     json: bool = False
@@ -54,7 +55,7 @@ class Served:
         for name in ("workers", "threads", "queue", "max_body", "memory", "sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("deadline_s", "lease_s", "grace_s"):
+        for name in ("deadline_s", "lease_s", "grace_s", "request_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
         if not 0 <= self.port < 1 << 16:
@@ -90,6 +91,7 @@ async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int
     import uvicorn
 
     from rlvr.commands.service.app import Service
+    from rlvr.commands.service.connection import patient
     from rlvr.commands.service.guard import Guard
     from rlvr.commands.service.pool import Pool
     from rlvr.commands.service.sessions import Sessions
@@ -107,9 +109,11 @@ async def _serve(wanted: Served, settings: Mapping[str, Any], token: str) -> int
     sessions = Sessions(pool, most=wanted.sessions, lease_s=wanted.lease_s, deadline_s=wanted.deadline_s)
     sweeping = asyncio.create_task(sessions.sweep())
     router = Service(pool, sessions, most_rows=wanted.queue).router()
-    app = Guard(router, token=token, most_bytes=wanted.max_body, memory=wanted.memory, figures=figures, log=log)
+    app = Guard(router, token=token, most_bytes=wanted.max_body, memory=wanted.memory, figures=figures, log=log, body_s=wanted.request_s)
     config = uvicorn.Config(
         app,
+        http=patient(wanted.request_s),
+        ws="none",
         host=wanted.host,
         port=wanted.port,
         log_level="error",

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from rlvr.commands.service.watch import Figures
 
 Scope = dict[str, Any]
@@ -68,10 +70,12 @@ class Guard:
             await self.app(scope, _Body(receive, self.most_bytes, self.body_s), reply)
         except Refused as error:
             await reply.refuse(error)
+        except ClientDisconnect:
+            pass  # it left before its request was whole; the status is that of no reply
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             raise
         except Exception as error:  # the text of an exception may quote a body: only its kind is logged
-            self.log(f"{scope['path']}: {type(error).__name__}")
+            self.log(f"{scope['method']} {_route(scope)}: {type(error).__name__}")
             await reply.refuse(Refused(500, "an error in the service; its log has the kind of the error"))
         finally:
             self.held -= size

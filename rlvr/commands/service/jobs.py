@@ -15,6 +15,8 @@ from rlvr.commands.service.pool import Pool, Told
 
 REMEMBERED = 64 << 20
 """How many bytes of verdicts are remembered for clients that repeat a request."""
+OVERHEAD, ROW_OVERHEAD = 2000, 150
+"""About how many bytes a job and each of its rows take besides their text."""
 NO_SCORE = b'"score": null'
 
 
@@ -37,15 +39,17 @@ class Job:
         self.pool, self.verifier, self.rows, self.digest = pool, verifier, rows, digest
         self.verdicts: list[bytes | None] = [None] * len(rows)
         self.order: list[int] = []
-        self.bytes = sum(map(len, rows))
+        self.bytes = OVERHEAD + sum(len(row) + ROW_OVERHEAD for row in rows)
         self._news = asyncio.Event()
         self._told_now: Told = self._told
 
     def start(self) -> None:
         """Begin to judge the rows that have no verdict."""
-        places = [place for place, verdict in enumerate(self.verdicts) if verdict is None]
-        rows = [self.rows[place] for place in places]
-        self._told_now = lambda at, line: self._told(places[at], line)
+        rows = self.rows
+        if self.order:
+            places = [place for place, verdict in enumerate(self.verdicts) if verdict is None]
+            rows = [self.rows[place] for place in places]
+            self._told_now = lambda at, line: self._told(places[at], line)
         self.pool.submit(self.verifier, rows, self._told_now)
 
     def _told(self, place: int, line: bytes) -> None:
@@ -107,6 +111,8 @@ class Jobs:
     def __init__(self, pool: Pool, *, most: int) -> None:
         self.pool, self.most = pool, most
         self.kept: OrderedDict[str, Job] = OrderedDict()
+        self.fresh = 0
+        """Bytes of the rows that were added since it was last looked whether old jobs must go."""
 
     def job(self, verifier: str, rows: Sequence[bytes], key: str) -> Job:
         """A job that runs: a new one, or the one that this key began."""
@@ -119,7 +125,9 @@ class Jobs:
         if known is None:
             fresh = self._begun(Job(self.pool, verifier, rows, digest))
             self.kept[key] = fresh
-            self._trim()
+            self.fresh += fresh.bytes
+            if self.fresh > REMEMBERED // 16:
+                self._trim()
             return fresh
         if known.digest != digest:
             raise Mismatch("this Idempotency-Key was used for a request with other content; use a new key for each request")
@@ -136,6 +144,8 @@ class Jobs:
         return job
 
     def _trim(self) -> None:
+        """Forget the oldest jobs that have ended. It reads all of them, so it is not done for each request."""
+        self.fresh = 0
         size = sum(job.bytes for job in self.kept.values())
         for key in [key for key, job in self.kept.items() if job.done]:
             if size <= REMEMBERED:

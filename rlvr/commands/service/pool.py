@@ -19,13 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rlvr.commands.service.rows import verdict_line
+from rlvr.commands.service.rows import name_of, verdict_line
 from rlvr.commands.service.watch import Figures
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
 
-ROWS, BYTES = 64, 1 << 20
-"""How many rows a chunk has at most, and about how many bytes."""
+ROWS, TOGETHER, BYTES = 512, 64, 1 << 20
+"""How many rows a chunk has at most, how many if they are judged together, and about how many bytes."""
 CHUNK_S = 0.02
 """How long one chunk should take: short enough that all processes have work until the end."""
 TRIES = 3
@@ -47,12 +47,11 @@ class Chunk:
     {0}
     """
 
-    __slots__ = ("began", "left", "places", "rows", "since", "told", "tries", "verifier")
+    __slots__ = ("left", "places", "rows", "told", "tries", "verifier")
 
     def __init__(self, verifier: str, rows: Sequence[bytes], places: Sequence[int], told: Told, tries: int = 0) -> None:
         self.verifier, self.rows, self.places, self.told, self.tries = verifier, rows, places, told, tries
         self.left = set(range(len(rows)))
-        self.since, self.began = time.monotonic(), 0.0
 
 
 class Hand:
@@ -114,6 +113,10 @@ class Hand:
             number, row, told = rest.split(b" ", 2)
             if (chunk := self.running.get(int(number))) is not None:
                 self._judged(int(number), chunk, int(row), told)
+        elif kind == b"T":
+            number, count, seconds = rest.split(b" ")
+            if (chunk := self.running.get(int(number))) is not None:
+                self.pool.took(chunk.verifier, int(count), float(seconds))
         elif kind == b"R":
             at, _, body = rest.partition(b" ")
             if int(at) == 0:
@@ -128,7 +131,6 @@ class Hand:
             chunk.told(chunk.places[row], told)
         if not chunk.left:
             del self.running[number]
-            self.pool.took(chunk, time.monotonic() - chunk.began)
 
     def _greeted(self, said: Mapping[str, Any]) -> None:
         if "error" in said:
@@ -140,7 +142,6 @@ class Hand:
     def give(self, number: int, chunk: Chunk) -> None:
         """Send a chunk."""
         assert self.writer is not None
-        chunk.began = time.monotonic()
         self.running[number] = chunk
         head = f"V {number} {len(chunk.rows)} {chunk.verifier}".encode()
         self.writer.write(b"\n".join([head, *chunk.rows, b""]))
@@ -151,8 +152,13 @@ class Hand:
         if self.writer is None or not self.ready:
             answer.set_result(GONE)
             return answer
+        try:
+            line = f"C {number} {json.dumps(body)}\n".encode()
+        except RecursionError:
+            answer.set_result({"error": "the body is nested too deeply", "status": 422})
+            return answer
         self.calls[number] = answer
-        self.writer.write(f"C {number} {json.dumps(body)}\n".encode())
+        self.writer.write(line)
         return answer
 
     def leave(self, number: int) -> None:
@@ -233,15 +239,15 @@ class Pool:
 
     def _size(self, verifier: str, count: int) -> int:
         if verifier in self.batches:
-            return ROWS
+            return TOGETHER
         even = -(-count // len(self.hands))
         return max(1, min(ROWS, even, int(CHUNK_S / max(self.pace.get(verifier, 0.005), 1e-6))))
 
-    def took(self, chunk: Chunk, seconds: float) -> None:
+    def took(self, verifier: str, count: int, seconds: float) -> None:
         """Remember how long a row takes."""
-        each = seconds / len(chunk.rows)
-        self.pace[chunk.verifier] = 0.8 * self.pace.get(chunk.verifier, each) + 0.2 * each
-        self.figures.seconds(each, len(chunk.rows))
+        each = seconds / count
+        self.pace[verifier] = 0.8 * self.pace.get(verifier, each) + 0.2 * each
+        self.figures.seconds(each, count)
 
     def soon(self) -> float:
         """About how many seconds the rows that wait will take."""
@@ -282,7 +288,7 @@ class Pool:
         """No score, because the machinery failed."""
         for row in sorted(chunk.left):
             self.waiting -= 1
-            chunk.told(chunk.places[row], verdict_line(named(chunk.rows[row]), Verdict(None, reason, fault=Fault.INFRA)))
+            chunk.told(chunk.places[row], verdict_line(name_of(chunk.rows[row]), Verdict(None, reason, fault=Fault.INFRA)))
         chunk.left.clear()
 
     def drop(self, told: Told) -> None:
@@ -336,12 +342,3 @@ class Pool:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self.tasks, return_exceptions=True)
-
-
-def named(row: bytes) -> Any:
-    """The id of a row, if it can be read."""
-    try:
-        read = json.loads(row)
-    except (ValueError, RecursionError):
-        return None
-    return read.get("id") if isinstance(read, dict) else None

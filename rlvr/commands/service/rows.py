@@ -5,7 +5,7 @@ from __future__ import annotations
 from json import dumps, loads
 from typing import Any
 
-from rlvr.task import Message, Task, Verdict, user
+from rlvr.task import Fault, Message, Task, Verdict, plain, user
 
 FORM = 'a row is {"reference": ..., "answer": "...", "id": ..., "prompt": ..., "meta": {...}}; only the first two are required'
 
@@ -31,10 +31,25 @@ def task_of(line: bytes) -> tuple[Any, Task, str]:
         raise BadRow(f"meta is {meta!r:.60}, and must be an object; {FORM}")
     name = row.get("id")
     try:
+        name = name if name is None or isinstance(name, str | int) else plain(name)
         task = Task("row" if name is None or name == "" else str(name), prompt_of(row.get("prompt")), row["reference"], meta)
+    except RecursionError:
+        raise BadRow(f"the row is nested too deeply; {FORM}") from None
     except (ValueError, TypeError) as error:
         raise BadRow(f"{error}; {FORM}"[:400]) from None
     return name, task, row["answer"]
+
+
+def name_of(line: bytes) -> Any:
+    """The id of a row, None if it has none that can be read.
+
+    >>> name_of(b'{"id": 7, "reference": "4", "answer": "5"}')
+    7
+    """
+    try:
+        return task_of(line)[0]
+    except BadRow:
+        return None
 
 
 def prompt_of(value: Any) -> tuple[Message, ...]:
@@ -56,7 +71,11 @@ def verdict_line(name: Any, verdict: Verdict) -> bytes:
     >>> verdict_line(7, Verdict(1.0, "equal"))
     b'{"id": 7, "score": 1.0, "reason": "equal", "fault": "none"}'
     """
-    return dumps({"id": name, **verdict.record()}).encode()
+    try:
+        return dumps({"id": name, **verdict.record()}).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # a plugin's own objects: the row still gets its line
+        wrong = Verdict(None, f"the verdict cannot be written as JSON: {error}"[:400], fault=Fault.INFRA)
+        return dumps({"id": name, **wrong.record()}).encode()
 
 
 def error_line(message: str, name: Any = None) -> bytes:

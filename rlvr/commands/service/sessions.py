@@ -45,6 +45,7 @@ class Sessions:
             self.pool.figures.count("refused", reason="sessions")
             raise Refused(429, f"{len(self.held)} sessions are open, which is the most", **{"Retry-After": "5"})
         session, hand = secrets.token_urlsafe(16), self._freest()
+        self._admit(hand)
         self.held[session] = Held(hand, time.monotonic() + self.deadline_s + self.lease_s, busy=True)
         said = await self._call(hand, {**body, "what": "open", "session": session})
         if "error" in said:
@@ -56,6 +57,7 @@ class Sessions:
     async def hear(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Give it a turn of the policy."""
         held = self._at(session)
+        self._admit(held.hand)
         held.busy = True
         said = await self._call(held.hand, {**body, "what": "hear", "session": session})
         held.busy, held.until = False, time.monotonic() + self.lease_s
@@ -66,13 +68,16 @@ class Sessions:
     async def close(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Close it, and judge it unless `judge` is false."""
         held = self._at(session)
+        self._admit(held.hand)
         del self.held[session]
         what = "drop" if body.get("judge") is False else "close"
         return await self._call(held.hand, {"what": what, "session": session})
 
     async def anywhere(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A call that needs no session."""
-        return await self._call(self._freest(), body)
+        hand = self._freest()
+        self._admit(hand)
+        return await self._call(hand, body)
 
     async def sweep(self) -> None:
         """Close sessions whose lease has ended, for as long as the service runs."""
@@ -101,8 +106,11 @@ class Sessions:
         self.pool.numbers += 1
         hand.call(self.pool.numbers, {"what": "drop", "session": session})
 
-    async def _call(self, hand: Hand, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _admit(self, hand: Hand) -> None:
+        """Refuse a call before it changes anything, if too many wait already."""
         if len(hand.calls) >= CALLS * self.pool.threads:
             self.pool.figures.count("refused", reason="calls")
             raise Refused(429, "too many calls wait; try again later", **{"Retry-After": "1"})
+
+    async def _call(self, hand: Hand, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self.pool.call(hand, body, self.deadline_s)

@@ -28,7 +28,7 @@ def openrlhf_rows(body: Any) -> list[bytes]:
     for place, (query, prompt, label) in enumerate(zip(queries, prompts, labels, strict=True)):
         if not isinstance(query, str) or not isinstance(prompt, str) or not query.startswith(prompt):
             raise Refused(422, f"query {place} does not begin with its prompt, so that the answer in it cannot be told from the prompt")
-        rows.append(json.dumps({"reference": label, "answer": query[len(prompt) :], "prompt": prompt}).encode())
+        rows.append(dumped({"reference": label, "answer": query[len(prompt) :], "prompt": prompt}))
     return rows
 
 
@@ -60,13 +60,25 @@ def nemo_gym_row(body: Mapping[str, Any]) -> bytes:
     output = response.get("output") if isinstance(response, dict) else None
     texts = [_said(item) for item in output or () if isinstance(item, dict) and item.get("type", "message") == "message"]
     answer = texts[-1] if texts else ""
-    return json.dumps({"reference": found[0], "answer": answer, "prompt": prompt, "meta": meta}).encode()
+    return dumped({"reference": found[0], "answer": answer, "prompt": prompt, "meta": meta})
 
 
 def nemo_gym_reply(body: Mapping[str, Any], line: bytes) -> dict[str, Any]:
     """The request with its reward, as NeMo-Gym wants it back."""
     verdict = json.loads(line)
     return {**body, "reward": score_of(verdict), "reason": verdict["reason"], "reward_components": verdict.get("parts", {})}
+
+
+def dumped(value: Any) -> bytes:
+    """A part of a request as JSON again; what is nested too deeply for that is the client's error.
+
+    >>> dumped({"answer": "4"})
+    b'{"answer": "4"}'
+    """
+    try:
+        return json.dumps(value).encode()
+    except RecursionError:
+        raise Refused(422, "the body is nested too deeply") from None
 
 
 def score_of(verdict: Mapping[str, Any]) -> float:

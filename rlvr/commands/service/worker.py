@@ -9,6 +9,7 @@ What it reads is lines; the first holds its settings:
 What it writes is lines as well, in any order:
 
     V CHUNK ROW {...}         the verdict on one row
+    T CHUNK ROWS SECONDS      how long so many rows took, before the last of them
     R CALL {...}              the result of a call
     H                         it is alive, twice a second
 
@@ -28,11 +29,11 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 from rlvr.commands.service.desk import Desk
-from rlvr.commands.service.rows import BadRow, error_line, task_of, verdict_line
-from rlvr.contracts import Verifier
+from rlvr.commands.service.rows import BadRow, error_line, name_of, task_of, verdict_line
+from rlvr.contracts import Transcript, Verifier
 from rlvr.errors import RlvrError
 from rlvr.mdp.judges import Job, Judges, late
-from rlvr.mdp.sessions import judged
+from rlvr.mdp.sessions import judged_whole
 from rlvr.plugins.registry import from_config
 from rlvr.task import Fault, Task, Verdict
 
@@ -72,6 +73,8 @@ class Worker:
         self.judges, self.callers = Judges(int(settings["threads"])), Judges(int(settings["threads"]), name="call")
         self.chunks: dict[int, Chunk] = {}
         self.calls: dict[int, Job] = {}
+        self.left = set[int]()
+        """Calls that nobody waits for any more, and that have not ended."""
         self.lock, self.out, self.buffer, self.flushed = Lock(), Lock(), list[bytes](), 0.0
         self.stopping = Event()
 
@@ -92,9 +95,13 @@ class Worker:
             elif kind == b"C":
                 number, _, body = rest.partition(b" ")
                 self.calls = {at: job for at, job in self.calls.items() if not job.done()}
-                self.calls[int(number)] = self.callers.submit(self._call, int(number), loads(body))
+                self.calls[int(number)] = self.callers.submit(self._call, int(number), body)
             elif kind == b"X" and (job := self.calls.pop(int(rest), None)) is not None:
+                with self.lock:
+                    self.left.add(int(rest))
                 self.callers.give_up(job)
+                if job.done():  # it had ended, or never begun
+                    self.left.discard(int(rest))
         self.stopping.set()
 
     def send(self, line: bytes, *, wait: bool = False) -> None:
@@ -128,7 +135,7 @@ class Worker:
         chunk.job = self.judges.submit(self._judge_all if chunk.whole else self._judge_each, key, chunk)
 
     def _judge_each(self, key: int, chunk: Chunk) -> None:
-        last = len(chunk.rows) - 1
+        last, began = len(chunk.rows) - 1, time.monotonic()
         for row, line in enumerate(chunk.rows):
             with self.lock:
                 chunk.row, chunk.since = row, time.monotonic()
@@ -139,6 +146,8 @@ class Worker:
                 chunk.since = 0.0
                 if row == last:
                     del self.chunks[key]
+            if row == last:
+                self.send(b"T %d %d %.6f" % (chunk.number, last + 1, time.monotonic() - began), wait=True)
             self.send(b"V %d %d " % (chunk.number, chunk.first + row) + told, wait=row < last)
 
     def _judged(self, verifier: Verifier, line: bytes) -> bytes:
@@ -146,12 +155,13 @@ class Worker:
             name, task, answer = task_of(line)
         except BadRow as error:
             return error_line(str(error))
-        return verdict_line(name, judged(verifier, task, lambda: answer))
+        return verdict_line(name, judged_whole(verifier, task, Transcript(answer)))
 
     def _judge_all(self, key: int, chunk: Chunk) -> None:
         """The same for a verifier that judges many answers together."""
+        began = time.monotonic()
         with self.lock:
-            chunk.since = time.monotonic()
+            chunk.since = began
         told: dict[int, bytes] = {}
         good: list[tuple[int, Any, Task, str]] = []
         for row, line in enumerate(chunk.rows):
@@ -165,16 +175,24 @@ class Worker:
             if chunk.left:
                 return
             del self.chunks[key]
+        self.send(b"T %d %d %.6f" % (chunk.number, len(chunk.rows), time.monotonic() - began), wait=True)
         for row in sorted(told):
             self.send(b"V %d %d " % (chunk.number, chunk.first + row) + told[row], wait=row < len(told) - 1)
 
-    def _call(self, number: int, body: dict[str, Any]) -> None:
+    def _call(self, number: int, line: bytes) -> None:
+        body: dict[str, Any] = {}
         try:
+            body = loads(line)
             said = self.desk.answer(body)
         except RlvrError as error:
             said = {"error": str(error), "status": 422}
         except (Exception, SystemExit) as error:
             said = {"error": f"{type(error).__name__}: {error}"[:500], "status": 500}
+        with self.lock:
+            left = number in self.left
+            self.left.discard(number)
+        if left and body.get("what") == "open" and "error" not in said:  # it was opened after its client was told that it was not
+            self.desk.answer({"what": "drop", "session": body["session"]})
         self.send(b"R %d " % number + dumps(said, default=str).encode())
 
     # ---- time
@@ -201,7 +219,7 @@ class Worker:
             self.judges.give_up(chunk.job)
         gone = range(len(chunk.rows)) if chunk.whole else [chunk.row]
         for row in gone:
-            self.send(b"V %d %d " % (chunk.number, chunk.first + row) + verdict_line(_name(chunk.rows[row]), late(self.deadline_s)))
+            self.send(b"V %d %d " % (chunk.number, chunk.first + row) + verdict_line(name_of(chunk.rows[row]), late(self.deadline_s)))
         if rest := chunk.rows[gone[-1] + 1 :]:
             self._start(key, Chunk(chunk.number, chunk.verifier, rest, chunk.first + gone[-1] + 1))
 
@@ -220,14 +238,7 @@ def many_judged(verifier: Verifier, good: Sequence[tuple[int, Any, Task, str]]) 
     except (Exception, SystemExit) as error:
         if len(good) == 1:
             return [Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)]
-    return [judged(verifier, task, lambda said=answer: said) for _, _, task, answer in good]  # type: ignore[misc]
-
-
-def _name(line: bytes) -> Any:
-    try:
-        return task_of(line)[0]
-    except BadRow:
-        return None
+    return [judged_whole(verifier, task, Transcript(answer)) for _, _, task, answer in good]
 
 
 def main(descriptor: int) -> None:

@@ -30,6 +30,7 @@ from rlvr.errors import ConfigError, RlvrError
 from rlvr.learn.peers.group import gather
 from rlvr.learn.update import adapter, moments, packing, sharded, state
 from rlvr.learn.update.handed import handed
+from rlvr.learn.update.networks.beside import attach, parameters_of
 from rlvr.learn.update.optimization import Optimization
 from rlvr.learn.update.policy import Policy, check_steady, checkpointed, exact
 from rlvr.learn.update.reference import Reference
@@ -83,19 +84,19 @@ class Learner:
         self.reference = Reference.of(model, frozen=reference, **scale) if algorithm.needs_reference else None
         policy = Policy(model, value_head=algorithm.needs_value, **scale)
         self.device, self.sharded = accelerator.device, accelerator.is_fsdp2
+        self.critic = attach(policy, self.reference, algorithm, optimization, sharded=self.sharded)
         if self.sharded:
             sharded.spread(policy, accelerator, fill)
             sharded.spread_reference(self.reference, policy, accelerator, fill_reference)
         policy.look(partial(check_steady, model))
         folded(policy)  # so that the optimizer gets shards
         self.budget = tokens_of(optimization.max_tokens_per_microbatch, self.device)
-        trained = [p for p in policy.parameters() if p.requires_grad]
-        optimizer, self.scheduler = optimization.made_for(trained, total_steps, fused=defaults_of(self.device).fused_optimizer)
+        fused, trained = defaults_of(self.device).fused_optimizer, parameters_of(policy, optimization)
+        optimizer, self.scheduler = optimization.made_for(trained, total_steps, fused=fused)
         scored = [policy, *([self.reference.policy] if self.reference is not None and self.reference.adapter is None else [])]
         computed = sharded.computed_in(model, accelerator)
         self.packing = packing.packing_for(scored, self.device, computed, None if self.sharded else accelerator.autocast)
-        self.unpackable = self.packing.padded
-        """Why rows are padded; empty if they can be packed."""
+        self.unpackable = self.packing.padded  # why rows are padded; empty if they can be packed
         self.policy, self.optimizer = sharded.prepared(policy, optimizer, accelerator)
         with torch.no_grad():
             exact(self.policy(FILLER.padded([0], self.device)))  # as accelerate wraps it
@@ -141,7 +142,7 @@ class Learner:
     def _after_credit(self, step: Step, *, scored: bool) -> None:
         """Compute the scores that only the loss needs, for the rows that have a gradient; `scored`: the credit needed them too."""
         chosen, columns = [r for r, moves in enumerate(step.moves) if moves], step.columns
-        if self.reference is not None and not scored:
+        if self.reference is not None and not scored and not self.algorithm.needs_divergence:
             self._score_reference(step, chosen)
         if self.algorithm.bypass:
             columns["first"] = columns["old"] if scored else torch.full_like(columns["sampler"], math.nan)
@@ -223,7 +224,7 @@ class Learner:
             known["old"] = new.detach()
         if algorithm.needs_context:
             known |= step.context(batch, real)
-        inputs = LossInputs(new=new, entropy=scores.entropy, values=scores.values, rows=batch.row, count=batch.count, **known)
+        inputs = LossInputs(new=new, rows=batch.row, count=batch.count, **known, **scores.terms())
         losses, figures = algorithm.losses(inputs)
         tally.add(figures, tokens=batch.take.numel() if real else 0, computed=batch.input_ids.numel() if real else 0)
         return (losses * copied(weights[take], losses.device).to(losses)).sum() if real else losses.sum() * 0.0
@@ -241,8 +242,10 @@ class Learner:
             del batch, part
         for held in accelerator.unwrap_model(self.policy).model.parameters() if still else ():
             held.grad = None  # None and not zero: the optimizer skips it
-        norm = accelerator.clip_grad_norm_(self.policy.parameters(), self.optimization.max_grad_norm or math.inf)
+        theirs = self.policy.parameters() if self.critic is None else accelerator.unwrap_model(self.policy).model.parameters()
+        norm = accelerator.clip_grad_norm_(theirs, self.optimization.max_grad_norm or math.inf)
         norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        norm = norm if self.critic is None else self.critic.clipped(norm)
         [loss] = self.total([sum(torch.stack(losses).tolist())])
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.optimizer.zero_grad()  # so the step below changes nothing, and a loss scaler still notices the overflow

@@ -10,6 +10,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
+from rlvr.config.training import CriticConfig
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
 from rlvr.model.defaults import Tokens
@@ -31,6 +32,8 @@ class Optimization:
     lr_scheduler: str = "constant"
     warmup_steps: int = 0
     """The number of steps over which the learning rate rises to its full value, under every schedule; it is above 0 from the first."""
+    critic: CriticConfig | None = None
+    """Of a critic with weights of its own; None: a linear head on the policy's."""
     minibatches_per_step: int = 1
     """Into how many optimizer steps each pass over the episodes is divided."""
     max_tokens_per_microbatch: Tokens = "auto"
@@ -45,9 +48,7 @@ class Optimization:
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
-    def made_for(
-        self, parameters: Iterable[torch.nn.Parameter], total_steps: int, *, fused: bool = False
-    ) -> tuple[torch.optim.AdamW, LambdaLR]:
+    def made_for(self, parameters: Iterable[Any], total_steps: int, *, fused: bool = False) -> tuple[torch.optim.AdamW, LambdaLR]:
         """AdamW and its learning rate schedule, from transformers; the warmup is our own, because theirs begins at 0."""
         optimizer = torch.optim.AdamW(
             parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay, fused=fused or None
@@ -56,7 +57,7 @@ class Optimization:
         usual: Any = get_scheduler(self.lr_scheduler, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
         if not ramp:
             return optimizer, usual
-        [share] = usual.lr_lambdas
+        share, *_ = usual.lr_lambdas  # the same for each group of parameters
         return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
     def check(self, algorithm: Algorithm, *, adapted: bool, max_completion_length: int) -> None:

@@ -172,14 +172,12 @@ def plan(rows: Rows, chosen: Sequence[int], budget: int) -> tuple[list[list[int]
 
 
 def arranged(rows: Rows, chosen: Sequence[int], budget: int, how: Packing) -> tuple[list[list[int]], Callable[..., Batch]]:
-    """The rows of each micro-batch, and the function that makes one: packed where that is possible and saves work.
-
-    A kernel saves work always: of padded rows, transformers asks the device whether they are packed, and waits for the answer.
-    """
+    """The rows of each micro-batch, and the function that makes one: packed where that is possible and saves work."""
     parts = rows.plan(chosen, budget)
     if parts and not how.padded:
         packed, computed = plan(rows, chosen, budget)
         width = sum(len(part) * max(1, int(rows.inputs[part].max())) for part in parts)
+        # a kernel saves work always: of padded rows, transformers asks the device whether they are packed, and waits for the answer
         if how.kernel is not None or computed / width < PACK_BELOW:
             return packed, partial(pack, rows, how=how)
     return parts, rows.padded

@@ -32,12 +32,17 @@ class Scores(NamedTuple):
     """The policy's scores of each acted token.
 
     >>> Scores._fields
-    ('logprobs', 'entropy', 'values')
+    ('logprobs', 'entropy', 'values', 'divergence')
     """
 
     logprobs: Tensor
     entropy: Tensor | None
     values: Tensor | None
+    divergence: Tensor | None = None
+
+    def terms(self) -> dict[str, Any]:
+        """All but the log-probabilities, by name."""
+        return {"entropy": self.entropy, "values": self.values, "divergence": self.divergence}
 
 
 class Policy(nn.Module):
@@ -52,8 +57,9 @@ class Policy(nn.Module):
         self._no_split_modules = getattr(model, "_no_split_modules", None)  # the modules that FSDP must not split
         self.temperature = temperature
         size = model.config.get_text_config().hidden_size
-        self.value = nn.Linear(size, 1) if value_head else None
-        if self.value is not None:
+        self.value: nn.Module | None = nn.Linear(size, 1) if value_head else None
+        """The critic: a linear head on the policy's hidden states, or a network of its own (see `rlvr.learn.update.networks.critic`)."""
+        if isinstance(self.value, nn.Linear):
             nn.init.zeros_(self.value.weight)
             nn.init.zeros_(self.value.bias)
             self.value.to(device=next(model.parameters()).device, dtype=next(model.parameters()).dtype)
@@ -62,6 +68,8 @@ class Policy(nn.Module):
         """Whether the model's layers are used as `rlvr.model.compiled` has compiled them."""
         self.narrow: Callable[[Batch], Cut] | None = None
         """What cuts the logits of a batch to the tokens that top_p and top_k leave (see `rlvr.samplers._support`); None: nothing does."""
+        self.divergence: Callable[[Policy, Batch, Tensor], Tensor] | None = None
+        """Measures how far the policy is from a teacher (see `rlvr.learn.update.networks.divergence`); None: there is no teacher."""
         self.form: Form | None = None
         """What follows the output head; None: the model computes the logits, because its head is no linear layer, or has an adapter."""
         if not is_blank(model):
@@ -83,23 +91,27 @@ class Policy(nn.Module):
 
     def forward(self, batch: Batch, entropy: bool = False, values: bool = False) -> Scores:
         """Score the acted tokens of a micro-batch."""
-        extra = {"use_cache": False} if batch.layout is None else handed(batch.layout, batch.layout.positions)
         if self.form is None:
-            return self._by_its_own_head(batch, entropy, values, extra)
+            return self._by_its_own_head(batch, entropy, values)
         with running() if self.compiled else nullcontext():
-            states = trunk(self.model)(input_ids=batch.input_ids, **extra).last_hidden_state
-        hidden = states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
+            hidden = self.states(batch)
         cut = None if self.narrow is None else self.narrow(batch)
         head, form, fp32 = self.model.get_output_embeddings(), self.form, self.fp32_head
         logprobs, entropies = token_logprobs(
             hidden, head.weight, head.bias, batch.target, temperature=self.temperature, entropy=entropy, form=form, exact=fp32, cut=cut
         )
-        return Scores(logprobs, entropies, self._values(hidden, logprobs.dtype) if values else None)
+        far = self.divergence(self, batch, hidden) if self.divergence is not None and torch.is_grad_enabled() else None
+        return Scores(logprobs, entropies, self._values(batch, hidden, logprobs.dtype) if values else None, far)
 
-    def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool, extra: dict[str, Any]) -> Scores:
+    def states(self, batch: Batch) -> Tensor:
+        """The hidden state before each acted token, as the output head gets it."""
+        states = trunk(self.model)(input_ids=batch.input_ids, **_laid(batch)).last_hidden_state
+        return states.reshape(-1, states.shape[-1]).index_select(0, batch.source)
+
+    def _by_its_own_head(self, batch: Batch, entropy: bool, values: bool) -> Scores:
         """The same if the model itself must compute the logits, for all positions."""
         with running() if self.compiled else nullcontext():
-            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **extra)
+            out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **_laid(batch))
         logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source)
         logits = (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
         logits = logits if self.narrow is None else self.narrow(batch)(logits, slice(None))
@@ -107,11 +119,19 @@ class Policy(nn.Module):
         if not values:
             return Scores(logprobs, entropies, None)
         hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source)
-        return Scores(logprobs, entropies, self._values(hidden, logprobs.dtype))
+        return Scores(logprobs, entropies, self._values(batch, hidden, logprobs.dtype))
 
-    def _values(self, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
+    def _values(self, batch: Batch, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
         """The critic's estimate for each token."""
-        return None if self.value is None else self.value(hidden).sum(-1).to(dtype)
+        if self.value is None:
+            return None
+        found: Tensor = self.value(hidden).sum(-1) if isinstance(self.value, nn.Linear) else self.value(batch)
+        return found.to(dtype)
+
+
+def _laid(batch: Batch) -> dict[str, Any]:
+    """What tells the model how the rows of a batch lie."""
+    return {"use_cache": False} if batch.layout is None else handed(batch.layout, batch.layout.positions)
 
 
 def exact(scores: Scores) -> Scores:

@@ -204,6 +204,8 @@ SPELLINGS: tuple[Spelling, ...] = (
     _row("large money", "$", r"(\$\s*\d[\d.,]{0,15})\s*([kKMB])(?=\s*[.$]?\s*$)", lambda m: rf"{m[1]} {_LARGE[m[2]]}",
          "thousands by a letter, of money only", r"\$70k", r"\$70 thousand"),
     _row("per cent", "cent", r"\bper\s+cent\b", "percent", "two words for one", "5 per cent", "5 percent"),
+    _row("sign in a text", "%}", r"\\(?:text|mathrm|textbf|mathbf)\s*\{\s*\\?%\}", r"\\%", "a percent sign set as a text",
+         r"5\text{\%}", r"5\%"),
     _row("rupees", "Rs", r"(?:\\text\s*\{\s*)?\bRs\.?\s*\}?\s*(?=\d)", r"\\text{rupee}", "rupees before the amount", "Rs. 5",
          r"\text{rupee}5"),
     _row("ordinal", "st nd rd th", r"^\s*(\d{1,6})\s*\^?\{?(?:\\(?:text|mathrm)\s*\{)?\s*(?:st|nd|rd|th)\s*\}?\}?\s*$", r"\1",

@@ -1,0 +1,131 @@
+"""How fast does a small policy reach its teacher: with the teacher, with the verifier, or with both?
+
+    OMP_NUM_THREADS=1 python -m benchmarks.algos.distillation --teacher runs/quickstart/checkpoints/last --out runs/distil \
+        [--seeds 0 1 2] [--kinds grpo sampled reverse_kl both] [--picture docs/pictures/distillation.svg]
+
+The teacher is the model of a finished run on the same task (`rlvr train quickstart`, or a run of `benchmarks.algos.curves` for
+`--task reverse`). The student has about 100,000 parameters. Each seed has one warm start, from which every kind continues with the same
+batches and a constant learning rate. The rates differ: a teacher's advantage at every token bears a higher one than a score for each
+answer. One run after another, each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run:
+`steps` and `seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The seconds are those of
+sampling, judging and learning; measurements, start and warm start are not counted, and another load on the machine is. Exit code 1
+unless every kind with the teacher is there before `grpo` in every seed, in steps and in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rlvr.runs.runlog import rows_of
+
+STUDENT = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+REVERSE: dict[str, Any] = {
+    "env": {"name": "copy_reverse", "length": 5, "letters": "abcdefgh"}, "tokenizer": "chars:abcdefgh>", "eval.tasks": 300,
+    "rollout.prompts_per_step": 32, "rollout.max_completion_length": 8, "train.lr_scheduler": "constant",
+}  # fmt: skip
+"""Write five letters backwards: a task that is learned in a minute."""
+TASKS: dict[str, dict[str, Any]] = {"quickstart": {"train.lr_scheduler": "constant", "eval.tasks": 300}, "reverse": REVERSE}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("GRPO, verifier only", {"name": "grpo"}),
+    "sampled": ("teacher, sampled tokens", {"name": "distill"}),
+    "reverse_kl": ("teacher, whole vocabulary", {"name": "distill", "divergence": "reverse_kl"}),
+    "both": ("teacher and verifier", {"name": "distill", "advantage": "grpo"}),
+}
+COLOURS = {"grpo": "#b5541c", "sampled": "#1f4e8c", "reverse_kl": "#3c7a3c", "both": "#7a3c7a"}
+
+
+def run(folder: Path, settings: dict[str, Any]) -> Path:
+    """Train the quickstart with some settings changed, unless that is done already."""
+    if not (folder / "report.json").exists():
+        said = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        command = [sys.executable, "-m", "rlvr", "train", "quickstart", *said, "--out", str(folder), "--json"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return folder
+
+
+def measured(folder: Path, goal: float) -> dict[str, Any]:
+    """The curve of a run, and when its accuracy reached the goal for the first time."""
+    spent, curve = 0.0, list[tuple[int, float, float]]()
+    for row, times in zip(rows_of(folder / "metrics.jsonl"), rows_of(folder / "timings.jsonl"), strict=True):
+        spent += times["time/wait_for_batch"] + times["time/update"]
+        if "eval/accuracy" in row:
+            curve.append((row["step"], spent, row["eval/accuracy"]))
+    steps, seconds = next(((step, round(s, 1)) for step, s, accuracy in curve if accuracy >= goal), (None, None))
+    return {"steps": steps, "seconds": seconds, "last": curve[-1][2], "best": max(a for *_, a in curve), "curve": curve}
+
+
+def plotted(runs: list[dict[str, Any]], goal: float, teacher: float, path: Path) -> None:
+    """The accuracy of every run over its steps. Seconds depend on what else the machine does; they are only printed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "rlvr"  # the same file for the same numbers
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes, named = figure.subplots(), set[str]()
+    for one in runs:
+        name = None if one["kind"] in named else KINDS[one["kind"]][0]
+        named.add(one["kind"])
+        steps, accuracies = [step for step, *_ in one["curve"]], [accuracy for *_, accuracy in one["curve"]]
+        axes.plot(steps, accuracies, color=COLOURS[one["kind"]], linewidth=1.5, label=name)
+    axes.axhline(teacher, color="#444444", linestyle="--", linewidth=1, label="the teacher")
+    axes.axhline(goal, color="#999999", linestyle=":", linewidth=1, label="counted as reached")
+    axes.set(xlabel="step", ylabel="held-out accuracy", ylim=(0, 1.02), xlim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> int:
+    """Train, print, plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", type=Path, required=True, help="the folder of the teacher's model; its run has the accuracy")
+    parser.add_argument("--task", choices=tuple(TASKS), default="quickstart", help="reverse: five letters backwards, in a minute a run")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the run folders")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS))
+    parser.add_argument("--steps", type=int, default=400, help="steps of a run with the teacher")
+    parser.add_argument("--alone", type=int, default=400, help="steps of GRPO without it")
+    parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate with the teacher")
+    parser.add_argument("--rate-alone", type=float, default=3e-4, help="that of GRPO: the quickstart's; at 1e-3 its reward falls to 0")
+    parser.add_argument("--every", type=int, default=20, help="steps between two measurements of the accuracy")
+    parser.add_argument("--near", type=float, default=0.03, help="how far below the teacher's accuracy counts as reached")
+    parser.add_argument("--picture", type=Path)
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    teacher = json.loads((asked.teacher.parent.parent / "report.json").read_text())["accuracy_after"]
+    goal, runs = teacher - asked.near, list[dict[str, Any]]()
+    for seed in asked.seeds:
+        model = {"config": STUDENT}
+        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0}
+        first = run(asked.out / f"start-{seed}", TASKS[asked.task] | once)
+        for kind in asked.kinds:
+            settings: dict[str, Any] = TASKS[asked.task] | {
+                "seed": seed, "model": {"path": str(first / "checkpoints" / "last")}, "warmstart": None, "algorithm": KINDS[kind][1],
+                "train.steps": asked.alone if kind == "grpo" else asked.steps,
+                "train.learning_rate": asked.rate_alone if kind == "grpo" else asked.rate, "eval.every": asked.every,
+            }  # fmt: skip
+            if kind != "grpo":
+                settings |= {"reference": {"path": str(asked.teacher)}}
+            runs.append({"seed": seed, "kind": kind, **measured(run(asked.out / f"{kind}-{seed}", settings), goal)})
+            print(json.dumps({key: value for key, value in runs[-1].items() if key != "curve"}), flush=True)
+    if asked.picture:
+        plotted(runs, goal, teacher, asked.picture)
+    alone, never = {one["seed"]: one for one in runs if one["kind"] == "grpo"}, float("inf")
+    pairs = [(one, alone[one["seed"]]) for one in runs if one["kind"] != "grpo" and one["seed"] in alone]
+    return int(any((one[key] or never) >= (grpo[key] or never) for one, grpo in pairs for key in ("steps", "seconds")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""`rlvr audit` on `symbolic`, `numeric` and on the scorers of other projects; one table of all.
+
+    python benchmarks/judging/audits.py --venv FOLDER             everything; audits and table.md are written to --out
+    python benchmarks/judging/audits.py --only symbolic,verl_math
+
+FOLDER is a virtual environment in which the other projects are installed; it is made if it is not there. Their scorers are called as plain
+functions (`benchmarks/_peers/audit_targets.py`). The pairs: the held-out answers of `benchmarks/verifiers/held_out/math.jsonl` for the
+scorers of mathematics, forms of whole numbers for those of GSM8K, and the tasks of ten data sets for reasoning-gym; from the golds of each,
+`rlvr audit` makes near misses, hedges, denials and injections. Bars: ours pays no wrong answer; at least fifteen kinds of holes are found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks._peers.audit_targets import DATASETS, MATHS, NUMBERS  # noqa: E402
+
+TARGETS = ROOT / "benchmarks" / "_peers" / "audit_targets.py"
+HELD_OUT = ROOT / "benchmarks" / "verifiers" / "held_out" / "math.jsonl"
+OURS = ("symbolic", "numeric")
+WITH = ("math-verify==0.9.0", "latex2sympy2_extended==1.11.0", "reasoning-gym==0.1.25", "pylatexenc")
+ALONE = ("trl", "verl==0.9.1", "lm-eval==0.4.13", "verifiers==0.4.0")
+"""Installed with what they need, and alone: their scorers use little of it."""
+ZOO = ("substring", "last_number", "compute_score", "tolerant", "strict", "universal")
+"""Functions with planted holes, of the tests."""
+KINDS = ("given", "near miss")
+"""Families of which each member is a kind of hole of its own."""
+
+
+def venv(folder: Path) -> str:
+    """The Python of the virtual environment, made if it is not there."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *WITH], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", *ALONE], check=True)
+        site = next(path for path in sys.path if path.endswith("site-packages"))
+        next(folder.glob("lib/*/site-packages")).joinpath("zz_rlvr.pth").write_text(site + "\n", "utf-8")
+    return str(python)
+
+
+def numbers() -> Iterator[dict[str, Any]]:
+    """Answers to questions whose answer is a whole number, right and wrong."""
+    for place, gold in enumerate((42, 18, 305, 7, 1234, 96, 560, 83, 1200, 64, 250, 31)):
+        question = f"What is {gold - place} + {place}?"
+        for right, text in (
+            (1, "We add them: {0}.\n#### {0}"),
+            (1, "#### {0}"),
+            (0, "#### {1}"),
+            (0, "It is surely not {1}.\n#### {1}"),
+            (0, "#### {0} or {1}"),
+            (0, "#### {1} or {0}"),
+            (0, "#### {1}\nor rather\n#### {2}"),
+            (0, "#### {1}\nIf the question were another one, it would be {0}"),
+        ):
+            answer = text.format(gold, gold + 1, gold + 2)
+            yield {"question": question, "reference": str(gold), "answer": answer, "label": right, "family": f"numbers: {text!r:.40}"}
+
+
+def gym(python: str, name: str) -> list[dict[str, Any]]:
+    """The tasks of a data set with their own answers, as right pairs."""
+    code = (
+        "import json, sys, reasoning_gym; sys.path.insert(0, sys.argv[2]); from benchmarks._peers.audit_targets import SEED, TASKS\n"
+        "for e in reasoning_gym.create_dataset(sys.argv[1], size=TASKS, seed=SEED):\n"
+        "    print(json.dumps({'question': e['question'], 'reference': e['answer'], 'answer': e['answer'], 'label': 1, 'family': 'gold'}))"
+    )
+    told = subprocess.run([python, "-c", code, name, str(ROOT)], check=True, capture_output=True, text=True).stdout
+    return [json.loads(line) for line in told.splitlines()]
+
+
+def audited(python: str, target: str, pairs: list[dict[str, Any]], asked: argparse.Namespace) -> dict[str, Any]:
+    """One audit, in the environment of the scorer."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "pairs.jsonl"
+        file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), "utf-8")
+        options = ["--golds", str(asked.golds), "--search", str(asked.search), "--timeout", "20", "--json"]
+        command = [python, "-m", "rlvr", "audit", target, *(["--pairs", str(file)] if pairs else []), *options]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        began = time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+    if done.returncode or not done.stdout.strip():
+        return {"verifier": target, "broken": (done.stderr or done.stdout)[-400:]}
+    return {**json.loads(done.stdout), "seconds": round(time.monotonic() - began, 1)}
+
+
+def holes(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The families of wrong answers of which some were paid, by name."""
+    found = {family["name"]: family for family in report["families"] if not family["right"] and family["failed"]}
+    for key in report["search"][:1]:
+        found["one text pays for many questions"] = {
+            "failed": len(key["paid"]),
+            "asked": key["tasks"],
+            "examples": [{"answer": key["text"]}],
+        }
+    return found
+
+
+def row(name: str, report: dict[str, Any]) -> str:
+    """A line of the table."""
+    if "broken" in report:
+        return f"| {name} | could not be asked: {report['broken'].strip().splitlines()[-1][:80]} | | | | |"
+    wrong = [family for family in report["families"] if not family["right"]]
+    right = [family for family in report["families"] if family["right"]]
+    counts = [(sum(f["failed"] for f in many), sum(f["asked"] - f["unscored"] - f["crashed"] for f in many)) for many in (wrong, right)]
+    kinds = holes(report)
+    shown = ", ".join(sorted(kinds, key=lambda kind: -kinds[kind]["failed"])[:4])
+    crashed = report["crashed"] + report["unscored"]
+    paid, refused = (f"{failed} / {scored}" for failed, scored in counts)
+    return f"| {name} | {paid} | {refused} | {crashed} | {len(kinds)} | {shown} |"
+
+
+def main() -> int:
+    """Audit all, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "rlvr-audits-venv")
+    parser.add_argument("--only", default="", help="names, with commas")
+    parser.add_argument("--golds", type=int, default=12)
+    parser.add_argument("--search", type=int, default=60)
+    parser.add_argument("--out", type=Path, default=Path("audits"))
+    asked = parser.parse_args()
+    python = venv(asked.venv)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    maths = [json.loads(line) for line in HELD_OUT.read_text("utf-8").splitlines()]
+    whole = list(numbers())
+    work: dict[str, tuple[str, list[dict[str, Any]]]] = {"symbolic": ("symbolic", maths), "numeric": ("numeric", whole)}
+    work |= {name: (f"{TARGETS}:{name}", maths) for name in MATHS}
+    work |= {name: (f"{TARGETS}:{name}", whole) for name in NUMBERS}
+    work |= {f"gym_{name}": (f"{TARGETS}:gym_{name}", []) for name in DATASETS}
+    zoo = ROOT / "tests" / "conformance" / "bad_rewards.py"
+    bare = [{"question": f"What is {n} + 0?", "reference": str(n), "answer": str(n), "label": 1} for n in (42, -17, 1234, 305)]
+    work |= {f"planted: {name}": (f"{zoo}:{name}", bare) for name in ZOO}
+    wanted = [name for name in work if not asked.only or name in asked.only.split(",")]
+    lines, kinds, wrong = [], dict[str, str](), 0
+    for name in wanted:
+        target, pairs = work[name]
+        pairs = pairs or gym(python, name.removeprefix("gym_"))
+        report = audited(sys.executable if name in OURS else python, target, pairs, asked)
+        (asked.out / f"{name.removeprefix('planted: ')}.json").write_text(json.dumps(report, indent=1), "utf-8")
+        lines.append(row(name, report))
+        print(lines[-1], flush=True)
+        found = {} if "broken" in report else holes(report)
+        wrong += sum(hole["failed"] for hole in found.values()) if name in OURS else 0
+        for kind, hole in found.items() if name not in OURS else ():
+            kinds.setdefault(kind, f"{name}: `{hole['examples'][0]['answer'][:60]!r}`" if hole["examples"] else name)
+    head = [
+        "| scorer | wrong answers paid | right answers refused | crashed or no score | kinds of holes | the most frequent |",
+        "|---|---|---|---|---|---|",
+    ]
+    told = [f"| {kind} | {example} |" for kind, example in sorted(kinds.items())]
+    table = [*head, *lines, "", f"{len(kinds)} kinds of holes:", "", "| kind | first found in |", "|---|---|", *told]
+    (asked.out / "table.md").write_text("\n".join(table) + "\n", "utf-8")
+    print(f"wrong answers that ours paid: {wrong} (bar 0); kinds of holes found in others: {len(kinds)} (bar 15)")
+    return int(wrong > 0 or (not asked.only and len(kinds) < 15))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

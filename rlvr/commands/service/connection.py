@@ -1,0 +1,65 @@
+"""How long a client may take for the head of a request, and how long the head may be.
+
+uvicorn waits for both without a limit, so clients that need no token could hold connections and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+MOST_HEAD = 1 << 16
+"""Bytes of a request's head."""
+Base: Any = AutoHTTPProtocol
+
+
+def patient(head_s: float) -> Any:
+    """The class of connections, for `uvicorn.Config(http=...)`.
+
+    >>> patient(30.0).__name__
+    'Patient'
+    """
+
+    class Patient(Base):  # type: ignore[misc]
+        """A connection that is closed if no request begins in time, or its head is too long."""
+
+        timer: asyncio.TimerHandle | None = None
+        heard = 0
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._rest()
+                return
+            if self.cycle is None or not self.cycle.more_body:  # else it is a body that was refused, and is read to its end
+                self.heard += len(data)
+            if self.heard > MOST_HEAD:
+                self.transport.close()
+            elif self.timer is None:
+                self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._rest()
+
+        def _wait(self) -> None:
+            self.timer = asyncio.get_running_loop().call_later(head_s, self._late)
+
+        def _rest(self) -> None:
+            self.heard = 0
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+
+        def _late(self) -> None:
+            self.timer = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return Patient

@@ -1,0 +1,47 @@
+"""A reference that is another model: the teacher of a distillation, or what a KL holds the policy near to (`reference.path`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlvr.config.config import RunConfig
+from rlvr.contracts import Tokenizer
+from rlvr.contracts.algorithm import Algorithm
+from rlvr.errors import ConfigError
+from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.model.weights import exported
+
+
+def check_teacher(config: RunConfig, algorithm: Algorithm, tokenizer: Tokenizer) -> None:
+    """Reject a reference that has no effect, that is missing, or that has other tokens than the policy."""
+    name, reference = config.algorithm["name"], config.reference
+    if reference is None:
+        if algorithm.needs_teacher:
+            raise ConfigError(f"{name} learns from a teacher, and reference.path is not set; set it to the folder of a model")
+        return
+    if not algorithm.needs_reference:
+        raise ConfigError(
+            f"reference.path is {reference.path!r}, but {name} without a KL has no reference; set algorithm.beta, or remove it"
+        )
+    if algorithm.refreshes:
+        raise ConfigError(
+            "algorithm.ref_model_sync_steps moves the reference toward the policy, and reference.path is another model; remove one"
+        )
+    folder = reference.folder
+    try:
+        theirs = tokenizer_from(str(folder))
+    except ConfigError as error:
+        raise ConfigError(f"reference.path {reference.path!r} has no tokenizer to compare with the policy's: {error}") from error
+    ours, others = (vocabulary(t) for t in (tokenizer, theirs))
+    if ours != others:
+        differs = next((token for token in [*others, *ours] if ours.get(token) != others.get(token)), "")
+        raise ConfigError(
+            f"the model in reference.path {reference.path!r} has another tokenizer than the policy ({len(others)} tokens and {len(ours)}; "
+            f"{differs!r} differs), so their probabilities cannot be compared; use a model of the same family"
+        )
+
+
+def vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
+    """Every token and its id; only the number of tokens of a tokenizer that transformers cannot save."""
+    whole: Any = exported(tokenizer)
+    return {"": tokenizer.vocab_size} if whole is None else dict(whole.get_vocab())

@@ -1,0 +1,1 @@
+"""Networks beside the policy."""
