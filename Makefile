@@ -38,7 +38,7 @@ format: setup
 
 # HTML in build/site, with no request to anywhere; a warning or a broken link is an error.
 site: setup
-	$(PY) docs/site/build.py --out build/site $(ARGS)
+	$(PY) docs/site/make.py --out build/site $(ARGS)
 
 build: setup
 	$(PY) -m build --outdir dist

@@ -1,4 +1,4 @@
-"""Settings of Sphinx for the site; `build.py` prepares the pages."""
+"""Settings of Sphinx for the site; `make.py` prepares the pages."""
 
 project = "rlvr"
 author = "the authors of rlvr"

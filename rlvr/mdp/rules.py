@@ -134,8 +134,8 @@ class TokenMDP:
 
     def budget(self, state: State) -> int:
         """How many tokens the policy may still choose."""
-        turn = self.max_turn_tokens - (len(state.tokens) - state.turn_start)
-        return min(self.max_new_tokens - state.chosen, self.max_length - len(state.tokens), turn)
+        whole = min(self.max_new_tokens - state.chosen, self.max_length - len(state.tokens))
+        return min(whole, self.max_turn_tokens - len(state.tokens) + state.turn_start)
 
     def advance(self, state: State, token: int) -> None:
         """Append one token that the policy chose, and whatever follows from it."""
@@ -198,8 +198,7 @@ class TokenMDP:
     def go_on(self, state: State) -> None:
         """The third part: write what was heard, or end the conversation. It uses the tokenizer, so it runs in the thread that owns it."""
         if state.heard[-1].over:
-            cut = state.turns[-1].finish == "length"  # by the limit of a turn
-            state.end, state.cut = (End.TRUNCATED, "turn") if cut else (End.TERMINATED, "")
+            state.end, state.cut = (End.TRUNCATED, "turn") if state.turns[-1].finish == "length" else (End.TERMINATED, "")
             return
         if spent := self._spent(state):  # nothing could follow what was heard, so it is not written
             state.end, state.cut = End.TRUNCATED, spent

