@@ -144,8 +144,9 @@ class Servers:
         try:
             with closing(self._awaited(calls, ended, lambda left: f"with {left} answers in progress")) as answers:
                 for given in answers:
-                    for load in loads if given is not None else ():
-                        load.remove(given[0])
+                    if given is not None:
+                        for load in loads:
+                            load.remove(given[0])
                     yield given
         finally:
             feed.notify = None
