@@ -64,30 +64,26 @@ def measured(folder: Path, goal: float) -> dict[str, Any]:
 
 
 def plotted(runs: list[dict[str, Any]], goal: float, teacher: float, path: Path) -> None:
-    """The accuracy of every run over steps and over seconds."""
+    """The accuracy of every run over its steps. Seconds depend on what else the machine does; they are only printed."""
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "rlvr"  # the same file for the same numbers
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    sides = figure.subplots(1, 2, sharey=True)
-    for place, (axes, label) in enumerate(zip(sides, ("optimizer steps", "seconds of sampling and learning"), strict=True)):
-        named = set[str]()
-        for one in runs:
-            name = "" if one["kind"] in named else KINDS[one["kind"]][0]
-            named.add(one["kind"])
-            axes.plot([p[place] for p in one["curve"]], [p[2] for p in one["curve"]], color=COLOURS[one["kind"]], linewidth=1.5,
-                      label=name or None)  # fmt: skip
-        axes.axhline(teacher, color="#444444", linestyle="--", linewidth=1, label="the teacher")
-        axes.axhline(goal, color="#999999", linestyle=":", linewidth=1, label="counted as reached")
-        axes.set(xlabel=label, ylim=(0, 1.02), xlim=(0, None))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    sides[0].set_ylabel("held-out accuracy")
-    handles, labels = sides[0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=3, fontsize=9)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes, named = figure.subplots(), set[str]()
+    for one in runs:
+        name = None if one["kind"] in named else KINDS[one["kind"]][0]
+        named.add(one["kind"])
+        steps, accuracies = [step for step, *_ in one["curve"]], [accuracy for *_, accuracy in one["curve"]]
+        axes.plot(steps, accuracies, color=COLOURS[one["kind"]], linewidth=1.5, label=name)
+    axes.axhline(teacher, color="#444444", linestyle="--", linewidth=1, label="the teacher")
+    axes.axhline(goal, color="#999999", linestyle=":", linewidth=1, label="counted as reached")
+    axes.set(xlabel="step", ylabel="held-out accuracy", ylim=(0, 1.02), xlim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -28,7 +28,11 @@ MENU = {
         "their_environments", "foreign_tasks", "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],
     "Background": ["architecture", "algorithms", "statistics", "compared"],
-    "Reference": ["reference/*"],
+    "Reference": [
+        "reference/settings", "reference/command_line", "reference/envs", "reference/verifiers", "reference/sandboxes",
+        "reference/samplers", "reference/tools", "reference/algorithms",
+    ],
+    "Python": ["reference/python_*"],
 }  # fmt: skip
 COPIES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "envs/README.md": "envs.md", "verifiers/README.md": "verifiers.md"}
 """Pages outside of docs/, and their names in the site."""

@@ -23,8 +23,8 @@ from rlvr.plugins.registry import KINDS, entries
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = {
-    "env": "Environments", "verifier": "Verifiers", "sandbox": "Sandboxes", "sampler": "Samplers", "tool": "Tools",
-    "algorithm": "Algorithms",
+    "env": "All environments", "verifier": "All verifiers", "sandbox": "All sandboxes", "sampler": "All samplers", "tool": "All tools",
+    "algorithm": "All algorithms",
 }  # fmt: skip
 MODULES = (
     "__init__", "task", "turns", "episode", "errors",
@@ -48,16 +48,16 @@ def prose(text: str) -> str:
     """A docstring as Markdown: what is aligned, indented or an example is shown as it is written."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(text)) if text else []
     made = []
-    for block in blocks:
+    for block in filter(str.strip, blocks):
         literal = re.search(r"^\s+|>>>|\S {2,}\S", block, re.MULTILINE)
-        made.append(f"```text\n{textwrap.dedent(block)}\n```" if literal else "\n".join(escaped(line) for line in block.splitlines()))
+        made.append(f"```text\n{textwrap.dedent(block)}\n```" if literal else escaped(block))
     return "\n\n".join(made)
 
 
 def escaped(text: str) -> str:
     """Text outside of backticks without the marks of Markdown."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<\[\]|~#])", r"\\\1", part) for part in parts)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\*_<\[\]{}|~#])", r"\\\1", part) for part in parts)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -71,7 +71,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def code(value: Any) -> str:
     """A value in backticks, also inside a table."""
     text = str(value).replace("|", "\\|")
-    return f"`{text}`" if text else ""
+    return f"`` {text} ``" if "`" in text else f"`{text}`" if text else ""
 
 
 def plugin_page(kind: str, title: str) -> str:
@@ -121,8 +121,8 @@ def settings_page() -> str:
     head = "Any key can be set in the YAML file of a recipe, or on the command line: `rlvr train RECIPE train.steps=50`."
     parts = ["# Settings of a run", head]
     for path, kind in sections(RunConfig):
-        parts += [f"## {path or 'the whole recipe'}", prose((kind.__doc__ or "").partition(">>>")[0]), _keys(kind)]
-    parts += ["## an entry of a suite", "What an entry of a suite for `rlvr eval` may set.", _keys(Item)]
+        parts += [f"## {path or 'Recipe'}", prose((kind.__doc__ or "").partition(">>>")[0]), _keys(kind)]
+    parts += ["## Entry of a suite", "What an entry of a suite for `rlvr eval` may set.", _keys(Item)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -138,7 +138,8 @@ def _keys(kind: type[Section]) -> str:
             for mark, sign in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
             if (value := getattr(part, mark, None)) is not None
         )
-        note = escaped(notes.get(name, ""))
+        inside = [part for path, part in sections(kind) if path == name]  # a section says itself what it is for
+        note = escaped(notes.get(name, "") or (inspect.getdoc(inside[0]) or "").partition("\n")[0] if inside else notes.get(name, ""))
         rows.append([code(name), shown, f"{note} {'(' + limits + ')' if limits else ''}"])
     return table(("key", "default", "about"), rows)
 

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.hub import folder_of, refuse_own_code
 from rlvr.config.overrides import number, overridden, yielding
+from rlvr.config.reference import ReferenceConfig
 from rlvr.config.section import Section, checked
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
@@ -86,23 +87,6 @@ class ModelConfig(Section):
         return found
 
 
-class ReferenceConfig(Section):
-    """A reference that is another model: the teacher of a distillation, or what a KL holds the policy near to.
-
-    >>> ReferenceConfig(path="runs/teacher/checkpoints/last").revision is None
-    True
-    """
-
-    path: str = Field(min_length=1)
-    """A folder or a Hub id of a model with the policy's tokenizer. It is loaded from there again when a run is resumed."""
-    revision: str | None = None
-
-    @property
-    def folder(self) -> Path:
-        """The folder on this machine; a model of the Hub is downloaded first."""
-        return folder_of(self.path, self.revision)
-
-
 class CurriculumConfig(Section):
     """Prefer tasks that are sometimes solved, by their running solve rate; `{}` takes the defaults.
 
@@ -127,9 +111,9 @@ class RolloutConfig(Section):
     16
     """
 
-    sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})
-    prompts_per_step: int = Field(default=32, ge=1)
-    num_generations: int = Field(default=8, ge=1)
+    sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})  # `rlvr list samplers`
+    prompts_per_step: int = Field(default=32, ge=1)  # how many tasks are asked in each step
+    num_generations: int = Field(default=8, ge=1)  # answers to each of them: a group
     max_completion_length: int | None = Field(default=None, ge=1)
     """The most tokens of an answer, all turns together. Unset: what the environment says."""
     max_turn_length: int | None = Field(default=None, ge=1)
@@ -139,8 +123,8 @@ class RolloutConfig(Section):
     episode_s: float | None = Field(default=None, gt=0)
     """After so many seconds of sampling and replies a conversation ends with its present turn. Such a run is not repeatable to the bit."""
     temperature: float = Field(default=1.0, gt=0)  # and what is trained; data.* runs and best_of_n train the model at temperature 1
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)  # sample from the likeliest tokens of this total probability
+    top_k: int = Field(default=0, ge=0)  # sample from so many of the likeliest tokens; 0: from all
     curriculum: CurriculumConfig | None = None
     honeypots: float = Field(default=0.0, ge=0, le=0.5)
     """How many answers to tasks that cannot be solved are sampled for each other answer, such as 0.01. One that is paid proves a hole."""
@@ -243,16 +227,16 @@ class RunConfig(Section):
     1
     """
 
-    seed: int = Field(default=0, ge=0)
-    env: dict[str, Any]
-    tokenizer: str | None = None
+    seed: int = Field(default=0, ge=0)  # of all randomness
+    env: dict[str, Any]  # a name, or {name: ..., setting: value}; `rlvr list envs`
+    tokenizer: str | None = None  # chars, chars:ALPHABET, bytes, a folder or a Hub id; unset: the model's own
     model: ModelConfig
     reference: ReferenceConfig | None = None
     """Unset: the policy as it was before training on rewards."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     data: DataConfig | None = None
     reward_model: RewardModelConfig | None = None
-    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})  # `rlvr list algorithms`
     train: TrainConfig = Field(default_factory=TrainConfig)
     warmstart: WarmstartConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)

@@ -124,8 +124,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
         )
     asked = config.rollout
     mdp = TokenMDP(environment, tokenizer, **asked.limits)
-    schedule = Schedule(environment, "train", seed=config.seed)
-    curriculum = asked.curriculum
+    schedule, curriculum = Schedule(environment, "train", seed=config.seed), asked.curriculum
     questions = questions_for(config.rollout, schedule)
     algorithm = from_config("algorithm", config.algorithm)
     if config.rollout.max_staleness:  # settings written by the user take precedence

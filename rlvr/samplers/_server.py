@@ -18,10 +18,9 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,7 @@ from rlvr.errors import ConfigError, SamplerError
 from rlvr.runs.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, room_for, settings
 from rlvr.samplers._http import Http, NoReply, Reply
+from rlvr.samplers._local.balance import Load, chosen, group_of
 from rlvr.samplers._vllm_version import check_version
 
 T = TypeVar("T")
@@ -130,28 +130,37 @@ class Servers:
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions as they finish, and send a waiting request for each: `concurrency` for each server are in progress.
 
-        A group goes to one server, which computes its prompt once, and so does each conversation: its cache has the earlier turns.
+        A group goes to one server, which computes its prompt once, and so does each conversation: its cache has the earlier turns. Other
+        requests go where least is in progress.
         """
+        loads = [Load(self.concurrency) for _ in self.servers]
 
         def calls(room: int) -> Calls[Completion] | None:
             more = feed.take(room)
-            return None if more is None else [(number, self._call(request, sampling)) for number, request in more]
+            return None if more is None else [(number, self._call(number, request, sampling, loads)) for number, request in more]
 
         ended: Ended[Completion] = SimpleQueue()
         feed.notify = lambda: ended.put(None)
         try:
-            yield from self._awaited(calls, ended, lambda left: f"with {left} answers in progress")
+            with closing(self._awaited(calls, ended, lambda left: f"with {left} answers in progress")) as answers:
+                for given in answers:
+                    if given is not None:
+                        for load in loads:
+                            load.remove(given[0])
+                    yield given
         finally:
             feed.notify = None
 
-    def _call(self, request: Request, sampling: Sampling) -> Callable[[], Completion]:
+    def _call(self, number: int, request: Request, sampling: Sampling, loads: Sequence[Load]) -> Callable[[], Completion]:
         room_for(request, self.where, self.max_model_len)
-        group = request.task.id if request.task else repr(list(request.prompt))
-        return partial(self._answer, self.servers[zlib.crc32(group.encode()) % len(self.servers)], request, sampling)
+        group = group_of(request)
+        place = chosen(loads, request, group) or 0
+        loads[place].add(number, request, group)
+        return partial(self._answer, self.servers[place], request, sampling)
 
     def _awaited(
         self, calls: Callable[[int], Calls[T] | None], ended: Ended[T], told: Callable[[int], str]
-    ) -> Iterator[tuple[int, T] | None]:
+    ) -> Generator[tuple[int, T] | None]:
         """Yield each call's number and result as it finishes, and None now and then.
 
         `calls` gives at most so many more of them, and None after the last one. If nothing finishes for a while, the servers are checked;

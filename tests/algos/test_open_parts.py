@@ -309,3 +309,12 @@ def test_kl_cov_does_not_hold_a_token_by_a_rounding_error() -> None:
     )
     [found] = torch.autograd.grad(algorithm.losses(inputs)[0].sum(), new)
     assert found.tolist() == [0.0, 0.0, 0.0, 100.0]
+
+
+def test_the_covariance_is_about_the_mean_of_all_processes() -> None:
+    mine, theirs = {"advantages": tensor(3.0, -1.0), "old": tensor(-0.5, -3.0)}, {"advantages": tensor(10.0), "old": tensor(-7.0)}
+    whole = {name: torch.cat([mine[name], theirs[name]]) for name in mine}
+    other = [1.0, 10.0, -7.0]  # how many tokens the other process has, and their sums
+    found = covariance(mine, lambda numbers: [a + b for a, b in zip(numbers, other, strict=True)])
+    assert found.tolist() == pytest.approx(covariance(whole, list)[:2].tolist())
+    assert found.tolist() != pytest.approx(covariance(mine, list).tolist())

@@ -169,6 +169,25 @@ def test_a_group_goes_to_one_server_and_all_servers_get_work() -> None:
     assert groups[0] and groups[1] and not groups[0] & groups[1]
 
 
+class Slow(Stand):
+    """Answers after a pause."""
+
+    def generated(self, body: dict[str, Any]) -> Any:
+        time.sleep(0.3)
+        return super().generated(body)
+
+
+def test_a_slow_server_gets_fewer_requests() -> None:
+    """By a hash of their prompts, both would get the same number, and one would wait for the other."""
+    with endpoint(Slow()) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
+        sampler.load(fresh(), 0)
+        before = [len(seen.asked) for seen in (one, two)]
+        prompts = [TOKENIZER.render([{"role": "user", "content": str(i)}]) for i in range(40)]
+        found = sampler.sample([Request(prompt, 2, 0) for prompt in prompts], Sampling(stop_ids=STOPS))
+        slow, fast = (sum(path == GENERATE for path, _ in seen.asked[n:]) for seen, n in zip((one, two), before, strict=True))
+    assert len(found) == 40 and 0 < slow < fast / 2
+
+
 def moved(adapted: Any, seed: int) -> Any:
     """What an update does to an adapter."""
     generator = torch.Generator().manual_seed(seed)

@@ -24,27 +24,20 @@ def gae(acted: Rows, rewards: Rows, values: Rows | None, gamma: float, lam: floa
     >>> gae([[False, True, True]], [[0.0, 0.0, 1.0]], [[0.0, 0.5, 0.5]], 1.0, 1.0)[0].tolist()
     [0.0, 0.5, 0.5]
     """
-    most = max(map(len, rewards), default=0)
-    on, pays = _table(acted, most, bool), _table(rewards, most, float)
-    seen = np.zeros_like(pays) if values is None else _table(values, most, float)
-    out = np.zeros_like(pays)
-    following = running = pending = np.zeros(len(rewards))
-    for t in range(most - 1, -1, -1):
-        pending = pending + pays[t]
-        surprise = pending + gamma * following - seen[t]
-        running = np.where(on[t], surprise + gamma * lam * running, running)
-        out[t] = np.where(on[t], running, 0.0)
-        following, pending = np.where(on[t], seen[t], following), np.where(on[t], 0.0, pending)
-    found = np.ascontiguousarray(out.T)
-    return [found[i, : len(row)] for i, row in enumerate(rewards)]
-
-
-def _table(rows: Rows, most: int, kind: type) -> Numbers:
-    """The rows as columns of one array, so that one time step of all rows lies together in memory."""
-    table: Numbers = np.zeros((len(rows), most), dtype=kind)
-    for i, row in enumerate(rows):
-        table[i, : len(row)] = row
-    return np.ascontiguousarray(table.T)
+    where = [np.flatnonzero(row) for row in acted]
+    steps = np.zeros((max(map(len, where), default=0), len(where)))  # a row for each time step, so that the loop reads memory in order
+    for i, places in enumerate(where):
+        if len(places):
+            seen = np.zeros(len(places)) if values is None else np.asarray(values[i], dtype=np.float64)[places]
+            pays = np.add.reduceat(np.asarray(rewards[i], dtype=np.float64), places)  # each action's, and of the tokens up to the next
+            steps[: len(places), i] = pays + gamma * np.append(seen[1:], 0.0) - seen
+    for t in range(len(steps) - 2, -1, -1):
+        steps[t] += gamma * lam * steps[t + 1]
+    found = []
+    for row, places, advantages in zip(rewards, where, steps.T, strict=True):
+        found.append(np.zeros(len(row)))
+        found[-1][places] = advantages[: len(places)]
+    return found
 
 
 def discounted(answers: Answers, gamma: float = 1.0, *, lam: float = 1.0, critic: bool = False) -> list[list[Numbers]]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 import typer
 
 from rlvr.commands.cli.app import Json, Settings, app
 from rlvr.errors import ConfigError
 
-Whole: TypeAlias = int | None
-Number: TypeAlias = float | None
-Text: TypeAlias = str | None
+Whole = int | None
+Number = float | None
+Text = str | None
 Answers = Annotated[Whole, typer.Option("-n", help="Answers for each task; default: what the suite says, or 1.")]
 Tasks = Annotated[Whole, typer.Option("--tasks", "--limit", help="How many tasks, from the first; default: the suite's, or 100.")]
 Split = Annotated[Text, typer.Option(help="Which split; default: what the suite says, or test.")]

@@ -96,8 +96,7 @@ class Learner:
         scored = [policy, *([self.reference.policy] if self.reference is not None and self.reference.adapter is None else [])]
         computed = sharded.computed_in(model, accelerator)
         self.packing = packing.packing_for(scored, self.device, computed, None if self.sharded else accelerator.autocast)
-        self.unpackable = self.packing.padded
-        """Why rows are padded; empty if they can be packed."""
+        self.unpackable = self.packing.padded  # why rows are padded; empty if they can be packed
         self.policy, self.optimizer = sharded.prepared(policy, optimizer, accelerator)
         with torch.no_grad():
             exact(self.policy(FILLER.padded([0], self.device)))  # as accelerate wraps it

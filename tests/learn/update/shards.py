@@ -13,6 +13,7 @@ import resource
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,8 @@ def precision(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     learner = new(accelerator, model, fill=fill)
     learner.policy.register_forward_hook(lambda module, args, scores: seen.add(str(scores.logprobs.dtype)))
     found = logprobs(learner.policy)
-    learner.update(share(accelerator, groups()))
+    with added_up() as reduced:
+        learner.update(share(accelerator, groups()))
     heads = {"shared": head_seen(learner.policy)}
     again, fill = blank(folder / "start")
     exact = Policy(again, fp32_head=True)
@@ -190,11 +192,31 @@ def precision(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     errors = {"ours": found, "autocast": truth["autocast"], "cast outputs": rounded}
     return {
         "dtypes": sorted(seen),
+        "reduced": sorted(reduced),
         "heads": heads,
         "gradient": apart(gradient(learner), truth["gradient"]),
         "packed": not learner.unpackable,
         "logprobs": {name: float((value - truth["logprobs"]).abs().max()) for name, value in errors.items()},
     }
+
+
+@contextmanager
+def added_up() -> Iterator[set[str]]:
+    """The types in which gradients are added up over the processes."""
+    seen, names = set[str](), [name for name in ("reduce_scatter_single", "reduce_scatter_tensor") if hasattr(torch.distributed, name)]
+    originals = {name: getattr(torch.distributed, name) for name in names}
+
+    def noted(*args: Any, how: Any, **more: Any) -> Any:
+        seen.update(str(value.dtype) for value in (*args, *more.values()) if isinstance(value, Tensor))
+        return how(*args, **more)
+
+    for name, original in originals.items():
+        setattr(torch.distributed, name, partial(noted, how=original))
+    try:
+        yield seen
+    finally:
+        for name, original in originals.items():
+            setattr(torch.distributed, name, original)
 
 
 def head_seen(policy: Any) -> str:

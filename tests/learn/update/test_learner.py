@@ -13,7 +13,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 from rlvr.episode import End, Episode
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.learn.update import sharded
 from rlvr.learn.update.learner import Learner, Optimization
 from rlvr.model.defaults import ON_CPU
 from rlvr.plugins.registry import build
@@ -53,6 +54,18 @@ def group(rewards: list[float | None], name: str = "g") -> list[Episode]:
 
 def weights(learner: Learner) -> torch.Tensor:
     return torch.cat([p.detach().flatten().clone() for p in learner.policy.parameters()])
+
+
+def test_a_wrapper_that_casts_log_probabilities_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = sharded.prepared
+
+    def casting(policy: Any, optimizer: Any, accelerator: Any) -> tuple[Any, Any]:
+        policy.register_forward_hook(lambda module, given, scores: scores._replace(logprobs=scores.logprobs.bfloat16()))
+        return prepared(policy, optimizer, accelerator)
+
+    monkeypatch.setattr(sharded, "prepared", casting)
+    with pytest.raises(RlvrError, match=r"torch\.bfloat16, and must be float32"):
+        learner()
 
 
 def test_a_step_moves_the_weights_and_reports() -> None:

@@ -1,6 +1,6 @@
 """How fast does a policy learn a task of several turns when each turn has its own credit? `grpo` against `grpo_turns` and `gigpo`.
 
-    python -m benchmarks.learn.turn_credit [--turns 32] [--steps 300] [--seeds 1] [--groups 2] [--members 4] [--learning-rate 3e-3]
+    python -m benchmarks.algos.turn_credit [--turns 32] [--steps 300] [--seeds 1] [--groups 2] [--members 4] [--learning-rate 3e-3]
 
 In each turn the environment shows a digit, and the policy must say the one that belongs to it. The next digit depends on the one shown
 and on the one said, so the members of a group are soon in different states. A right turn earns 1/turns. In the world `each`, a turn's

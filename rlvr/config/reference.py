@@ -1,0 +1,27 @@
+"""The section `reference` of a configuration: another model to compare the policy with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from rlvr.config.hub import folder_of
+from rlvr.config.section import Section
+
+
+class ReferenceConfig(Section):
+    """A reference that is another model: the teacher of a distillation, or what a KL holds the policy near to.
+
+    >>> ReferenceConfig(path="runs/teacher/checkpoints/last").revision is None
+    True
+    """
+
+    path: str = Field(min_length=1)
+    """A folder or a Hub id of a model with the policy's tokenizer. It is loaded from there again when a run is resumed."""
+    revision: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine; a model of the Hub is downloaded first."""
+        return folder_of(self.path, self.revision)
