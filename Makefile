@@ -1,4 +1,4 @@
-# Four words for everyday work, and the two commands of the README.
+# The words of everyday work, and the two commands of the README.
 VENV := .venv
 PY   := $(VENV)/bin/python
 PYTHON ?= python3
