@@ -306,7 +306,8 @@ def optimization(config: RunConfig) -> Optimization:
     settings = config.train.model_dump()
     for key in ("steps", "mixed_precision", "deterministic", "process_timeout_s"):
         del settings[key]
-    return Optimization(**settings | {"critic": config.train.critic})
+    settings["critic"] = config.train.critic  # `model_dump` has made a dict of it
+    return Optimization(**settings)
 
 
 def in_lockstep(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:
