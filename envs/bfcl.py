@@ -51,6 +51,8 @@ class Bfcl(Environment):
     [[Call(id='0.0', name='calculate_triangle_area', arguments={'base': 10, 'height': 5, 'unit': 'units'}, ...)]]
     """
 
+    choice = "category"
+    """The setting that takes a name of `offered`."""
     must_call = True
     max_prompt_tokens = 8192
 

@@ -40,6 +40,8 @@ class GymnasiumGames(Games):
     ['north', 'north', 'west', 'pickup', 'south', ..., 'dropoff']
     """
 
+    choice = "id"
+    """The setting that takes a name of `offered`."""
     max_prompt_tokens = 1024
 
     def __init__(

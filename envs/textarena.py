@@ -174,6 +174,8 @@ class TextArena(Games):
     'You are Player 0 in Tic Tac Toe. ...'
     """
 
+    choice = "game"
+    """The setting that takes a name of `offered`."""
     max_prompt_tokens = 8192
     open_worlds = False
     harmless = HARMLESS

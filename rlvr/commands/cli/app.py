@@ -98,11 +98,14 @@ def check(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, tool or algorithm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     settings: Settings = None,
+    offered: Annotated[bool, typer.Option("--offered", help="Check each that `rlvr list envs --of NAME` offers.")] = False,
     json: Json = False,
 ) -> int:
     """Check one plugin against its contract; exit 1 if it fails."""
     from rlvr.commands import checking
 
+    if offered:
+        return checking.check_offered(kind, name, pairs=settings or [], json=json)
     return checking.check_plugin(kind, name, pairs=settings or [], json=json)
 
 
