@@ -185,7 +185,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Path], Iterator[World]]] = {
     "harbor": folders,
     "bfcl": calls,
     "verifiers_env": tasksets,
-    "verifiers_env, v0": legacy,
+    "verifiers_env v0": legacy,
     "inspect_task": inspected,
 }
 
