@@ -40,7 +40,7 @@ from tests.fixtures.theirs.folders import FOLDERS, written
 
 HERE = Path(__file__).resolve().parent
 WRONG = (*canaries.EMPTY, *canaries.INJECTED, "look", "0", "41 or 42")
-FAULTS = ("hang", "raise", "large", "nan")
+FAULTS = ("fault hang", "fault raise", "fault large", "fault nan")
 READ = 8
 """How many tasks of a split the kit reads here."""
 
@@ -252,7 +252,7 @@ def heard(play: Play) -> list[Any]:
 def killed(env: Any, world: World) -> str:
     """What a conversation gets whose process is killed in the middle, and whether the next one is well."""
     host, task = getattr(env, "host", None), env.task(env.splits[0], 0)
-    script = world.script(env, task) or ["0"]
+    script = world.script(env, task) or [env.words()[0] if hasattr(env, "words") else "[0]"]  # a move that reaches the world
     if host is None or (world.env == "bfcl" and "single" in task.reference and task.reference["single"]):
         return "-"
     play = Play(env, task)

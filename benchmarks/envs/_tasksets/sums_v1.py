@@ -24,11 +24,11 @@ class SumTask(vf.Task[SumData]):
     async def right(self, trace: Any) -> float:
         """Whether it is right."""
         said = trace.last_reply or ""
-        if said == "raise":
+        if said == "fault raise":
             raise RuntimeError("the reward is broken")
-        if said == "hang":
+        if said == "fault hang":
             await asyncio.sleep(60)
-        return {"large": 7.5, "nan": float("nan")}.get(said, float(said.strip() == self.data.answer))
+        return {"fault large": 7.5, "fault nan": float("nan")}.get(said, float(said.strip() == self.data.answer))
 
     @vf.reward(weight=0.5)
     async def short(self, trace: Any) -> float:
