@@ -137,7 +137,8 @@ class Legacy:
 
     def prompt(self, number: int) -> list[dict[str, str]]:
         """The messages of a row."""
-        return [_message(one) for one in self.rows[number]["prompt"]]
+        found = self.rows[number]["prompt"]
+        return [_message(one) for one in ([{"role": "text", "content": found}] if isinstance(found, str) else found)]
 
     def truth(self, number: int) -> str | None:
         """What the row says is the answer, if the rewards pay it in full."""
@@ -245,7 +246,7 @@ def _message(one: Any) -> dict[str, str]:
     role, content = _field(one, "role"), _field(one, "content")
     if not isinstance(content, str) or _field(one, "tool_calls"):
         raise ValueError(f"a message of the {role} holds more than text")
-    return {"role": str(role), "content": content}
+    return {"role": "user" if role == "text" else str(role), "content": content}  # the package's word for a prompt that is one text
 
 
 def _needs_runtime(reward: Any) -> bool:

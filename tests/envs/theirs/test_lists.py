@@ -223,8 +223,10 @@ def test_tasks_that_cannot_be_played_and_tasksets_that_are_not_there_are_named(t
 def test_an_environment_of_v0_is_scored_by_its_rewards(theirs: None) -> None:
     with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
         env.ready()
+        for index in range(4):  # some prompts are texts, some are messages
+            task = env.task("train", index)
+            assert task.prompt[-1]["role"] == "user" and played(env, task, [env.gold(task)])[0].score == 1.0
         assert env.gold(env.task("train", 0)) == right(env)
-        assert judged(env, right(env)).score == 1.0
         assert judged(env, "no").score == judged(env, "").score == 0.0
 
 
