@@ -81,7 +81,8 @@ class Judge(Awaiting):
             rubric: what a right answer must meet; empty compares with the reference alone.
             votes: how many times each answer is judged; more than half must say right. Above 1 a temperature above 0 is needed.
             swap: whether each vote asks twice, with the reference before and after the answer, and both must say right.
-            canary: whether a paid answer is asked about again with another reference, or with a rubric that no answer meets.
+            canary: whether a paid answer is asked about again with another reference, or with a rubric that no answer meets. A model that
+                judges by its own knowledge and not by the reference pays nothing then.
             concurrency: how many requests are open at once.
             timeout_s: the timeout of one request.
             retries: how often a failed request, or a reply without a verdict, is asked for again.
