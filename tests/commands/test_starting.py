@@ -104,6 +104,8 @@ def test_init_writes_a_recipe_that_train_takes(desk: Path, capsys: Said) -> None
     assert run(["init", "--data", "gsm8k", "--model", "model"]) == 2 and "--force" in capsys.readouterr().err
     assert run(["init", "--data", "gsm8k", "--model", "model", "--force", "--json"]) == 0
     assert load("recipe.yaml").env == {"name": "gsm8k"}
+    assert run(["init", "usual.yaml", "--data", "sums.jsonl", "--model", "model"]) == 0
+    assert load("usual.yaml").env["verifier"] == "symbolic"
 
 
 def test_init_asks_three_questions(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
