@@ -44,8 +44,9 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         "log": {"save_every": 50},
     },
 }
-"""The sizes of a first run, by the kind of machine. An answer that is cut before its last line scores 0, and small instruct models
-reason for 150 to 300 tokens about a word problem: a cap below that would leave no reward to learn from."""
+"""The sizes of a first run, by the kind of machine. An answer that is cut before its last line scores 0, so the cap must leave room to
+reason. Of SmolLM2-135M-Instruct's answers to GSM8K at temperature 1, 29 % ended within 256 tokens and 48 % within 512 (of 48),
+and none of those between was right: on a CPU, where twice the tokens are twice the time, the larger cap would buy no reward."""
 WHY = {
     "cpu": "No accelerator was found: the sizes below are small, so that a model of some 100 million parameters takes minutes.",
     "gpu": "For one GPU. With vLLM installed, `sampler: vllm` samples several times faster.",
