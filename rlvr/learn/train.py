@@ -250,6 +250,8 @@ def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float)
     console.print(report.curve(rewards, "reward"), highlight=False)
     if said := talked(steps[-1] if steps else {}):
         console.print(said, highlight=False)
+    if steps and all(row.get("step/skipped") for row in steps):
+        console.print("note: no step changed the weights: the checkpoint is the model that training began with", highlight=False)
     console.print(closing(ended, run.folder), highlight=False, markup=False, soft_wrap=True)
     return ended
 
