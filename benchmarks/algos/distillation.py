@@ -106,6 +106,9 @@ def main() -> int:
     parser.add_argument("--alone", type=int, default=400, help="steps of GRPO without it")
     parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate with the teacher")
     parser.add_argument("--rate-alone", type=float, default=3e-4, help="that of GRPO: the quickstart's; at 1e-3 its reward falls to 0")
+    parser.add_argument("--minibatches", type=int, default=1, help="optimizer steps in each step with the teacher")
+    parser.add_argument("--minibatches-alone", type=int, default=1, help="and of GRPO")
+    parser.add_argument("--until", type=float, default=0.25, help="the greedy accuracy at which the warm start of the student ends")
     parser.add_argument("--every", type=int, default=20, help="steps between two measurements of the accuracy")
     parser.add_argument("--near", type=float, default=0.03, help="how far below the teacher's accuracy counts as reached")
     parser.add_argument("--picture", type=Path)
@@ -115,13 +118,14 @@ def main() -> int:
     goal, runs = teacher - asked.near, list[dict[str, Any]]()
     for seed in asked.seeds:
         model = {"config": STUDENT}
-        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0}
+        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0, "warmstart.until": asked.until}
         first = run(asked.out / f"start-{seed}", TASKS[asked.task] | once)
         for kind in asked.kinds:
             settings: dict[str, Any] = TASKS[asked.task] | {
                 "seed": seed, "model": {"path": str(first / "checkpoints" / "last")}, "warmstart": None, "algorithm": KINDS[kind][1],
                 "train.steps": asked.alone if kind == "grpo" else asked.steps,
                 "train.learning_rate": asked.rate_alone if kind == "grpo" else asked.rate, "eval.every": asked.every,
+                "train.minibatches_per_step": asked.minibatches_alone if kind == "grpo" else asked.minibatches,
             }  # fmt: skip
             if kind != "grpo":
                 settings |= {"reference": {"path": str(asked.teacher)}}
