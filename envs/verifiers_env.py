@@ -81,7 +81,7 @@ class VerifiersEnv(Listed):
         self.interface = interface
         self.id, self.limit, self.instruction, self.source = id, limit, instruction, f"verifiers_env/{id}"
         self.settings = {"id": id, "settings": dict(settings or {})}
-        self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0 - 1e-9}
+        self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0 - 1e-9, "most": 1.0}
         self.harmless = ("0", "-")
         self.host = Host(WORLDS[interface], extra="verifiers", call_s=float(score_s), python=python)
 
