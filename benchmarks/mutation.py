@@ -35,7 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 ALGOS = Path("rlvr/algos")
-TESTS = ("edges", "credit", "recipes", "losses", "equivalences", "expectation", "open_parts", "preferences", "distill")
+TESTS = ("edges", "credit", "recipes", "losses", "equivalences", "expectation", "formulas", "open_parts", "preferences", "distill")
 FIRST = {
     "settings": "recipes",
     "recipe": "recipes",

@@ -1,4 +1,4 @@
-"""Right or wrong for formulas: whole-number arithmetic here, algebra in the sandbox, and only what is a formula and nothing else."""
+"""Right or wrong for formulas: whole-number arithmetic and polynomials here, integrals in the sandbox, and only what is a formula."""
 
 from __future__ import annotations
 
@@ -63,6 +63,26 @@ def value(text: str) -> tuple[Fraction, list[int]] | None:
         return _value(tree.body, numbers), numbers
     except (ValueError, ZeroDivisionError, RecursionError):
         return None
+
+
+def polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, int], ...], Fraction] | None:
+    """A polynomial that is worked out, as its coefficients; None for a text that still has a product of sums, or two terms to be joined.
+
+    >>> polynomial("2*x**2 - y*x + 3", frozenset("xy")), polynomial("(x + 1)*x", frozenset("x")), polynomial("x + 2*x", frozenset("x"))
+    ({(('x', 2),): Fraction(2, 1), (('x', 1), ('y', 1)): Fraction(-1, 1), (): Fraction(3, 1)}, None, None)
+    """
+    tree, found = _tree(text), dict[tuple[tuple[str, int], ...], Fraction]()
+    try:
+        for sign, term in _terms(tree.body, 1) if tree is not None else ():
+            numbers, powers = list[int](), dict[str, int]()
+            _factors(term, numbers, powers)
+            key = tuple(sorted(powers.items()))
+            if len(numbers) > 1 or not set(powers) <= names or key in found:
+                return None
+            found[key] = Fraction(sign * (numbers[0] if numbers else 1))
+    except (ValueError, RecursionError):
+        return None
+    return found or None
 
 
 def compared(sandbox: Sandbox, said: str, right: str, *, names: frozenset[str], derive: str = "", gold: str = "") -> Verdict:
@@ -145,6 +165,35 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
             raise ValueError("not whole numbers and + - * /")
 
 
+def _terms(node: ast.expr, sign: int) -> Iterator[tuple[int, ast.expr]]:
+    match node:
+        case ast.BinOp(left, ast.Add() | ast.Sub() as operator, right):
+            yield from _terms(left, sign)
+            yield from _terms(right, sign if isinstance(operator, ast.Add) else -sign)
+        case ast.UnaryOp(ast.USub(), inner):
+            yield from _terms(inner, -sign)
+        case _:
+            yield sign, node
+
+
+def _factors(node: ast.expr, numbers: list[int], powers: dict[str, int]) -> None:
+    match node:
+        case ast.Constant(value=int(number)) if type(number) is int:
+            numbers.append(number)
+        case ast.Name(name):
+            powers[name] = powers.get(name, 0) + 1
+        case ast.BinOp(ast.Name(name), ast.Pow(), ast.Constant(value=int(power))) if type(power) is int and power > 0:
+            powers[name] = powers.get(name, 0) + power
+        case ast.BinOp(left, ast.Mult(), right):
+            _factors(left, numbers, powers)
+            _factors(right, numbers, powers)
+        case ast.UnaryOp(ast.USub(), inner):
+            _factors(inner, numbers, powers)
+            numbers[:] = [-numbers[0], *numbers[1:]] if numbers else [-1]
+        case _:
+            raise ValueError("not a number times powers of names")
+
+
 def _joined(operator: ast.operator, left: Fraction, right: Fraction) -> Fraction:
     match operator:
         case ast.Add():
@@ -198,9 +247,15 @@ def judged(name: str, said: str, facts: Mapping[str, Any], gold: str, sandbox: S
         if sorted(found[1]) != sorted(facts["numbers"]):
             return Verdict(0.0, f"it uses {found[1]}, the numbers are {facts['numbers']}")
         return Verdict(float(found[0] == target), f"it makes {found[0]}, the target is {target}")
+    if name == "polynomial_multiplication":
+        names = frozenset(facts["variables"])
+        worked, right = polynomial(said, names), polynomial(gold, names)
+        if right is None:
+            return Verdict(None, f"the right answer {gold!r:.80} is no polynomial that is worked out", fault=Fault.TASK)
+        if worked is None:
+            return Verdict(0.0, f"{said!r:.80} is not a polynomial of {', '.join(sorted(names))} that is worked out")
+        return Verdict(float(worked == right), f"{said!r:.80} is {'right' if worked == right else 'wrong'}")
     if sandbox is None:
         return Verdict(None, f"the answers of {name} are compared in a sandbox, and there is none; set sandbox: docker", fault=Fault.INFRA)
-    if name == "polynomial_multiplication":
-        return compared(sandbox, said, gold, names=frozenset(facts["variables"]), gold=gold)
     variable = facts["variable"]
     return compared(sandbox, said, facts["integrand"], names=frozenset((variable, "C")), derive=variable, gold=gold)

@@ -31,9 +31,9 @@ EXACT = frozenset(
     """)
 )
 """Sets whose own scorer pays wrong answers, or executes them. The right answer is known, and compared with here; n_queens has several."""
-ALGEBRA = ("countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication")
+ALGEBRA = ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration", "intermediate_integration")
 """Sets whose scorer gives the answer to SymPy, which executes it: see `_algebra`."""
-SANDBOXED = ALGEBRA[2:]
+SANDBOXED = ALGEBRA[3:]
 FORMS: Mapping[str, re.Pattern[str]] = {
     "complex_arithmetic": re.compile(r"[-+()\s\d.ij]+"),  # its scorer pays "nan"
     "coin_flip": re.compile(r"\d+(?:\.\d+)?(?:[eE]-?\d{1,3})?(?:\s*/\s*[1-9]\d*)?"),

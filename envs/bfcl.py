@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Environment, Session
+from rlvr.contracts.schema import Misfit, arguments
 from rlvr.contracts.tool import Tool
 from rlvr.envs._games import held_out
 from rlvr.envs._host import ForeignError, Host
@@ -51,6 +52,8 @@ class Bfcl(Environment):
     [[Call(id='0.0', name='calculate_triangle_area', arguments={'base': 10, 'height': 5, 'unit': 'units'}, ...)]]
     """
 
+    choice = "category"
+    """The setting that takes a name of `offered`."""
     must_call = True
     max_prompt_tokens = 8192
 
@@ -106,7 +109,7 @@ class Bfcl(Environment):
         """The right calls, and a word after those of each request."""
         row = self._row(task)
         if self.category in SINGLE:
-            return [[Call("0.0", plain_name(name), given) for name, given in first_calls(row["truth"])]]
+            return [[Call("0.0", plain_name(name), given) for name, given in first_calls(row["truth"], _required(row))]]
         return [said for turn in self._read(row) for said in (*([turn] if turn else ()), "Done.")]
 
     def gold(self, task: Task) -> str:
@@ -153,12 +156,32 @@ class Bfcl(Environment):
             except ForeignError as error:
                 raise ConfigError(f"the questions of {self.category} cannot be read: {error}") from error
             made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
-            for row in rows:
+            for row in rows if self.category in LONG else filter(answerable, rows):
                 made["test" if held_out(str(row["question"])) else "train"].append(row)
             self._rows = made
         if split not in self._rows:
             raise ConfigError(f"bfcl has no split {split!r}; allowed: {', '.join(self._rows)}")
         return self._rows[split]
+
+
+def answerable(row: Mapping[str, Any]) -> bool:
+    """Whether the right calls of a single turn fit the functions of their own question: a few in the data do not, and nothing can be right.
+
+    >>> f = {"name": "f", "description": "", "parameters": {"type": "dict", "properties": {"x": {"type": "string", "enum": ["a"]}}}}
+    >>> answerable({"functions": [f], "truth": [{"f": {"x": ["a"]}}]}), answerable({"functions": [f], "truth": [{"f": {"x": ["b"]}}]})
+    (True, False)
+    """
+    specs = {spec.name: spec for spec in map(specified, row["functions"])}
+    try:
+        for name, given in first_calls(row["truth"], _required(row)):
+            arguments(specs[plain_name(name)].parameters, given)
+    except (Misfit, KeyError):
+        return False
+    return True
+
+
+def _required(row: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    return {one["name"]: one["parameters"].get("required", ()) for one in row["functions"]}
 
 
 def plain_name(name: str) -> str:

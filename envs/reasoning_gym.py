@@ -130,6 +130,8 @@ class ReasoningGym(Environment):
     'Find the Greatest Common Divisor (GCD) of these numbers: 297, 30. ...'
     """
 
+    choice = "dataset"
+    """The setting that takes a name of `offered`."""
     needs = {"sandbox": "docker"}
     max_prompt_tokens = 8192
     max_new_tokens = 2048
@@ -147,7 +149,7 @@ class ReasoningGym(Environment):
         """Choose the data set.
 
         Args:
-            sandbox: compares formulas, for the three data sets of algebra that need it; the others never start it.
+            sandbox: compares formulas, for the two data sets of integrals that need it; the others never start it.
             dataset: its name; `rlvr list envs --of reasoning_gym` shows all.
             config: its settings, such as {"min_terms": 2}, without seed and size.
             channel: where the answer is declared: tag, boxed, whole, auto and so on.

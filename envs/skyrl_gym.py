@@ -45,6 +45,8 @@ class SkyRLGym(Listed):
     >>> env = rlvr.make("env", "skyrl_gym", id="gsm8k", rows="train.jsonl")                   # doctest: +SKIP
     """
 
+    choice = "id"
+    """The setting that takes a name of `offered`."""
     max_prompt_tokens = 4096
 
     def __init__(
@@ -92,7 +94,7 @@ class SkyRLGym(Listed):
     def offered(cls) -> list[dict[str, str]]:
         """What is offered and what is refused, and why."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, (_, why) in OFFERED.items()]
-        rows.append({"name": "your own", "offered": "yes", "why": "with imports, the module that registers it"})
+        rows.append({"name": "your own", "offered": "yours", "why": "with imports, the module that registers it"})
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
 
     def ready(self) -> None:

@@ -1,4 +1,4 @@
-"""Tasksets written for verifiers (interface v1): the questions and rewards of an installed package, judged in a process of its own."""
+"""Tasksets written for verifiers, and environments of its older interface: questions and rewards, judged in a process of their own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Any
 from rlvr.envs._host import Host
 from rlvr.envs._worlds.listed import MOST, Listed
 from rlvr.errors import ConfigError
+from rlvr.task import Task
 
-SERIES = "0.4."
+SERIES = {"v1": "0.4.", "v0": "0.3."}
+"""The versions of the package that have each interface."""
+WORLDS = {"v1": "rlvr.envs._worlds.tasksets:Taskset", "v0": "rlvr.envs._worlds.tasksets:Legacy"}
 OFFERED: Mapping[str, str] = {
     "tasksets of v1 with one turn": "id is that of the installed package; all rewards must be given, each from 0 to 1",
+    "environments of v0": "interface: v0, with verifiers 0.3; text in and text out, in one turn or several",
 }
 REFUSED: Mapping[str, str] = {
-    "environments of v0": "load_environment is gone from verifiers 0.4; ask its author for a taskset, or write the rewards as a verifier",
+    "tools, sandboxes, groups and judges of v0": "tools are not translated, a reward of a whole group is not one of an answer",
     "tasks with an image or a container": "the package would start it outside of the sandbox",
     "toolsets": "they are servers that the package starts; give tools of rlvr by the setting tools",
     "rewards that read a runtime": "there is none, so they give no value, and a task without all its rewards has no score",
@@ -22,7 +26,7 @@ REFUSED: Mapping[str, str] = {
 
 
 class VerifiersEnv(Listed):
-    """A taskset of verifiers. An answer gets the weighted sum of its rewards, divided by the most that it can be; only 1 is paid.
+    """A taskset of verifiers, or an environment of its older interface. The score is 1 if the rewards are the most that can be had, else 0.
 
     The package and the taskset run in a process of their own, with a deadline. A reward that raises, is missing, or is not a number from 0
     to 1 is no score; where the package itself counts it as nothing, this does not.
@@ -38,21 +42,25 @@ class VerifiersEnv(Listed):
         self,
         *,
         id: str = "",
+        interface: str = "v1",
         settings: Mapping[str, Any] | None = None,
         partial: bool = False,
         python: str = "",
         limit: int = MOST,
+        turns: int | None = None,
         score_s: float = 60.0,
         instruction: str = "",
     ) -> None:
         """Choose the taskset.
 
         Args:
-            id: its id; the package must be installed already, nothing is downloaded.
-            settings: the fields of its own configuration.
+            id: its id; for v0 the name of the module that has `load_environment`. It must be installed already, nothing is downloaded.
+            interface: v1 (verifiers 0.4) or v0 (verifiers 0.3).
+            settings: the fields of its own configuration; for v0 the arguments of `load_environment`.
             partial: whether a share of the rewards is the score; false: it is worth 0.
             python: the interpreter of an environment that has verifiers and the taskset; empty: this one.
             limit: at most so many tasks, the first ones.
+            turns: how many turns the policy has; one for v1.
             score_s: how long the scoring of one answer may take.
             instruction: a system message.
         """
@@ -61,11 +69,21 @@ class VerifiersEnv(Listed):
             raise ConfigError(f"id is {id!r}; give the id of an installed taskset")
         if isinstance(score_s, bool) or not isinstance(score_s, int | float) or not 0 < score_s < 86_400:
             raise ConfigError(f"score_s is {score_s!r}; a number of seconds above 0 is needed")
+        if interface not in WORLDS:
+            raise ConfigError(f"interface is {interface!r}; allowed: {', '.join(WORLDS)}")
+        self.max_turns = (1 if interface == "v1" else 8) if turns is None else turns
+        if (
+            isinstance(self.max_turns, bool)
+            or not isinstance(self.max_turns, int)
+            or not 1 <= self.max_turns <= (1000, 1)[interface == "v1"]
+        ):
+            raise ConfigError(f"turns is {turns!r}; {'a taskset of v1 has one' if interface == 'v1' else 'at least 1 is needed'}")
+        self.interface = interface
         self.id, self.limit, self.instruction, self.source = id, limit, instruction, f"verifiers_env/{id}"
         self.settings = {"id": id, "settings": dict(settings or {})}
-        self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0 - 1e-9}
+        self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0 - 1e-9, "most": 1.0}
         self.harmless = ("0", "-")
-        self.host = Host("rlvr.envs._worlds.tasksets:Taskset", extra="verifiers", call_s=float(score_s), python=python)
+        self.host = Host(WORLDS[interface], extra="verifiers", call_s=float(score_s), python=python)
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
@@ -75,12 +93,18 @@ class VerifiersEnv(Listed):
 
     def ready(self) -> None:
         """Start the process, compare the version, and read the tasks."""
-        about = self.host.start()
-        if not str(about["version"]).startswith(SERIES):
+        about, series = self.host.start(), SERIES[self.interface]
+        if not str(about["version"]).startswith(series):
             raise ConfigError(
-                f"verifiers {about['version']} is installed, {SERIES}x is needed: its interface changes from series to series"
+                f"verifiers {about['version']} is installed, the interface {self.interface} needs {series}x; "
+                "set interface, or python, the interpreter that has it"
             )
         self.numbers("train")
+
+    def gold(self, task: Task) -> str | None:
+        """What the row of an environment of v0 says is the answer; None for tasksets, which do not say."""
+        found = self.scouted("truth", number=task.reference["seed"]) if self.interface == "v0" else None
+        return found if isinstance(found, str) else None
 
 
 make = VerifiersEnv

@@ -1,15 +1,16 @@
 """How fast does a small policy reach its teacher: with the teacher, with the verifier, or with both?
 
     OMP_NUM_THREADS=1 python -m benchmarks.algos.distillation --teacher runs/quickstart/checkpoints/last --out runs/distil \
-        [--seeds 0 1 2] [--kinds grpo sampled reverse_kl both] [--picture docs/pictures/distillation.svg]
+        [--seeds 0 1 2] [--kinds grpo sampled reverse_kl forward_kl both] [--picture docs/pictures/distillation.svg]
 
 The teacher is the model of a finished run on the same task (`rlvr train quickstart`, or a run of `benchmarks.algos.curves` for
 `--task reverse`). The student has about 100,000 parameters. Each seed has one warm start, from which every kind continues with the same
 batches and a constant learning rate. The rates differ: a teacher's advantage at every token bears a higher one than a score for each
 answer. One run after another, each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run:
-`steps` and `seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The seconds are those of
-sampling, judging and learning; measurements, start and warm start are not counted, and another load on the machine is. Exit code 1
-unless every kind with the teacher is there before `grpo` in every seed, in steps and in seconds.
+`steps`, `cpu` and `seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The CPU seconds and the
+seconds of the clock are those of sampling, judging and learning; measurements, start and warm start are not counted. Another load on the
+machine changes the seconds of the clock, so the CPU seconds (with one thread) are compared. Exit code 1 unless every kind with the
+teacher is there before `grpo` in every seed, in steps and in CPU seconds.
 """
 
 from __future__ import annotations
@@ -38,52 +39,58 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("GRPO, verifier only", {"name": "grpo"}),
     "sampled": ("teacher, sampled tokens", {"name": "distill"}),
     "reverse_kl": ("teacher, whole vocabulary", {"name": "distill", "divergence": "reverse_kl"}),
+    "forward_kl": ("teacher, whole vocabulary, forward", {"name": "distill", "divergence": "forward_kl"}),
     "both": ("teacher and verifier", {"name": "distill", "advantage": "grpo"}),
 }
-COLOURS = {"grpo": "#b5541c", "sampled": "#1f4e8c", "reverse_kl": "#3c7a3c", "both": "#7a3c7a"}
+COLOURS = {"grpo": "#b5541c", "sampled": "#1f4e8c", "reverse_kl": "#3c7a3c", "forward_kl": "#1c8a8a", "both": "#7a3c7a"}
 
 
 def run(folder: Path, settings: dict[str, Any]) -> Path:
     """Train the quickstart with some settings changed, unless that is done already."""
     if not (folder / "report.json").exists():
         said = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        command = [sys.executable, "-m", "rlvr", "train", "quickstart", *said, "--out", str(folder), "--json"]
+        command = [sys.executable, "-m", "benchmarks.algos._timed", "train", "quickstart", *said, "--out", str(folder), "--json"]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return folder
 
 
 def measured(folder: Path, goal: float) -> dict[str, Any]:
     """The curve of a run, and when its accuracy reached the goal for the first time."""
-    spent, curve = 0.0, list[tuple[int, float, float]]()
-    for row, times in zip(rows_of(folder / "metrics.jsonl"), rows_of(folder / "timings.jsonl"), strict=True):
-        spent += times["time/wait_for_batch"] + times["time/update"]
+    clock, cpu = 0.0, 0.0
+    curve: list[tuple[int, float, float, float]] = [(0, 0.0, 0.0, json.loads((folder / "report.json").read_text())["accuracy_before"])]
+    lines = (rows_of(folder / name) for name in ("metrics.jsonl", "timings.jsonl", "cpu.jsonl"))
+    for row, times, spent in zip(*lines, strict=True):
+        clock += times["time/wait_for_batch"] + times["time/update"]
+        cpu += spent["cpu"]
         if "eval/accuracy" in row:
-            curve.append((row["step"], spent, row["eval/accuracy"]))
-    steps, seconds = next(((step, round(s, 1)) for step, s, accuracy in curve if accuracy >= goal), (None, None))
-    return {"steps": steps, "seconds": seconds, "last": curve[-1][2], "best": max(a for *_, a in curve), "curve": curve}
+            curve.append((row["step"], cpu, clock, row["eval/accuracy"]))
+    there = next((point for point in curve if point[-1] >= goal), (None,) * 4)
+    steps, cpu_s, seconds = (value if value is None else round(value, 1) for value in there[:3])
+    return {"steps": steps, "cpu": cpu_s, "seconds": seconds, "last": curve[-1][-1], "best": max(p[-1] for p in curve), "curve": curve}
 
 
 def plotted(runs: list[dict[str, Any]], goal: float, teacher: float, path: Path) -> None:
-    """The accuracy of every run over its steps. Seconds depend on what else the machine does; they are only printed."""
+    """The accuracy of every run over its steps and over its CPU seconds."""
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "rlvr"  # the same file for the same numbers
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes, named = figure.subplots(), set[str]()
-    for one in runs:
-        name = None if one["kind"] in named else KINDS[one["kind"]][0]
-        named.add(one["kind"])
-        steps, accuracies = [step for step, *_ in one["curve"]], [accuracy for *_, accuracy in one["curve"]]
-        axes.plot(steps, accuracies, color=COLOURS[one["kind"]], linewidth=1.5, label=name)
-    axes.axhline(teacher, color="#444444", linestyle="--", linewidth=1, label="the teacher")
-    axes.axhline(goal, color="#999999", linestyle=":", linewidth=1, label="counted as reached")
-    axes.set(xlabel="step", ylabel="held-out accuracy", ylim=(0, 1.02), xlim=(0, None))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for where, (axes, unit) in enumerate(zip(figure.subplots(1, 2, sharey=True), ("step", "CPU seconds of training"), strict=True)):
+        named = set[str]()
+        for one in runs:
+            name = None if where or one["kind"] in named else KINDS[one["kind"]][0]
+            named.add(one["kind"])
+            points, accuracies = [point[where] for point in one["curve"]], [point[-1] for point in one["curve"]]
+            axes.plot(points, accuracies, color=COLOURS[one["kind"]], linewidth=1.5, label=name)
+        axes.axhline(teacher, color="#444444", linestyle="--", linewidth=1, label=None if where else "the teacher")
+        axes.axhline(goal, color="#999999", linestyle=":", linewidth=1, label=None if where else "counted as reached")
+        axes.set(xlabel=unit, ylabel=None if where else "held-out accuracy", ylim=(0, 1.02), xlim=(0, None))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=9)
     figure.savefig(path, metadata={"Date": None})
 
 
@@ -94,11 +101,14 @@ def main() -> int:
     parser.add_argument("--task", choices=tuple(TASKS), default="quickstart", help="reverse: five letters backwards, in a minute a run")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the run folders")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), default=["grpo", "sampled", "reverse_kl", "both"])
     parser.add_argument("--steps", type=int, default=400, help="steps of a run with the teacher")
     parser.add_argument("--alone", type=int, default=400, help="steps of GRPO without it")
     parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate with the teacher")
     parser.add_argument("--rate-alone", type=float, default=3e-4, help="that of GRPO: the quickstart's; at 1e-3 its reward falls to 0")
+    parser.add_argument("--minibatches", type=int, default=1, help="optimizer steps in each step with the teacher")
+    parser.add_argument("--minibatches-alone", type=int, default=1, help="and of GRPO")
+    parser.add_argument("--until", type=float, default=0.25, help="the greedy accuracy at which the warm start of the student ends")
     parser.add_argument("--every", type=int, default=20, help="steps between two measurements of the accuracy")
     parser.add_argument("--near", type=float, default=0.03, help="how far below the teacher's accuracy counts as reached")
     parser.add_argument("--picture", type=Path)
@@ -108,13 +118,14 @@ def main() -> int:
     goal, runs = teacher - asked.near, list[dict[str, Any]]()
     for seed in asked.seeds:
         model = {"config": STUDENT}
-        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0}
+        once = {"seed": seed, "model": model, "train.steps": 1, "train.learning_rate": 0.0, "eval.tasks": 0, "warmstart.until": asked.until}
         first = run(asked.out / f"start-{seed}", TASKS[asked.task] | once)
         for kind in asked.kinds:
             settings: dict[str, Any] = TASKS[asked.task] | {
                 "seed": seed, "model": {"path": str(first / "checkpoints" / "last")}, "warmstart": None, "algorithm": KINDS[kind][1],
                 "train.steps": asked.alone if kind == "grpo" else asked.steps,
                 "train.learning_rate": asked.rate_alone if kind == "grpo" else asked.rate, "eval.every": asked.every,
+                "train.minibatches_per_step": asked.minibatches_alone if kind == "grpo" else asked.minibatches,
             }  # fmt: skip
             if kind != "grpo":
                 settings |= {"reference": {"path": str(asked.teacher)}}
@@ -124,7 +135,7 @@ def main() -> int:
         plotted(runs, goal, teacher, asked.picture)
     alone, never = {one["seed"]: one for one in runs if one["kind"] == "grpo"}, float("inf")
     pairs = [(one, alone[one["seed"]]) for one in runs if one["kind"] != "grpo" and one["seed"] in alone]
-    return int(any((one[key] or never) >= (grpo[key] or never) for one, grpo in pairs for key in ("steps", "seconds")))
+    return int(any((one[key] or never) >= (grpo[key] or never) for one, grpo in pairs for key in ("steps", "cpu")))
 
 
 if __name__ == "__main__":

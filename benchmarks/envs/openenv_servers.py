@@ -1,4 +1,4 @@
-"""Three servers made with the real package openenv, for `zoo.py`: run with an interpreter that has it.
+"""Three servers made with the real package openenv, for `worlds.py`: run with an interpreter that has it.
 
 python benchmarks/envs/openenv_servers.py guess|count|echo PORT
 """
@@ -50,11 +50,11 @@ class Guess(Environment):
     def step(self, action: Any, timeout_s: float | None = None, **more: Any) -> Told:
         """One guess."""
         said = action.text
-        if said == "hang":
+        if said == "fault hang":
             time.sleep(20)
-        if said == "raise":
+        if said == "fault raise":
             raise RuntimeError("the board is gone")
-        odd = {"large": 7.5, "nan": float("nan")}
+        odd = {"fault large": 7.5, "fault nan": float("nan")}
         right = said == self.secret
         return Told(
             told="right" if right else "wrong",

@@ -1,122 +1,139 @@
-"""Play the adapters of folders, servers and task lists with the real packages: right and wrong conversations, and the faults of servers.
+"""Run one suite over the worlds of five other projects with several policies: one table with intervals, and one page with every answer.
 
-    python benchmarks/envs/zoo.py --python VENV/bin/python [--only skyrl_gym,bfcl] [--tasks 5]
+    python benchmarks/envs/zoo.py --out FOLDER [--tasks 4] [--policies gold,noop,random,hf] [--set textworld.python=VENV/bin/python]
 
-VENV has skyrl-gym, textworld, openenv and bfcl-eval. One JSON line for each adapter: how many scripts score 1, which wrong turns are paid
-or have no score, what the faults of a server get (never a score), and the seconds.
+It calls `rlvr eval zoo` as a user would. `hf` is a model of a few thousand random weights, made here, with a byte-level tokenizer and a
+chat template with tools; it answers nothing right, and shows that each world can be sampled with a model. At most 64 tokens a conversation
+are sampled from it. The right answers must score 1, the others 0, and no sample may be without a score.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-import tempfile
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import rlvr
-from rlvr.conformance import canaries
-from rlvr.conformance.talkkit import played
-from rlvr.envs.bfcl import LONG, SINGLE
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nCall a function with <tool_call>{'name': ..., 'arguments': ...}</tool_call>, in JSON.\n"
+    "{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}\n<tool_call>\n{{ c.function | tojson }}\n"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SCRIPTS = {"gold": 1.0, "noop": 0.0, "random": 0.0}
+"""What each scripted policy must score."""
+FEW = ("--max-new-tokens", "64", "--max-turn-tokens", "16")
 
-HERE = Path(__file__).parent
-WRONG = (*canaries.EMPTY, *canaries.INJECTED, "look", "0", "41 or 42")
-FAULTS = ("hang", "raise", "large", "nan")
 
-
-def main() -> None:
-    """Run it."""
+def main() -> int:
+    """Run it; 1 if a score is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--tasks", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--suite", default="zoo")
+    parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--policies", default="gold,noop,random,hf")
+    parser.add_argument("--set", action="append", default=[], dest="pairs", help="a setting of an environment, as for rlvr eval")
     given = parser.parse_args()
-    parts: dict[str, Callable[[str], Iterator[tuple[str, Any, Any]]]] = {
-        "skyrl_gym": skyrl,
-        "textworld": worlds,
-        "openenv": servers,
-        "bfcl": calls,
-    }
-    for name, part in parts.items():
-        if not given.only or name in given.only.split(","):
-            for label, env, script in part(given.python):
-                with env:
-                    env.ready()
-                    print(json.dumps({"name": label, **looked(env, script, given.tasks)}), flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, dict[str, Any]] = {}
+    for policy in given.policies.split(","):
+        began = time.perf_counter()
+        rows[policy] = evaluated(given, policy)
+        print(json.dumps({"policy": policy, "seconds": round(time.perf_counter() - began, 1), **summary(rows[policy])}), flush=True)
+    print(table(rows))
+    first, *others = rows
+    against = ("--against", str(given.out / others[0])) if others else ()
+    page = given.out / "zoo.html"
+    ran("view", str(given.out / first), *against, "--out", str(page))
+    print(json.dumps({"page": str(page), "bytes": page.stat().st_size}))
+    return int(any(not right(policy, row) for policy, row in rows.items()))
 
 
-def skyrl(python: str) -> Iterator[tuple[str, Any, Any]]:
-    """The three environments that are offered, over sums."""
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder) / "rows.jsonl"
-        sums = [(random.Random(n).randint(10, 999), random.Random(-n).randint(10, 999)) for n in range(1, 60)]
-        made = [{"prompt": [{"role": "user", "content": f"{a} + {b} = ?"}], "extra_info": {}, "right": str(a + b)} for a, b in sums]
-        for row in made:
-            row |= {"reward_spec": {"ground_truth": row["right"]}, "reward_model": {"ground_truth": row["right"]}}
-        rows.write_text("".join(json.dumps(row) + "\n" for row in made))
-        for id in ("gsm8k", "gsm8k_multi_turn", "aime"):
-            env = rlvr.make("env", "skyrl_gym", id=id, rows=str(rows), python=python)
-            yield f"skyrl_gym/{id}", env, lambda task, env=env: [env.gold(task)]
+def evaluated(given: argparse.Namespace, policy: str) -> dict[str, Any]:
+    """The figures of one policy, as `rlvr eval --json` prints them."""
+    named, few = (f"hf:{model(given.out / 'model')}", FEW) if policy == "hf" else (f"scripted:{policy}", ())
+    pairs = [part for pair in given.pairs for part in ("--set", pair)]
+    where = ("--out", str(given.out / policy), "--tasks", str(given.tasks))
+    printed = ran("eval", given.suite, "--policy", named, *where, *few, *pairs, "--json")
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
 
 
-def worlds(python: str) -> Iterator[tuple[str, Any, Any]]:
-    """Adventures with short and with longer quests."""
-    for length in (1, 4):
-        env = rlvr.make("env", "textworld", options={"quest_length": length}, python=python)
-        yield f"textworld/{length}", env, env.script
+def ran(*arguments: str) -> str:
+    """What a command prints; an error ends the script with its message."""
+    done = subprocess.run([sys.executable, "-m", "rlvr", *arguments], stdout=subprocess.PIPE, text=True, timeout=3600)
+    if done.returncode not in (0, 1) or not done.stdout.strip():
+        raise SystemExit(f"rlvr {' '.join(arguments)} ended with {done.returncode}")
+    return done.stdout
 
 
-def servers(python: str) -> Iterator[tuple[str, Any, Any]]:
-    """Three servers of the real package, started here."""
-
-    def number(task: Any) -> list[str]:
-        begin = int(task.question.rpartition(" ")[2])
-        return [str(begin + n) for n in (1, 2, 3)]
-
-    scripts = {
-        "guess": lambda task: [str(random.Random(task.reference["seed"]).randint(1, 9))],
-        "count": number,
-        "echo": lambda task: [task.question.removeprefix("Say ")],
-    }
-    for name, script in scripts.items():
-        command = [python, str(HERE / "openenv_servers.py"), name, "{port}"]
-        how: dict[str, Any] = {} if name == "count" else {"won": 1.0}
-        yield f"openenv/{name}", rlvr.make("env", "openenv", server=command, step_s=3.0, **how), script
+def summary(report: dict[str, Any]) -> dict[str, Any]:
+    """What is compared: the scores, and what has none."""
+    envs = report["envs"].items()
+    return {"scores": {name: env["avg"] for name, env in envs}, "unscored": sum(env["unscored"] for _, env in envs)}
 
 
-def calls(python: str) -> Iterator[tuple[str, Any, Any]]:
-    """Every category that is offered."""
-    for category in (*SINGLE, *LONG):
-        env = rlvr.make("env", "bfcl", category=category, python=python)
-        yield f"bfcl/{category}", env, env.script
+def right(policy: str, report: dict[str, Any]) -> bool:
+    """Whether the scores are those that this policy must get."""
+    found = summary(report)
+    return not found["unscored"] and all(score == SCRIPTS.get(policy, 0.0) for score in found["scores"].values())
 
 
-def looked(env: Any, script: Callable[[Any], Any], tasks: int) -> dict[str, Any]:
-    """What right and wrong conversations of a few tasks of each split get."""
-    row: dict[str, Any] = {"scripts": 0, "right": 0, "wrong": 0, "paid": [], "unscored": []}
-    began = time.perf_counter()
-    for split in env.splits:
-        size = env.size(split)
-        for index in range(tasks if size is None else min(tasks, size)):
-            task = env.task(split, index)
-            verdict = played(env, task, script(task))[0]
-            row["scripts"] += 1
-            row["right"] += verdict.score == 1.0
-            if verdict.score != 1.0:
-                row["unscored" if verdict.score is None else "paid"].append(f"{task.id}: its script: {verdict.reason}"[:160])
-            for said in (*WRONG, task.question) if index == 0 else ("0",):
-                found = played(env, task, [said])[0]
-                row["wrong"] += 1
-                if found.score is None or found.score > 0:
-                    row["unscored" if found.score is None else "paid"].append(f"{task.id}: {said[:20]!r}: {found.reason}"[:160])
-    if hasattr(env, "source") and env.source.startswith("openenv"):
-        faults = {said: played(env, env.task("train", 0), [said, "5"])[0] for said in FAULTS}
-        row["faults"] = {said: [found.score, found.fault.value] for said, found in faults.items()}
-    return row | {"seconds": round(time.perf_counter() - began, 1)}
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """Worlds by policies, as Markdown: the mean score and its 95 % interval."""
+    names = list(next(iter(rows.values()))["envs"])
+    lines = ["| world | tasks | " + " | ".join(rows) + " |", "|---|---|" + "---|" * len(rows)]
+    for name in names:
+        envs = [report["envs"][name] for report in rows.values()]
+        lines.append(f"| {name} | {envs[0]['tasks']} | " + " | ".join(map(cell, envs)) + " |")
+    means = [report.get("mean") for report in rows.values()]
+    lines.append("| mean | | " + " | ".join(shown(one["avg"], one["ci95"]) if one else "-" for one in means) + " |")
+    return "\n".join(lines)
+
+
+def cell(env: dict[str, Any]) -> str:
+    """One figure with its interval."""
+    return shown(env["avg"], env["ci95"]) if env["ci95"] else f"none ({env['unscored']} unscored)"
+
+
+def shown(value: float, interval: list[float]) -> str:
+    """A share and its interval in percent.
+
+    >>> shown(0.5, [0.25, 0.75])
+    '50 (25 to 75)'
+    """
+    return f"{100 * value:.0f} ({100 * interval[0]:.0f} to {100 * interval[1]:.0f})"
+
+
+def model(folder: Path) -> Path:
+    """A small model with random weights, for any text: made once."""
+    if not (folder / "config.json").exists():
+        import torch
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+        made: Any = Tokenizer(models.BPE())
+        made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        specials = ["<|im_end|>", "<|im_start|>"]
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=specials, initial_alphabet=alphabet, show_progress=False)
+        made.train_from_iterator(["What is the answer? The answer is one of these words and numbers."], trainer)
+        made.add_tokens(
+            [AddedToken(text, normalized=False) for text in ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")]
+        )
+        fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=specials[0])
+        fast.chat_template = TEMPLATE
+        torch.manual_seed(0)
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+        config = LlamaConfig(vocab_size=len(fast), max_position_embeddings=131_072, eos_token_id=fast.eos_token_id, **shape)
+        LlamaForCausalLM(config).save_pretrained(folder)
+        fast.save_pretrained(folder)
+    return folder
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

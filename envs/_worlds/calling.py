@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Example, Heard, Session, Transcript, Verifier
@@ -240,15 +240,22 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def first_calls(truth: Sequence[Mapping[str, Mapping[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each listed call with the first of its allowed values.
+def first_calls(
+    truth: Sequence[Mapping[str, Mapping[str, Any]]], required: Mapping[str, Collection[str]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each listed call with the first of its allowed values, and without the arguments that may be left out.
 
-    >>> list(first_calls([{"f": {"x": [1, 2], "y": ["", 3], "z": [""]}}]))
-    [('f', {'x': 1, 'y': 3})]
+    >>> list(first_calls([{"f": {"x": [1, 2], "y": ["", 3], "z": ["", 4]}}], {"f": ["z"]}))
+    [('f', {'x': 1, 'z': 4})]
     """
     for one in truth:
         for name, wanted in one.items():
-            yield name, _firsts(wanted)
+            needed = required.get(name, ())
+            yield name, _firsts({key: options for key, options in wanted.items() if key in needed or not _may_miss(options)})
+
+
+def _may_miss(options: Any) -> bool:
+    return isinstance(options, list) and MISSING in options
 
 
 def _firsts(wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,16 @@
-"""The far side of `verifiers_env`: a taskset of verifiers, by its interface v1."""
+"""The far side of `verifiers_env`: a taskset of verifiers by its interface v1, or an environment by the older one, v0."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import inspect
 import math
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -94,6 +99,154 @@ class Taskset:
         if not said or not all(isinstance(one["content"], str) for one in said):
             raise ValueError(f"task {task.key} has a prompt that is not only text")
         return [*head, *said]
+
+
+class Legacy:
+    """An environment of v0, which `load_environment` makes. Its own rollout runs in a thread, and asks us for each turn of the policy.
+
+    The package counts a reward that raises as 0; here it is remembered, and the rollout has no score.
+
+    >>> legacy = Legacy(id="my_env", settings={})                                            # doctest: +SKIP
+    >>> legacy.begin(0); legacy.act("4")                                                     # doctest: +SKIP
+    {'text': '', 'rewards': [1.0], 'over': True}
+    """
+
+    def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
+        self.v0 = importlib.import_module(f"{PACKAGE}.legacy")
+        self.types = importlib.import_module(f"{PACKAGE}.legacy.types")
+        self.env = self.v0.load_environment(id, **settings)
+        kinds = [kind.__name__ for kind in type(self.env).__mro__]
+        if unfit := {"ToolEnv", "SandboxEnv", "EnvGroup", "CliAgentEnv"} & set(kinds) or (getattr(self.env, "tool_defs", None) and "tools"):
+            raise ValueError(f"{id} has {', '.join(unfit) if isinstance(unfit, set) else unfit}, which is not translated")
+        self.found: dict[str, tuple[float, float]] = {}
+        self.broken: list[str] = []
+        for rubric in _rubrics(self.env.rubric):
+            self._watch(rubric, id)
+        self.env.get_model_response = self._answered
+        self.rows = self.env.get_eval_dataset() if getattr(self.env, "dataset", None) is None else self.env.get_dataset()
+
+    @staticmethod
+    def prepare() -> Any:
+        """Import the package, and say which version it is."""
+        importlib.import_module(f"{PACKAGE}.legacy")
+        return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
+
+    def questions(self, limit: int) -> list[str]:
+        """The last message of each prompt."""
+        return [self.prompt(number)[-1]["content"] for number in range(min(limit, len(self.rows)))]
+
+    def prompt(self, number: int) -> list[dict[str, str]]:
+        """The messages of a row."""
+        found = self.rows[number]["prompt"]
+        return [_message(one) for one in ([{"role": "text", "content": found}] if isinstance(found, str) else found)]
+
+    def truth(self, number: int) -> str | None:
+        """What the row says is the answer, if the rewards pay it in full."""
+        found = self.rows[number].get("answer")
+        if not isinstance(found, str) or not found:
+            return None
+        with suppress(Exception):  # rewards that fail have no answer that is known to be right
+            self.begin(number)
+            if self.act(found)["rewards"] == [1.0]:
+                return found
+        return None
+
+    def begin(self, seed: int) -> str:
+        """Start the rollout of a row; its question."""
+        self.asked: queue.Queue[Any] = queue.Queue()
+        self.told: queue.Queue[str] = queue.Queue()
+        self.found, self.broken, row = {}, [], dict(self.rows[seed])
+        threading.Thread(target=self._roll, args=(row,), daemon=True).start()
+        self.seen = self._next()
+        if not isinstance(self.seen, list):
+            raise RuntimeError(f"the rollout ended before the policy had a turn: {self.seen!r:.200}")
+        return str(self.seen[-1]["content"])
+
+    def act(self, move: str) -> dict[str, Any]:
+        """One turn of the policy; what the environment answers, or the reward."""
+        self.told.put(move)
+        found, before = self._next(), self.seen
+        if isinstance(found, list):
+            if found[: len(before)] != before or found[len(before)]["role"] != "assistant":
+                raise RuntimeError("it changes what was said before, which is not translated")
+            self.seen = found
+            return {"text": "\n".join(one["content"] for one in found[len(before) + 1 :]), "rewards": [], "over": False}
+        if self.broken or found["error"] or not self.found:
+            raise RuntimeError(f"it was not scored: {self.broken or found['error'] or 'no reward was computed'}"[:500])
+        total = sum(score * weight for score, weight in self.found.values())
+        if found["reward"] is None or abs(total - found["reward"]) > 1e-6:
+            raise RuntimeError(
+                f"its reward is {found['reward']!r:.80}, and its functions give {total:g}: it adds one that is not seen here"
+            )
+        return {"text": "", "rewards": [weighed(self.found)], "over": True}
+
+    def _watch(self, rubric: Any, id: str) -> None:
+        """Remember what each reward function of a rubric gives; those without a weight are only shown there, and left alone."""
+        if type(rubric).__name__ == "JudgeRubric":
+            raise ValueError(f"{id} asks a model as a judge")
+        for place, (reward, weight) in enumerate(zip(list(rubric.funcs), rubric.weights, strict=True)):
+            if weight and rubric._is_group_func(reward):
+                raise ValueError(f"{id} has the reward {reward.__name__} of a whole group, and here each answer is judged alone")
+            if weight:
+                rubric.funcs[place] = self._watched(reward, float(weight))
+
+    def _watched(self, reward: Any, weight: float) -> Any:
+        @functools.wraps(reward)
+        async def watched(*places: Any, **given: Any) -> Any:
+            try:
+                found = reward(*places, **given)
+                found = float(await found if inspect.isawaitable(found) else found)
+            except Exception as error:
+                self.broken.append(f"{reward.__name__}: {type(error).__name__}: {error}")
+                raise
+            self.found[reward.__name__] = (found, weight)
+            return found
+
+        return watched
+
+    async def _answered(self, state: Any, prompt: Any, *_: Any, **__: Any) -> Any:
+        """In place of the package's call of a model."""
+        if state.get("tool_defs"):
+            raise RuntimeError("it gives the model tools, which are not translated")
+        self.asked.put([_message(one) for one in prompt])
+        said = await asyncio.to_thread(self.told.get)
+        message = self.types.ResponseMessage(role="assistant", content=said, finish_reason="stop", is_truncated=False)
+        return self.types.Response(id="0", created=0, model="policy", message=message)
+
+    def _next(self) -> Any:
+        found = self.asked.get(timeout=STEP_S)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _roll(self, row: dict[str, Any]) -> None:
+        async def rolled() -> Any:
+            base = importlib.import_module(f"{PACKAGE}.legacy.clients").Client
+            policy = type("Policy", (base,), {"__init__": lambda self: None})
+            policy.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]  # it is never asked: see _answered
+            return await self.env.run_rollout(row, policy(), "policy", {})
+
+        try:
+            out = asyncio.run(rolled())
+            self.asked.put({"reward": out["reward"], "error": str(out.get("error") or "")})
+        except BaseException as error:
+            self.asked.put(error)
+
+
+def _rubrics(rubric: Any) -> Iterator[Any]:
+    """A rubric, or all those of a group."""
+    inner = getattr(rubric, "rubrics", None)
+    if inner is None:
+        yield rubric
+    for one in inner or ():
+        yield from _rubrics(one)
+
+
+def _message(one: Any) -> dict[str, str]:
+    role, content = _field(one, "role"), _field(one, "content")
+    if not isinstance(content, str) or _field(one, "tool_calls"):
+        raise ValueError(f"a message of the {role} holds more than text")
+    return {"role": "user" if role == "text" else str(role), "content": content}  # the package's word for a prompt that is one text
 
 
 def _needs_runtime(reward: Any) -> bool:

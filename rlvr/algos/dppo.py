@@ -4,7 +4,8 @@
     L = (1/N) sum -M r A,  r = p / p_sampler, p the probability of the token
 
 paper                    2602.04879 (the binary form of total variation)
-differs from the paper   r is bounded by exp(20); the advantage is GRPO's without the deviation
+differs from the paper   r is bounded by exp(20), and by 20 in the authors' code (verl), whose scripts have 0.15 for both masks; the
+                         advantage is GRPO's without the deviation
 """
 
 from __future__ import annotations

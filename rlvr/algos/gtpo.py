@@ -7,9 +7,10 @@
     L = (1/N) sum -min(r A, clip(r, 0.8, 1.28) A),  a = 1 - b, b is entropy_weight
 
 paper                    2508.04349
-differs from the paper   an answer is right from right_from on, and R is its score; entropies are at least 1e-3, so that 1/H is finite;
-                         how far mean and std reach (all tokens of the group, as here, or those of one side) could not be checked against
-                         code of the authors
+differs from the paper   an answer is right from right_from on, and R is its score; entropies are at least 1e-3, so that 1/H is finite,
+                         and a + b is 1. The authors have published no code. Mean and std are read as those of all tokens of the group;
+                         two reimplementations take those of each side alone (then the advantages of all right answers add up to 0),
+                         with a = 1 and b = 0.1, and clip the entropies to 0.2 and 0.28, read here as the bounds of the ratio
 """
 
 from __future__ import annotations

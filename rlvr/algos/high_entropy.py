@@ -3,9 +3,13 @@
     A_it = A_i where H_it is among the highest entropy_share of the step, else 0;  A_i as in GRPO
     L = (1/N) sum -min(r A, clip(r, 0.8, 1.28) A),  N counts all tokens of the step
 
+Within a group the advantages add up to 0 over whole answers, but not over the tokens that are kept: where wrong answers are the uncertain
+ones, most of what is left is blame.
+
 paper                    2506.01939
-differs from the paper   the threshold is over the tokens of the whole step, those of masked truncated answers included, and not of
-                         each minibatch
+differs from the paper   H is that of the weights before the step, also in its later optimizer steps; the threshold is over the tokens
+                         of the whole step, those of masked truncated answers included, and not of each minibatch; without DAPO's dynamic
+                         sampling and its penalty for long answers, unless they are set
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     L = (1/N) sum -r A + kl_cov_coef |l - l_old| at the kl_cov_ratio of the tokens with the largest cov
 
 paper                    2505.22617
-differs from the paper   l is l_old in cov, which is the same at the first optimizer step; answers of groups with equal rewards are not
-                         compared; a token that moved by less than 1e-5 is not held: at the first optimizer step of a batch l is l_old
-                         up to rounding, and the sign of a rounding error would be its gradient. So the penalty needs several
-                         optimizer steps per batch
+differs from the paper   the share is 0.002, the paper's for its model of 7B (0.0002 for that of 32B, and in verl); l is l_old in cov,
+                         which is the same at the first optimizer step; answers of groups with equal rewards are not compared; a token
+                         that moved by less than 1e-5 is not held: at the first optimizer step of a batch l is l_old up to rounding, and
+                         the sign of a rounding error would be its gradient. So the penalty needs several optimizer steps per batch
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
     A_i = (R_i - mean_g) / mean_g,  0 where no answer of the group is right
     L as in GRPO, the mean over all tokens
 
+For rewards of 0 and 1 and groups of N, the mean of A grad l is the gradient of -sum_k (1 - P)^k / k, k from 1 to N - 1: the first terms
+of log P, with P the chance of a right answer.
+
 paper                    2602.02710
 differs from the paper   no (the authors' code adds 1e-6 to the divisor); it is meant for rewards of 0 and 1, as there, and other scores
                          are taken as they are

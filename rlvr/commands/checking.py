@@ -1,15 +1,19 @@
-"""`rlvr check`: run the conformance kit of a plugin and print each check as it finishes."""
+"""`rlvr check`: run the conformance kit of a plugin, or of all that an environment offers of another package, and print what it finds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from rich.text import Text
 
 from rlvr.commands import screen
 from rlvr.commands.settings import settings_from
 from rlvr.conformance.checks import stream
+from rlvr.conformance.steps import Check
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.plugins.registry import kind_of, load
 
 
 def check_plugin(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> int:
@@ -30,3 +34,41 @@ def check_plugin(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> i
         note = f", {skipped} skipped" if skipped else ""
         console.print(Text(f"\n{kind} {name}: {len(checks) - len(bad) - skipped} checks passed{note}, {len(bad)} failed", style="bold"))
     return 1 if bad else 0
+
+
+def check_offered(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> int:
+    """Run the kit on each that an environment offers, and print a line for each; returns 1 if one fails."""
+    loaded: Any = load("env", name) if kind_of(kind).name == "env" else None
+    choice = getattr(loaded, "choice", "")
+    if not choice:
+        raise ConfigError(f"--offered runs the kit on each name of a collection, and {kind} {name!r} is none; leave it out, and use --set")
+    settings = settings_from(pairs)
+    if choice in settings:
+        raise ConfigError(f"--offered sets {choice} itself; leave out --set {choice}={settings[choice]}, or --offered")
+    names = [row["name"] for row in loaded.offered() if row["offered"] in ("yes", "no gold")]
+    console, rows = screen.out(), []
+    for one in names:
+        checks = _checked(kind, name, {**settings, choice: one})
+        bad = [check for check in checks if not check.ok]
+        skipped = sum(check.skipped for check in checks)
+        rows.append({"name": one, "ok": not bad, "checks": [asdict(check) for check in checks]})
+        if not json:
+            console.print(Text.assemble(screen.mark(not bad), f" {one}: {len(checks) - len(bad) - skipped} passed, {skipped} skipped"))
+            for check in bad:
+                console.print(Text(f"    {check.name}\n    {check.detail}", style="red"))
+    failed = [row["name"] for row in rows if not row["ok"]]
+    if json:
+        screen.say_json({"kind": kind, "name": name, "ok": not failed, "offered": rows})
+    else:
+        console.print(Text(f"\n{kind} {name}: {len(rows) - len(failed)} of {len(rows)} passed", style="bold"))
+    return 1 if failed else 0
+
+
+def _checked(kind: str, name: str, settings: dict[str, Any]) -> list[Check]:
+    """The checks of one; what cannot be built or started has failed, and the others are still checked."""
+    found: list[Check] = []
+    try:
+        found.extend(stream(kind, name, settings))
+    except RlvrError as error:
+        found.append(Check("it can be built", False, str(error)))
+    return found

@@ -80,7 +80,7 @@ class _Kit:
     def credited(self, groups: Groups, logs: Any = None) -> Any:
         """The advantages of groups, with neutral scores of what the algorithm asks for."""
         algorithm = self.algorithm
-        algorithm.row_weights([1], ["0"], max_length=LONGEST)
+        algorithm.configure(max_completion_length=LONGEST)
         flat = {"values": 0.0, "entropy": 0.5, "penalties": 0.0, "old": -1.0, "reference": -1.0}
         needs = {need: [[[flat[need] * on for on in e.acted] for e in group] for group in groups] for need in algorithm.credit_needs}
         return algorithm.credit(groups, Scores(**needs))

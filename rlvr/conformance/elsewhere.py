@@ -14,7 +14,7 @@ CODE = """
 import importlib, json, os, sys
 out = os.dup(1)
 os.dup2(2, 1)  # what a plugin prints goes to stderr, so that it is not taken for the result
-module, name, arguments = json.load(sys.stdin)
+sys.path[:], module, name, arguments = json.load(sys.stdin)
 os.write(out, json.dumps(getattr(importlib.import_module(module), name)(*arguments)).encode())
 """
 
@@ -25,13 +25,14 @@ def elsewhere(function: Callable[..., Any], *arguments: Any) -> Any:
     >>> elsewhere(max, 3, 4)                    # doctest: +SKIP
     4
     """
+    paths = [path or os.getcwd() for path in sys.path]  # not by PYTHONPATH, which a server of another interpreter would read, too
     child = subprocess.run(
         [sys.executable, "-c", CODE],
-        input=json.dumps([function.__module__, function.__qualname__, arguments]),
+        input=json.dumps([paths, function.__module__, function.__qualname__, arguments]),
         capture_output=True,
         text=True,
         timeout=SECONDS,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONHASHSEED": "random"},
+        env=os.environ | {"PYTHONHASHSEED": "random"},
     )
     if child.returncode or not child.stdout:
         left = f"it exited with status {child.returncode} and without a result"

@@ -142,6 +142,11 @@ class Algorithm(Plugin, ABC):
     when_stale: Mapping[str, Any] = MappingProxyType({})
     """Settings to use if answers come from older weights (rollout.max_staleness), unless the user set them."""
 
+    def configure(self, *, max_completion_length: int) -> None:
+        """Called before the first step with the run's limit on the length of an answer (0: none). ConfigError if the settings do not fit
+        it.
+        """
+
     @abstractmethod
     def credit(
         self,

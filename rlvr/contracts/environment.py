@@ -72,8 +72,8 @@ class Environment(Plugin, ABC):
         """A text that gets the full score (in a multi-turn task: the first turn), or None if none is known."""
         return None
 
-    def script(self, task: Task) -> Sequence[str | Call] | None:
-        """The policy's turns of a conversation that gets the full score, or None if none is known. A call is a turn that calls a tool."""
+    def script(self, task: Task) -> Sequence[str | Call | Sequence[Call]] | None:
+        """The policy's turns of a conversation that gets the full score, or None if none is known. One or more calls are a turn, too."""
         return None
 
     def open(self, task: Task, *, seed: int) -> Session:

@@ -132,7 +132,6 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
     optimization(config).check(algorithm, adapted=config.model.lora is not None, max_completion_length=mdp.max_new_tokens)
     check_company(config, algorithm, environment)
-    check_teacher(config, algorithm, tokenizer)
     support_for(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
     size = PROMPTS_LOOKED_AT if schedule.size is None else min(schedule.size, PROMPTS_LOOKED_AT)
@@ -140,6 +139,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     if config.eval.tasks:
         held_out = count_of(environment, config.eval.split, config.eval.tasks)
         longest = max(longest, check_prompts(mdp, config.eval.split, range(min(held_out, PROMPTS_LOOKED_AT))))
+    check_teacher(config, algorithm, mdp, longest)
     environment.ready()
     sampler: Sampler = stack.enter_context(from_config("sampler", config.rollout.sampler))
     if config.model.path is not None and (config.model.folder / "adapter_config.json").is_file():
@@ -150,7 +150,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     rows = model.get_input_embeddings().num_embeddings
     if rows < tokenizer.vocab_size:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {rows}; use the model's own tokenizer")
-    honesty.check_window(mdp, model, longest)
+    honesty.check_window(mdp, model.config, longest)
     if config.model.lora is not None:
         adapter.check(model, config.model.lora)
         if accelerator.distributed_type is DistributedType.DEEPSPEED:

@@ -7,7 +7,7 @@ used (`line` with the tokenizers `chars` and `bytes`): a system message describe
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from rlvr.contracts import Environment, Tokenizer
@@ -17,7 +17,7 @@ from rlvr.dialects.table import get
 from rlvr.errors import ConfigError
 from rlvr.mdp.chat import PLAIN, TOOL_ROLES
 from rlvr.task import Message, Task
-from rlvr.turns import ToolSpec, Turn
+from rlvr.turns import Call, ToolSpec, Turn
 
 TAIL = 16
 """How many tokens before a turn are looked at, to see whether the prompt has opened the reasoning."""
@@ -94,7 +94,16 @@ class Calls:
         if script is None:
             return None if (gold := self.environment.gold(task)) is None else [gold]
         specs = [spec for tool in self.environment.tools for spec in tool.specs()]
-        return [turn if isinstance(turn, str) else self.dialect.write([turn], specs) for turn in script]
+        return [text for turn in script for text in self._written(turn, specs)]
+
+    def _written(self, turn: str | Call | Sequence[Call], specs: Sequence[ToolSpec]) -> Iterator[str]:
+        """A turn of a script. Where a call ends the turn, several calls are several turns."""
+        if isinstance(turn, str):
+            yield turn
+            return
+        calls = [turn] if isinstance(turn, Call) else list(turn)
+        for some in [[call] for call in calls] if self.dialect.plain_text else [calls]:
+            yield self.dialect.write(some, specs)
 
     def _room(self, tools: Sequence[Tool]) -> int:
         question: tuple[Message, ...] = ({"role": "user", "content": "a"},)

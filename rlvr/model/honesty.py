@@ -225,20 +225,20 @@ def run_limit(findings: Sequence[Finding], temperature: float) -> float:
     return max(RUN_LIMIT, 20 * measured) / min(1.0, temperature)
 
 
-def check_window(mdp: TokenMDP, model: Any, longest: int) -> None:
-    """Check the window against the model's number of positions; beyond them a model fails or writes nonsense."""
-    settings = model.config.get_text_config()
+def check_window(mdp: TokenMDP, config: Any, longest: int, name: str = "this model") -> None:
+    """Check the window against a model's number of positions; beyond them a model fails or writes nonsense. `longest`: of the prompts."""
+    settings = config.get_text_config()
     known = getattr(settings, "max_position_embeddings", None)
     reached = min(mdp.max_length, longest + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
     kind, original = rope_of(settings)
     if kind == "longrope" and original and reached > original:
         raise ConfigError(
-            f"prompt and answer may reach {reached} tokens, and beyond {original} this model encodes positions with another factor, which "
+            f"prompt and answer may reach {reached} tokens, and beyond {original} {name} encodes positions with another factor, which "
             f"depends on the longest row of a batch: a row's gradient would depend on the other rows; set rollout.max_length={original}"
         )
     if known and reached > known and "'factor'" not in str(getattr(settings, "rope_parameters", None)):
         raise ConfigError(
-            f"prompt and answer may reach {reached} tokens, but this model has {known} positions; set rollout.max_length={known}, "
+            f"prompt and answer may reach {reached} tokens, but {name} has {known} positions; set rollout.max_length={known}, "
             "or lower rollout.max_completion_length"
         )
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from transformers import AutoConfig
 
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Tokenizer
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
+from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.model.honesty import check_window
 from rlvr.model.weights import exported
 
 
-def check_teacher(config: RunConfig, algorithm: Algorithm, tokenizer: Tokenizer) -> None:
-    """Reject a reference that has no effect, that is missing, or that has other tokens than the policy."""
+def check_teacher(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, longest: int) -> None:
+    """Reject a reference that has no effect, that is missing, that has other tokens than the policy, or a window that is too short for
+    prompts of up to `longest` tokens and their answers.
+    """
     name, reference = config.algorithm["name"], config.reference
     if reference is None:
         if algorithm.needs_teacher:
@@ -28,15 +35,24 @@ def check_teacher(config: RunConfig, algorithm: Algorithm, tokenizer: Tokenizer)
             "algorithm.ref_model_sync_steps moves the reference toward the policy, and reference.path is another model; remove one"
         )
     folder = reference.folder
+    _check_tokens(reference.path, folder, mdp.tokenizer)
+    try:
+        settings = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # each library raises its own error
+        raise ConfigError(f"reference.path {reference.path!r} contains no model: {' '.join(str(error).split())[:300]}") from error
+    check_window(mdp, settings, longest, f"the model in reference.path {reference.path!r}")
+
+
+def _check_tokens(path: str, folder: Path, tokenizer: Tokenizer) -> None:
     try:
         theirs = tokenizer_from(str(folder))
     except ConfigError as error:
-        raise ConfigError(f"reference.path {reference.path!r} has no tokenizer to compare with the policy's: {error}") from error
+        raise ConfigError(f"reference.path {path!r} has no tokenizer to compare with the policy's: {error}") from error
     ours, others = (vocabulary(t) for t in (tokenizer, theirs))
     if ours != others:
         differs = next((token for token in [*others, *ours] if ours.get(token) != others.get(token)), "")
         raise ConfigError(
-            f"the model in reference.path {reference.path!r} has another tokenizer than the policy ({len(others)} tokens and {len(ours)}; "
+            f"the model in reference.path {path!r} has another tokenizer than the policy ({len(others)} tokens and {len(ours)}; "
             f"{differs!r} differs), so their probabilities cannot be compared; use a model of the same family"
         )
 

@@ -194,10 +194,14 @@ def test_answers_near_the_cap_are_punished_softly() -> None:
     with pytest.raises(ConfigError, match="more than max_completion_length, 10"):
         factory("dapo")(overlong_buffer=11, max_completion_length=10)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
-        factory("dapo")(overlong_buffer=4).row_weights([1], ["0"])
-    factory("dapo")(overlong_buffer=8).row_weights([1], ["0"], max_length=8)
+        factory("dapo")(overlong_buffer=4).configure(max_completion_length=0)
+    with pytest.raises(ConfigError, match="need a limit on the answer length"):
+        factory("dapo")(overlong_buffer=4).credit([group])
+    factory("dapo")(overlong_buffer=8).configure(max_completion_length=8)
     with pytest.raises(ConfigError, match="overlong_buffer is 64, more than the longest allowed answer, 8"):
-        factory("dapo")(overlong_buffer=64).row_weights([1], ["0"], max_length=8)
+        factory("dapo")(overlong_buffer=64).configure(max_completion_length=8)
+    with pytest.raises(ConfigError, match="need a limit on the answer length"):
+        factory("dr_grpo")().row_weights([1], ["0"])
 
 
 def test_whitening_over_tokens_counts_long_answers_by_their_length() -> None:

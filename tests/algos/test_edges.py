@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.algos.base.settings import live as works
+from rlvr.algos.base.settings import idle as reasons
 from rlvr.algos.parts import credit, kl, mismatch, preferences, surrogate
 from rlvr.algos.parts.aggregate import row_weights
 from rlvr.contracts.algorithm import LossInputs
@@ -91,8 +91,8 @@ def test_the_defaults_are_those_of_the_papers() -> None:
     ids=lambda value: str(sorted(value) if isinstance(value, set) else value),
 )  # fmt: skip
 def test_a_setting_is_live_where_it_does_something(name: str, settings: dict[str, Any], live: set[str], idle: set[str]) -> None:
-    known = works(usual(name) | settings)
-    assert {key for key in live | idle if known[key]} == live
+    known = reasons(usual(name) | settings)
+    assert {key for key in live | idle if key not in known} == live
 
 
 def test_what_an_algorithm_asks_of_the_learner() -> None:
@@ -185,7 +185,8 @@ def test_a_group_whose_greedy_answer_has_no_score_is_silent_at_every_token() -> 
 
 def test_the_runs_own_cap_is_taken_where_none_is_set() -> None:
     algorithm = factory("dapo")(overlong_buffer=2, scale_rewards="none")
-    algorithm.row_weights([1], ["0"], max_length=3)
+    algorithm.row_weights([1], ["0"], max_length=9)  # the weights of one step change no setting
+    algorithm.configure(max_completion_length=3)
     [[a, b]] = algorithm.credit([[said(1.0, length=3), said(1.0, length=1)]])
     assert (a[-1], b[-1]) == pytest.approx((-0.25, 0.25))
 

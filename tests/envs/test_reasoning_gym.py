@@ -11,7 +11,7 @@ import pytest
 import rlvr
 from rlvr.contracts import Limits, Outcome, Stop
 from rlvr.envs import _reasoning
-from rlvr.envs._algebra import compared, formula, value
+from rlvr.envs._algebra import compared, formula, judged, value
 from rlvr.envs._offered import ALGEBRA, COUNTED, EXACT, FORMS, NAMES, NO_GOLD, REFUSED, RELATIVE, well_formed
 from rlvr.envs.reasoning_gym import ReasoningGym
 from rlvr.errors import ConfigError
@@ -163,6 +163,24 @@ def test_only_formulas_reach_the_algebra() -> None:
     ):  # fmt: skip
         assert not formula(text, names), text
     assert [value(text) for text in ("2**3", "1/0", "1.5", "x", "((((", "--1 +", "")] == [None] * 7
+
+
+def test_a_product_is_right_only_if_it_is_worked_out() -> None:
+    """Its own question, (12*z + 43)*(7*z - 2), equals the right answer."""
+    right = "84*z**2 + 277*z - 86"
+
+    def score(said: str, gold: str = right) -> float | None:
+        return judged("polynomial_multiplication", said, {"variables": ["z"]}, gold, None).score
+
+    for text in (right, "-86 + 277*z + 84*z*z", "+84*z**2 - -277*z - 86".lstrip("+"), " 84*z**2+277*z-86"):
+        assert score(text) == 1.0, text
+    for text in (
+        "(12*z + 43)*(7*z - 2)", "z*(84*z + 277) - 86", "12*z*7*z + 277*z - 86", "84*z**2 + 301*z - 24*z - 86", "84*z**2 + 277*z - 80 - 6",
+        "84*z**2 + 277*z", "84*x**2 + 277*x - 86", "84*z**2.0 + 277*z - 86", "84*z**(1+1) + 277*z - 86", "", "z", "__import__('os')",
+        f"{right} {right}", f"{right} or z", "True*z",
+    ):  # fmt: skip
+        assert score(text) == 0.0, text
+    assert judged("polynomial_multiplication", "z", {"variables": ["z"]}, "(z + 1)*z", None).fault is Fault.TASK
 
 
 def test_the_tables_agree() -> None:

@@ -86,6 +86,16 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "b", algorithm=KL, reference={"path": str(other)})
 
 
+def test_a_teacher_with_a_shorter_window_is_refused(tmp_path: Path) -> None:
+    short = saved(tmp_path / "short", max_position_embeddings=4)
+    with pytest.raises(ConfigError, match=r"may reach \d+ tokens, but the model in reference.path '.*short' has 4 positions; set rollout"):
+        run(tmp_path / "a", algorithm=KL, reference={"path": str(short)})
+    (short / "config.json").unlink()
+    with pytest.raises(ConfigError, match="short' contains no model"):
+        run(tmp_path / "a", algorithm=KL, reference={"path": str(short)})
+    assert not (tmp_path / "a").exists()
+
+
 def test_what_a_teacher_needs_is_said_before_the_run_begins(tmp_path: Path, teacher: Path) -> None:
     there = {"path": str(teacher)}
     for settings, message in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rlvr import make
 from rlvr.contracts import Environment, Transcript
@@ -11,6 +12,7 @@ from rlvr.episode import End
 from rlvr.mdp.rules import State, TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
 from rlvr.model.weights import exported
+from rlvr.task import Task
 from rlvr.tools.calculator import Calculator
 from rlvr.turns import Call, CallStatus
 from tests.tools.desks import Desks, Till
@@ -95,3 +97,17 @@ def test_a_saved_character_tokenizer_shows_and_reads_calls_as_before() -> None:
         for turn in mdp.calls.gold(task) or ():
             mdp.extend(state, [*mdp.tokenizer.encode(turn), mdp.tokenizer.eos_id])
         assert state.end is End.TERMINATED and mdp.judge(state).score == 1.0
+
+
+def test_several_calls_of_a_script_are_one_turn_where_the_dialect_can_and_else_one_turn_each() -> None:
+    class Both(Desks):
+        def script(self, task: Task) -> Any:
+            return [[Call("", "add", {"amount": 3}), Call("", "add", {"amount": 4})], "done"]
+
+    calls = TokenMDP(Both(), TOK).calls
+    task = Both().task("train", 5)
+    assert calls.gold(task) == [add(3), add(4), "done"]
+    calls.dialect = get("hermes")
+    assert [turn.count("<tool_call>") for turn in calls.gold(task) or ()] == [2, 0]
+    mdp, state = play(Both(), TokenMDP(Both(), TOK).calls.gold(task) or ())
+    assert mdp.judge(state).score == 1.0

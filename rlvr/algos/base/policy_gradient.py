@@ -16,7 +16,7 @@ import numpy as np
 
 from rlvr.algos.base.checks import check
 from rlvr.algos.base.recipe import Recipe
-from rlvr.algos.base.settings import live
+from rlvr.algos.base.settings import idle
 from rlvr.algos.parts import aggregate, credit, kl, mismatch, terms, turns
 from rlvr.algos.parts.answers import Answers, Groups, Kept, Numbers, per_token, white_tokens
 from rlvr.algos.parts.credit import Total, alone
@@ -83,8 +83,7 @@ class PolicyGradient(Algorithm):
         self.pretraining = s.value_pretraining_steps if self.needs_value else 0
         self.critic_alone = self.pretraining > 0
         self.cap = s.max_completion_length
-        """The limit on the length of an answer; the run's limit, once `row_weights` was called, if none is set."""
-        self.capped = s.loss_aggregation == "seq-mean-token-sum-norm" or bool(s.overlong_buffer)
+        """The limit on the length of an answer; if none is set, the run's, once `configure` was called."""
         self._running, self._seen = 0.0, 0.0
 
     @property
@@ -95,7 +94,14 @@ class PolicyGradient(Algorithm):
     def describe(self) -> list[tuple[str, Any, bool]]:
         """Every setting that has an effect, its value, and whether it differs from the preset."""
         settings = vars(self.settings)
-        return [(key, settings[key], settings[key] != self.recipe.usual[key]) for key, works in live(settings).items() if works]
+        unused = idle(settings)
+        return [(key, value, value != self.recipe.usual[key]) for key, value in settings.items() if key not in unused]
+
+    def configure(self, *, max_completion_length: int) -> None:
+        """Take the run's limit on the length of an answer, if the settings have none."""
+        self.cap = self.settings.max_completion_length or max_completion_length
+        if self.settings.overlong_buffer or self.settings.loss_aggregation == "seq-mean-token-sum-norm":
+            self._check_cap(self.cap)
 
     # ---- credit ---------------------------------------------------------------------------------------------------
 
@@ -122,6 +128,8 @@ class PolicyGradient(Algorithm):
 
     def _less(self, groups: Groups, penalties: Nested | None) -> list[list[Numbers]]:
         """The reward of each token, less the KL and the penalties."""
+        if self.settings.overlong_buffer:
+            self._check_cap(self.cap)
         penalties = penalties or [[None for _ in group] for group in groups]
         return [[self._reduced(e, own) for e, own in zip(group, owns, strict=True)] for group, owns in zip(groups, penalties, strict=True)]
 
@@ -156,10 +164,10 @@ class PolicyGradient(Algorithm):
 
     def row_weights(self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, total: Total = alone) -> list[float]:
         """The weight of each row's tokens over one optimizer step."""
-        self.cap = self.settings.max_completion_length or max_length
-        if self.capped:
-            self._check_cap(self.cap)
-        return aggregate.row_weights(lengths, prompts, self.settings.loss_aggregation, max_length=self.cap, total=total)
+        how, cap = self.settings.loss_aggregation, self.settings.max_completion_length or max_length
+        if how == "seq-mean-token-sum-norm":
+            self._check_cap(cap)
+        return aggregate.row_weights(lengths, prompts, how, max_length=cap, total=total)
 
     def _check_cap(self, cap: int) -> None:
         if not cap:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from rlvr.algos.base.settings import ABOUT, UNKNOWN, check_value, coerced, live, unknown_setting
+from rlvr.algos.base.settings import ABOUT, UNKNOWN, check_value, coerced, idle, unknown_setting
 from rlvr.errors import ConfigError
 from rlvr.plugins.registry import load
 
@@ -101,10 +101,10 @@ class Recipe:
         settings = recipe.usual | chosen
         for key, value in settings.items():
             check_value(key, value)
-        works = live(settings)
+        reasons = idle(settings)
         for key, value in chosen.items():
-            if not works[key] and value != recipe.usual[key]:
-                raise ConfigError(f"{key}={value!r} has no effect here{_why(key, settings)}; remove it")
+            if key in reasons and value != recipe.usual[key]:
+                raise ConfigError(f"{key}={value!r} has no effect because {reasons[key]}; change that, or remove {key}")
         return recipe.base(recipe, settings)
 
     def bound(self, key: str, settings: Mapping[str, Any]) -> Function:
@@ -129,7 +129,7 @@ class Recipe:
     @property
     def idle(self) -> list[str]:
         """The settings that have an effect only together with others."""
-        return [key for key, works in live(self.usual).items() if not works]
+        return list(idle(self.usual))
 
 
 def part_named(key: str, target: Any) -> Function:
@@ -144,9 +144,3 @@ def part_named(key: str, target: Any) -> Function:
         raise ConfigError(f"{key} is {target!r}, which has none of its own: it is no policy-gradient algorithm")
     function: Function = parts[key]
     return function
-
-
-def _why(key: str, settings: Mapping[str, Any]) -> str:
-    if "beta" in settings and not settings["beta"] and not ABOUT[key].live(settings):
-        return " (beta is 0)" if key.startswith(("kl_", "ref_")) else ""
-    return f" (preference_loss={settings['preference_loss']})" if "preference_loss" in settings else ""

@@ -24,7 +24,7 @@ Rest = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: what it does, its bounds or choices, and whether it has an effect with the others as they are.
+    """One setting: what it does, its bounds or choices, and why it has no effect with the others as they are.
 
     >>> ABOUT["epsilon"].high
     1.0
@@ -34,15 +34,42 @@ class Setting:
     low: float = -INFINITY
     high: float = INFINITY
     choices: tuple[str, ...] = ()
-    live: Callable[[Rest], bool] = lambda rest: True
+    idle: Callable[[Rest], str] = lambda rest: ""
+    """The reason why it has no effect, given the other settings; empty if it has one."""
 
 
-def _with_beta(rest: Rest) -> bool:
-    return rest["beta"] > 0
+def _without_beta(rest: Rest) -> str:
+    return "" if rest["beta"] > 0 else "beta is 0"
 
 
-def _with_scale(rest: Rest) -> bool:
-    return rest.get("scale_rewards", "group") != "none"
+def _without_scale(rest: Rest) -> str:
+    return "scale_rewards is none" if rest.get("scale_rewards") == "none" else ""
+
+
+def _without_buffer(rest: Rest) -> str:
+    return "" if rest["overlong_buffer"] > 0 else "overlong_buffer is 0"
+
+
+def _without_cap(rest: Rest) -> str:
+    how = rest["loss_aggregation"]
+    return "" if how == "seq-mean-token-sum-norm" or not _without_buffer(rest) else f"loss_aggregation is {how} and overlong_buffer is 0"
+
+
+def _without_sync(rest: Rest) -> str:
+    return _without_beta(rest) or ("" if rest["ref_model_sync_steps"] > 0 else "ref_model_sync_steps is 0")
+
+
+def _without_correction(rest: Rest) -> str:
+    return "importance_sampling_correction is none" if rest["importance_sampling_correction"] == "none" else ""
+
+
+def _without_mask(rest: Rest) -> str:
+    how = rest["importance_sampling_correction"]
+    return "" if how.endswith("mask") else f"importance_sampling_correction is {how}, and only the masks have a lower bound"
+
+
+def _with_ipo(rest: Rest) -> str:
+    return "preference_loss is ipo" if rest.get("preference_loss") == "ipo" else ""
 
 
 ABOUT: Mapping[str, Setting] = {
@@ -50,7 +77,7 @@ ABOUT: Mapping[str, Setting] = {
     "advantage": Setting("Take the advantage of another algorithm, by its name, or a function of your own: path/to/file.py:function."),
     "scale_rewards": Setting("Divide by the standard deviation of the rewards: of the group, of the batch, or not at all.",
                              choices=("none", "group", "batch")),
-    "advantage_epsilon": Setting("Added to the standard deviation before dividing.", 0.0, 1.0, live=_with_scale),
+    "advantage_epsilon": Setting("Added to the standard deviation before dividing.", 0.0, 1.0, idle=_without_scale),
     "whiten": Setting("Shift and scale the finished advantages over the batch: over tokens, over samples (answers), or not.",
                       choices=("none", "tokens", "samples")),
     "reward_weights": Setting("The weight of each part of the verdict. Empty: use the score, which is then the only part."),
@@ -66,7 +93,7 @@ ABOUT: Mapping[str, Setting] = {
     "overlong_buffer": Setting("DAPO's soft penalty: over this many tokens before the limit the reward falls linearly, by overlong_penalty "
                                "at the limit. 0: no penalty.", 0),
     "overlong_penalty": Setting("How far it falls. Half the range of the scores, as in the paper: a right answer at the limit is worth "
-                                "more than a wrong one.", 0.0, live=lambda rest: rest["overlong_buffer"] > 0),
+                                "more than a wrong one.", 0.0, idle=_without_buffer),
     # the loss of the policy
     "loss": Setting("Take the loss of another algorithm, by its name, or a function of your own: path/to/file.py:function."),
     "importance_sampling_level": Setting("One ratio for each token, or one for the answer: the tokens' geometric mean (sequence) or their "
@@ -81,7 +108,7 @@ ABOUT: Mapping[str, Setting] = {
                                 "and so on.", choices=AGGREGATIONS),
     "max_completion_length": Setting(
         "The limit on an answer, for `seq-mean-token-sum-norm` and `overlong_buffer`. 0: the run's limit.", 0,
-        live=lambda rest: rest["loss_aggregation"] == "seq-mean-token-sum-norm" or rest["overlong_buffer"] > 0),
+        idle=_without_cap),
     "mask_truncated_completions": Setting("Exclude answers that reached the limit from the loss."),
     "mask_malformed_calls": Setting("Exclude the turns with a tool call that could not be read from the loss; the other turns of the "
                                     "answer train."),
@@ -89,13 +116,14 @@ ABOUT: Mapping[str, Setting] = {
                                        "many rounds per step.", 1),
     # KL and entropy
     "beta": Setting("The weight of the KL to the reference, or of the reference in a preference loss. 0: no reference model.", 0.0),
-    "kl_estimator": Setting("The estimator of a token's KL.", choices=ESTIMATORS, live=_with_beta),
-    "kl_in": Setting("Whether the KL is a term of the loss or is subtracted from the reward.", choices=("loss", "reward"), live=_with_beta),
-    "kl_target": Setting("If set, beta adapts to reach this KL: the mean over tokens of k3.", 1e-12, live=_with_beta),
-    "kl_horizon": Setting("The number of episodes over which beta adapts.", 1, live=_with_beta),
-    "ref_model_sync_steps": Setting("Move the reference toward the policy every so many steps. 0: never.", 0, live=_with_beta),
+    "kl_estimator": Setting("The estimator of a token's KL.", choices=ESTIMATORS, idle=_without_beta),
+    "kl_in": Setting("Whether the KL is a term of the loss or is subtracted from the reward.", choices=("loss", "reward"),
+                     idle=_without_beta),
+    "kl_target": Setting("If set, beta adapts to reach this KL: the mean over tokens of k3.", 1e-12, idle=_without_beta),
+    "kl_horizon": Setting("The number of episodes over which beta adapts.", 1, idle=_without_beta),
+    "ref_model_sync_steps": Setting("Move the reference toward the policy every so many steps. 0: never.", 0, idle=_without_beta),
     "ref_model_mixup_alpha": Setting("How far to move it: 1 replaces it by the policy.", 0.0, 1.0,
-                                     live=lambda rest: rest["beta"] > 0 and rest["ref_model_sync_steps"] > 0),
+                                     idle=_without_sync),
     "entropy_coef": Setting("The weight of the entropy bonus."),
     # critic
     "vf_coef": Setting("The weight of the critic's loss.", 0.0),
@@ -107,9 +135,9 @@ ABOUT: Mapping[str, Setting] = {
                                 "the mismatch."),
     "importance_sampling_correction": Setting("Weight tokens by the trainer's probability over the sampler's, truncated or masked at the "
                                               "cap; `none`: no correction.", choices=CORRECTIONS),
-    "importance_sampling_cap": Setting("The largest such weight.", 1.0, live=lambda rest: rest["importance_sampling_correction"] != "none"),
+    "importance_sampling_cap": Setting("The largest such weight.", 1.0, idle=_without_correction),
     "importance_sampling_floor": Setting("For the masks: the smallest such weight.", 0.0, 1.0,
-                                         live=lambda rest: rest["importance_sampling_correction"].endswith("mask")),
+                                         idle=_without_mask),
     # single tokens
     "entropy_share": Setting("The share of the tokens that are trained on: those where the policy is least certain.", 0.0, 1.0),
     "entropy_weight": Setting("The share of the reward that is divided by entropy.", 0.0, 1.0),
@@ -128,7 +156,7 @@ ABOUT: Mapping[str, Setting] = {
     # preferences and imitation
     "preference_loss": Setting("Which loss on the pair of a better and a worse answer.", choices=LOSSES),
     "label_smoothing": Setting("The assumed fraction of pairs that the verifier ranks wrongly.", 0.0, 0.5,
-                               live=lambda rest: rest.get("preference_loss") != "ipo"),
+                               idle=_with_ipo),
     "pairs_per_group": Setting("The best with the worst, then the second best with the second worst, and so on.", 1),
     "length_normalised": Setting("An answer's log-probability is the mean over its tokens, not their sum."),
     "desirable_from": Setting("An answer with at least this score is desirable."),
@@ -192,6 +220,7 @@ def check_value(name: str, value: Any) -> None:
         raise ConfigError(f"{name} is {value}; it must be from {setting.low:g} to {setting.high:g}")
 
 
-def live(settings: Mapping[str, Any]) -> dict[str, bool]:
-    """For each setting, whether it has an effect with the others as they are."""
-    return {name: ABOUT.get(name, UNKNOWN).live(settings) for name in settings}
+def idle(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that have no effect with the others as they are, each with the reason."""
+    reasons = {name: ABOUT.get(name, UNKNOWN).idle(settings) for name in settings}
+    return {name: reason for name, reason in reasons.items() if reason}

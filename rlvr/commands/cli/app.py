@@ -59,11 +59,13 @@ def list_(
 
 @app.command()
 def show(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, tool, algorithm, recipe or suite.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, tool, algorithm, recipe, suite or config.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object. Of config, a section such as train, or nothing.")
+    ] = "",
     json: Json = False,
 ) -> None:
-    """Show the documentation and the settings of one plugin."""
+    """Show the settings of one plugin, or of a run (`show config`)."""
     from rlvr.commands import listing
 
     listing.show_plugin(kind, name, json=json)
@@ -98,11 +100,14 @@ def check(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, tool or algorithm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
     settings: Settings = None,
+    offered: Annotated[bool, typer.Option("--offered", help="Check each that `rlvr list envs --of NAME` offers.")] = False,
     json: Json = False,
 ) -> int:
     """Check one plugin against its contract; exit 1 if it fails."""
     from rlvr.commands import checking
 
+    if offered:
+        return checking.check_offered(kind, name, pairs=settings or [], json=json)
     return checking.check_plugin(kind, name, pairs=settings or [], json=json)
 
 

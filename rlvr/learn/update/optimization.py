@@ -61,7 +61,9 @@ class Optimization:
         return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
     def check(self, algorithm: Algorithm, *, adapted: bool, max_completion_length: int) -> None:
-        """Reject settings that do not fit the algorithm; `adapted`: an adapter is trained, and the model without it is the reference."""
+        """Tell the algorithm the limit on an answer, and reject settings that do not fit it; `adapted`: an adapter is trained, and the
+        model without it is the reference.
+        """
         if algorithm.single_step and self.minibatches_per_step > 1:
             raise ConfigError(
                 f"train.minibatches_per_step is {self.minibatches_per_step}; this algorithm takes one step per batch: set it to 1"
@@ -71,4 +73,4 @@ class Optimization:
                 "algorithm.ref_model_sync_steps is set, but with model.lora the reference is the model without its adapter, which cannot "
                 "follow the policy; set algorithm.ref_model_sync_steps=0"
             )
-        algorithm.row_weights([1], ["0"], max_length=max_completion_length)  # raises if a constant that the weights need is not set
+        algorithm.configure(max_completion_length=max_completion_length)

@@ -145,7 +145,7 @@ def test_values_are_compared_and_not_converted(given: Any, wanted: Any, right: b
 
 
 def test_no_calls_match_no_list_that_has_some() -> None:
-    assert not matched([{"f": {}}], []) and matched([], []) and list(first_calls([])) == []
+    assert not matched([{"f": {}}], []) and matched([], []) and list(first_calls([], {})) == []
 
 
 @pytest.mark.parametrize("category", ["irrelevance", "memory", "simple_pyton"])

@@ -217,13 +217,63 @@ def test_tasks_that_cannot_be_played_and_tasksets_that_are_not_there_are_named(t
         rlvr.make("env", "verifiers_env")
 
 
+# ---- verifiers_env, interface v0
+
+
+def test_an_environment_of_v0_is_scored_by_its_rewards(theirs: None) -> None:
+    with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
+        env.ready()
+        for index in range(4):  # some prompts are texts, some are messages
+            task = env.task("train", index)
+            assert task.prompt[-1]["role"] == "user" and played(env, task, [env.gold(task)])[0].score == 1.0
+        assert env.gold(env.task("train", 0)) == right(env)
+        assert judged(env, "no").score == judged(env, "").score == 0.0
+
+
+def test_a_conversation_of_v0_has_its_turns(theirs: None) -> None:
+    with rlvr.make("env", "verifiers_env", id="twice", interface="v0") as env:
+        play = Play(env, env.task("train", 0))
+        play.say("no")
+        assert [one["content"] for one in play.heard[0].messages] == ["Are you sure?"]
+        play.say(right(env))
+        assert play.verdict().score == 1.0
+
+
+@pytest.mark.parametrize("answer", ["raise", "large", "nan", "bonus"])
+def test_a_reward_of_v0_that_raises_or_makes_no_sense_pays_nothing(theirs: None, answer: str) -> None:
+    """The package counts the one that raises as 0. The score of `bonus` is more than its functions give."""
+    with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
+        verdict = judged(env, answer)
+        assert (verdict.score, verdict.fault) in ((None, Fault.INFRA), (0.0, Fault.ANSWER)) and "failed" in verdict.reason
+        assert judged(env, right(env)).score == 1.0
+
+
+@pytest.mark.parametrize("id, why", [("tools", "ToolEnv"), ("defined", "tools"), ("judged", "a judge"), ("group", "a whole group")])
+def test_environments_of_v0_that_cannot_be_played_are_refused(theirs: None, id: str, why: str) -> None:
+    with rlvr.make("env", "verifiers_env", id=id, interface="v0") as env, pytest.raises(ConfigError, match=why):
+        env.ready()
+
+
+@pytest.mark.parametrize("settings", [{"interface": "v2"}, {"turns": 3}, {"interface": "v0", "turns": 0}])
+def test_a_wrong_interface_or_number_of_turns_is_said(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"allowed: v1, v0|a taskset of v1 has one|at least 1"):
+        rlvr.make("env", "verifiers_env", id="sums", **settings)
+
+
+def test_the_wrong_series_of_the_package_is_said(theirs: None) -> None:
+    with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
+        env.interface = "v1"
+        with pytest.raises(ConfigError, match=r"verifiers 0\.3\.1 is installed, the interface v1 needs 0\.4\.x"):
+            env.ready()
+
+
 @pytest.mark.parametrize("name", ["harbor", "openenv", "skyrl_gym", "textworld", "verifiers_env", "bfcl", "inspect_task"])
 def test_what_is_offered_is_said_without_the_package(name: str) -> None:
     from rlvr.plugins.registry import load
 
     loaded: Any = load("env", name)
     listed = loaded.offered()
-    assert {row["offered"] for row in listed} == {"yes", "no"} and all(row["why"] for row in listed)
+    assert {row["offered"] for row in listed} - {"yours"} == {"yes", "no"} and all(row["why"] for row in listed)
 
 
 # ---- inspect_task
