@@ -217,8 +217,8 @@ def compared(count: int, got: list[bytes]) -> dict[str, Any]:
     counts = Counter(row["id"] for row in found)
     wrong = [row for row in found if row["score"] is not None and row["score"] != float(row["id"] % 2 == 0)]
     told = {"lost": count - len(counts), "twice": len(found) - len(counts), "wrong_scores": len(wrong)}
-    told["without_score"] = sum(row["score"] is None for row in found)
-    return {**told, "ok": not any(told.values())}
+    reasons = Counter(row["reason"][:80] for row in found if row["score"] is None)
+    return {**told, "without_score": reasons.total(), "reasons": dict(reasons.most_common(3)), "ok": not any(told.values())}
 
 
 def kill(asked: argparse.Namespace) -> dict[str, Any]:
