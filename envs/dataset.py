@@ -178,7 +178,8 @@ class Dataset(Environment):
         if bad and not self._skip:
             more = f"\n  and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
             raise ConfigError(
-                f"{len(bad)} of {len(kept)} rows of {where} cannot be used; correct them, or leave them out with skip_bad_rows=true:\n  "
+                f"{len(bad)} of {len(kept)} rows of {where} cannot be used; correct them, or leave them out with the setting "
+                "skip_bad_rows=true (`rlvr eval` takes --set skip_bad_rows=true, `rlvr train` takes env.skip_bad_rows=true):\n  "
                 + "\n  ".join(bad[:LISTED])
                 + more
             )

@@ -16,12 +16,13 @@ KNOWN: Mapping[str, dict[str, Any]] = {
     "FrozenLake": {"turns": 24, "won": 1.0, "about": "a new 4 x 4 map for each task; reach the goal without a hole"},
     "Taxi": {"turns": 32, "won": 20.0, "about": "fetch a passenger on a 5 x 5 grid and drop them at the destination"},
     "CliffWalking": {"turns": 24, "won": -1.0, "single": True, "about": "one task: walk along a cliff to the goal"},
-    "Blackjack": {"turns": 12, "won": 1.0, "unseen": True, "about": "one hand against the dealer; a draw is not won"},
+    "Blackjack": {"turns": 12, "won": 1.0, "most": 1.5, "unseen": True, "about": "one hand against the dealer; a draw is not won"},
     "MiniGrid": {"turns": 64, "about": "rooms of which a part is in view; the score is MiniGrid's own, higher for fewer steps"},
 }
 """How the environments that this file knows are played and scored, by the beginning of their name.
 
-`won`: the last reward that wins; without it the sum of the rewards is the score. `unseen`: the first observation does not tell the whole
+`won`: the last reward that wins; without it the sum of the rewards is the score. `most`: the highest reward that there is, where that is
+not `won`; a higher one is a fault of the package, and no score. `unseen`: the first observation does not tell the whole
 world, so the split goes by the seed alone. `single`: there is one beginning only.
 """
 OFFERED = ("FrozenLake", "Taxi", "CliffWalking", "Blackjack", "MiniGrid-Empty-Random-5x5-v0", "MiniGrid-DoorKey-5x5-v0")
@@ -72,11 +73,12 @@ class GymnasiumGames(Games):
         if scale is not None and (len(scale) != 2 or not scale[0] < scale[1]):
             raise ConfigError(f"scale is {scale!r}; write [low, high], such as [-1, 1]")
         known = KNOWN.get(id.rpartition(":")[2].split("-")[0], {})
+        most = {} if won is not None or scale is not None or "won" not in known else {"most": known.get("most", known["won"])}
         if won is None and scale is None:
             won = known.get("won")
         self.id, self.seed, self.instruction, self.source = id, seed, instruction, f"gymnasium/{id}"
         self.settings = {"id": id, "kwargs": dict(kwargs or {})}
-        self.reference = {"won": won} if won is not None else {"scale": list(scale or (0.0, 1.0))}
+        self.reference = {"won": won, **most} if won is not None else {"scale": list(scale or (0.0, 1.0))}
         self.max_turns = known.get("turns", 32) if turns is None else turns
         if not isinstance(self.max_turns, int) or self.max_turns < 1:
             raise ConfigError(f"turns is {turns!r}; at least 1 move must be allowed")

@@ -66,7 +66,7 @@ class InspectTask(Listed):
         self.limit, self.instruction, self.max_turns = limit, instruction, turns
         self.source = f"inspect_task/{task.rpartition(':')[2]}"
         self.settings = {"task": task, "settings": dict(settings or {}), "strict": bool(strict)}
-        self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0}
+        self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0, "most": 1.0}
         self.harmless = ("0", "-")
         self.host = Host("rlvr.envs._worlds.samples:Samples", extra="inspect", call_s=30.0, python=python)
 

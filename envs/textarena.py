@@ -199,7 +199,7 @@ class TextArena(Games):
         self.game, self.seed, self.instruction = game, seed, instruction
         self.source = f"textarena/{game}{'-' + variant if variant else ''}"
         self.settings = {"game": game, "variant": variant, "moves": list(moves)}
-        self.reference = {"won": 1.0}
+        self.reference = {"won": 1.0, "most": 1.0}
         self.max_turns = usual if turns is None else turns
         if not isinstance(self.max_turns, int) or self.max_turns < 1:
             raise ConfigError(f"turns is {turns!r}; at least 1 move must be allowed")

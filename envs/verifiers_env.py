@@ -63,7 +63,7 @@ class VerifiersEnv(Listed):
             raise ConfigError(f"score_s is {score_s!r}; a number of seconds above 0 is needed")
         self.id, self.limit, self.instruction, self.source = id, limit, instruction, f"verifiers_env/{id}"
         self.settings = {"id": id, "settings": dict(settings or {})}
-        self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0 - 1e-9}
+        self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0 - 1e-9, "most": 1.0}
         self.harmless = ("0", "-")
         self.host = Host("rlvr.envs._worlds.tasksets:Taskset", extra="verifiers", call_s=float(score_s), python=python)
 

@@ -169,7 +169,8 @@ class ProcessSandbox(Sandbox):
         if trusted is not True:
             raise ConfigError(
                 "the process sandbox does not protect this machine's files from untrusted code; use the docker sandbox, or, for code that "
-                "you would run yourself, set trusted=True (on the command line: --set trusted=true)"
+                "you would run yourself, set trusted=True: an environment takes --set 'sandbox={name: process, trusted: true}', "
+                "`rlvr check sandbox process` takes --set trusted=true"
             )
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
             raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is required")

@@ -21,7 +21,15 @@ RETRIED = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 
 
 class Unavailable(Exception):
-    """The endpoint gave no usable reply: a fault of the infrastructure."""
+    """The endpoint gave no usable reply: a fault of the infrastructure. `status` is what it replied, 0 if it replied nothing.
+
+    >>> Unavailable("status 400: too long", 400).status
+    400
+    """
+
+    def __init__(self, why: str, status: int = 0) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class Loop:
@@ -63,10 +71,11 @@ class Loop:
 
 async def post(url: str, body: dict[str, Any], *, key: str = "", timeout_s: float = 60.0, retries: int = 2) -> dict[str, Any]:
     """The JSON that an endpoint replies; raises Unavailable after some tries."""
-    why = ""
+    why, status = "", 0
     for attempt in range(retries + 1):
         if attempt:
             await asyncio.sleep(min(0.25 * 2**attempt, 8.0))
+        status = 0
         try:
             status, data, _ = await asyncio.wait_for(exchange(url, json.dumps(body).encode(), key), timeout_s)
         except (OSError, EOFError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
@@ -75,7 +84,7 @@ async def post(url: str, body: dict[str, Any], *, key: str = "", timeout_s: floa
         if status == 200:
             try:
                 said = json.loads(data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 said = None
             if isinstance(said, dict):
                 return said
@@ -84,7 +93,7 @@ async def post(url: str, body: dict[str, Any], *, key: str = "", timeout_s: floa
             why = f"status {status}: {data[:200].decode('utf-8', 'replace')}"
             if status not in RETRIED:
                 break
-    raise Unavailable(why)
+    raise Unavailable(why, status)
 
 
 async def exchange(url: str, data: bytes | None, key: str, more: Mapping[str, str] = NOTHING) -> tuple[int, bytes, dict[bytes, bytes]]:
@@ -107,7 +116,10 @@ async def exchange(url: str, data: bytes | None, key: str, more: Mapping[str, st
 
 
 async def _reply(reader: asyncio.StreamReader) -> tuple[int, bytes, dict[bytes, bytes]]:
-    status = int((await reader.readline()).split()[1:2][0])
+    first = await reader.readline()
+    if not first:
+        raise EOFError("the connection was closed without a reply")
+    status = int((first.split()[1:2] or [b"no status"])[0])
     headers: dict[bytes, bytes] = {}
     while (line := await reader.readline()).strip():
         name, _, value = line.partition(b":")

@@ -31,7 +31,8 @@ class Service:
         found = [self.process.pid]
         for path in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
-                if int(path.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
+                state, parent = path.read_text().rpartition(")")[2].split()[:2]
+                if int(parent) == self.process.pid and state != "Z":
                     found.append(int(path.parent.name))
         return found
 
@@ -43,9 +44,13 @@ class Service:
                 found[pid] = sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
         return found
 
-    def memory(self) -> float:
-        """The resident memory of the server, in MB."""
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * 4096 / 1e6
+    def memory(self, *, workers: bool = False) -> float:
+        """The resident memory of the server, and if wanted of its workers, in MB."""
+        total = 0
+        for pid in self.pids() if workers else [self.process.pid]:
+            with suppress(OSError):
+                total += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return total * 4096 / 1e6
 
     def ask(self, path: str, data: bytes, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
         """One request on a connection of its own."""
@@ -58,11 +63,35 @@ class Service:
             connection.close()
 
 
+ECHO = """
+import asyncio, json, socket, uvicorn
+LINE = b'{"index": 123, "id": 123, "score": 1.0, "reason": "equal to the reference", "fault": "none"}\\n'
+
+async def app(scope, receive, send):
+    body, more = [], True
+    while more:
+        message = await receive()
+        body.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    reply = LINE * (b"".join(body).count(b"\\n") + 1)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": reply})
+
+link = socket.create_server(("127.0.0.1", 0))
+print(json.dumps({"url": f"http://127.0.0.1:{link.getsockname()[1]}"}), flush=True)
+server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off", ws="none"))
+asyncio.run(server.serve(sockets=[link]))
+"""
+"""A server that reads a body and replies a fixed line for each of its lines: what HTTP alone costs."""
+
+
 @contextmanager
 def serving(*arguments: str) -> Iterator[Service]:
-    """A server that ends with the block."""
+    """A server that ends with the block; `echo` is one that judges nothing."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RLVR_SERVE_TOKEN": TOKEN}
     command = [sys.executable, "-m", "rlvr", "serve", *arguments, "--port", "0", "--json"]
+    if arguments == ("echo",):
+        command = [sys.executable, "-c", ECHO]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
     assert process.stdout is not None
     try:

@@ -40,7 +40,7 @@ class Away(Verifier):
 
 
 def answers(env: Any, split: str, count: int) -> dict[str, tuple[Task, str]]:
-    """By question: the task, and what the model says."""
+    """By question: the task, and what the model says. Two tasks may ask the same."""
     found = {}
     for index in range(count):
         task = env.task(split, index)
@@ -49,9 +49,10 @@ def answers(env: Any, split: str, count: int) -> dict[str, tuple[Task, str]]:
     return found
 
 
-def expected(env: Any, said: dict[str, tuple[Task, str]]) -> dict[str, float | None]:
+def expected(env: Any, split: str, count: int, said: dict[str, tuple[Task, str]]) -> dict[str, float | None]:
     """The score of each task, as rlvr's verifier gives it."""
-    return {task.id: env.verifier.verify(task, text).score for task, text in said.values()}
+    tasks = [env.task(split, index) for index in range(count)]
+    return {task.id: env.verifier.verify(task, said[task.question][1]).score for task in tasks}
 
 
 def differ(found: dict[str, float | None], wanted: dict[str, float | None]) -> int:
@@ -101,11 +102,14 @@ def inspect(count: int) -> dict[str, Any]:
     single = rlvr.make("env", "arithmetic")
     said = answers(single, "test", count)
     script.update({question: [text] for question, (_, text) in said.items()})
-    figures: dict[str, Any] = {"one_turn": len(said), "one_turn_differ": differ(scores(single, range(count)), expected(single, said))}
+    figures: dict[str, Any] = {
+        "one_turn": count,
+        "one_turn_differ": differ(scores(single, range(count)), expected(single, "test", count, said)),
+    }
     tools = rlvr.make("env", "calculator_sums")
     said = answers(tools, "test", count)
     script.update({question: [*list(tools.script(task))[:-1], text] for question, (task, text) in said.items()})
-    figures |= {"with_tools": len(said), "with_tools_differ": differ(scores(tools, range(count)), expected(tools, said))}
+    figures |= {"with_tools": count, "with_tools_differ": differ(scores(tools, range(count)), expected(tools, "test", count, said))}
     script.update({question: [*list(tools.script(task))[:-1], "no idea"] for question, (task, _) in said.items()})
     figures["paid_for_a_tools_output"] = sum(bool(score) for score in scores(tools, range(count)).values())
     away = rlvr.make("env", "arithmetic", verifier=Away())
@@ -148,7 +152,7 @@ def lm_eval(count: int) -> dict[str, Any]:
             model=Scripted(), tasks=["rlvr_arithmetic"], task_manager=manager, log_samples=True, bootstrap_iters=0
         )
     rows = done["samples"]["rlvr_arithmetic"]
-    wanted = expected(env, said)
+    wanted = expected(env, "test", count, said)
     found = {row["doc"]["task_id"]: row["score"] for row in rows}
     results = {name: value for name, value in done["results"]["rlvr_arithmetic"].items() if name.startswith(("score", "unscored"))}
     mean = sum(score or 0.0 for score in wanted.values()) / len(wanted)
@@ -202,7 +206,7 @@ def verifiers(count: int) -> dict[str, Any]:
     finally:
         server.shutdown()
         server.server_close()
-    wanted = expected(env, said)
+    wanted = expected(env, "train", count, said)
     found = {task.data.name: trace.reward for task, trace in zip(tasks, traces, strict=True)}
     module.rewards.scorer.environment.verifier = Away()
     away = asyncio.run(_scored(vf, tasks[0], "4"))

@@ -31,12 +31,10 @@ TARGETS = ROOT / "benchmarks" / "_peers" / "audit_targets.py"
 HELD_OUT = ROOT / "benchmarks" / "verifiers" / "held_out" / "math.jsonl"
 OURS = ("symbolic", "numeric")
 WITH = ("math-verify==0.9.0", "latex2sympy2_extended==1.11.0", "reasoning-gym==0.1.25", "pylatexenc")
-ALONE = ("trl", "verl==0.9.1", "lm-eval==0.4.13", "verifiers==0.4.0")
+ALONE = ("trl==1.16.0", "verl==0.9.1", "lm-eval==0.4.13", "verifiers==0.4.0")
 """Installed with what they need, and alone: their scorers use little of it."""
 ZOO = ("substring", "last_number", "compute_score", "tolerant", "strict", "universal")
 """Functions with planted holes, of the tests."""
-KINDS = ("given", "near miss")
-"""Families of which each member is a kind of hole of its own."""
 
 
 def venv(folder: Path) -> str:
@@ -55,18 +53,18 @@ def numbers() -> Iterator[dict[str, Any]]:
     """Answers to questions whose answer is a whole number, right and wrong."""
     for place, gold in enumerate((42, 18, 305, 7, 1234, 96, 560, 83, 1200, 64, 250, 31)):
         question = f"What is {gold - place} + {place}?"
-        for right, text in (
-            (1, "We add them: {0}.\n#### {0}"),
-            (1, "#### {0}"),
-            (0, "#### {1}"),
-            (0, "It is surely not {1}.\n#### {1}"),
-            (0, "#### {0} or {1}"),
-            (0, "#### {1} or {0}"),
-            (0, "#### {1}\nor rather\n#### {2}"),
-            (0, "#### {1}\nIf the question were another one, it would be {0}"),
+        for right, text, family in (
+            (1, "We add them: {0}.\n#### {0}", "a sentence and the line"),
+            (1, "#### {0}", "the line alone"),
+            (0, "#### {1}", "another number"),
+            (0, "It is surely not {1}.\n#### {1}", "another number, denied before"),
+            (0, "#### {0} or {1}", "the line has two numbers, the first right"),
+            (0, "#### {1} or {0}", "the line has two numbers, the last right"),
+            (0, "#### {1}\nor rather\n#### {2}", "two lines, both wrong"),
+            (0, "#### {1}\nIf the question were another one, it would be {0}", "another number, and the right one in prose after it"),
         ):
             answer = text.format(gold, gold + 1, gold + 2)
-            yield {"question": question, "reference": str(gold), "answer": answer, "label": right, "family": f"numbers: {text!r:.40}"}
+            yield {"question": question, "reference": str(gold), "answer": answer, "label": right, "family": family}
 
 
 def gym(python: str, name: str) -> list[dict[str, Any]]:
@@ -97,8 +95,8 @@ def audited(python: str, target: str, pairs: list[dict[str, Any]], asked: argpar
 
 def holes(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The families of wrong answers of which some were paid, by name."""
-    found = {family["name"]: family for family in report["families"] if not family["right"] and family["failed"]}
-    for key in report["search"][:1]:
+    found = {family["name"]: family for family in report.get("families", ()) if not family["right"] and family["failed"]}
+    for key in report.get("search", ())[:1]:
         found["one text pays for many questions"] = {
             "failed": len(key["paid"]),
             "asked": key["tasks"],
@@ -126,11 +124,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "rlvr-audits-venv")
     parser.add_argument("--only", default="", help="names, with commas")
-    parser.add_argument("--golds", type=int, default=12)
-    parser.add_argument("--search", type=int, default=60)
+    parser.add_argument("--golds", type=int, default=6)
+    parser.add_argument("--search", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("audits"))
+    parser.add_argument("--table", action="store_true", help="audit nothing: make the table again from the audits in --out")
     asked = parser.parse_args()
-    python = venv(asked.venv)
+    python = "" if asked.table else venv(asked.venv)
     asked.out.mkdir(parents=True, exist_ok=True)
     maths = [json.loads(line) for line in HELD_OUT.read_text("utf-8").splitlines()]
     whole = list(numbers())
@@ -142,27 +141,66 @@ def main() -> int:
     bare = [{"question": f"What is {n} + 0?", "reference": str(n), "answer": str(n), "label": 1} for n in (42, -17, 1234, 305)]
     work |= {f"planted: {name}": (f"{zoo}:{name}", bare) for name in ZOO}
     wanted = [name for name in work if not asked.only or name in asked.only.split(",")]
-    lines, kinds, wrong = [], dict[str, str](), 0
+    reports = {}
     for name in wanted:
-        target, pairs = work[name]
-        pairs = pairs or gym(python, name.removeprefix("gym_"))
-        report = audited(sys.executable if name in OURS else python, target, pairs, asked)
-        (asked.out / f"{name.removeprefix('planted: ')}.json").write_text(json.dumps(report, indent=1), "utf-8")
-        lines.append(row(name, report))
-        print(lines[-1], flush=True)
-        found = {} if "broken" in report else holes(report)
-        wrong += sum(hole["failed"] for hole in found.values()) if name in OURS else 0
-        for kind, hole in found.items() if name not in OURS else ():
-            kinds.setdefault(kind, f"{name}: `{hole['examples'][0]['answer'][:60]!r}`" if hole["examples"] else name)
-    head = [
+        file = asked.out / f"{name.removeprefix('planted: ')}.json"
+        if not asked.table:
+            target, pairs = work[name]
+            pairs = pairs or gym(python, name.removeprefix("gym_"))
+            report = audited(sys.executable if name in OURS else python, target, pairs, asked)
+            file.write_text(json.dumps(report, indent=1), "utf-8")
+        if file.exists():
+            reports[name] = json.loads(file.read_text("utf-8"))
+            print(row(name, reports[name]), flush=True)
+    kinds = kinds_of(reports)
+    (asked.out / "table.md").write_text(table(reports, kinds), "utf-8")
+    wrong = sum(hole["failed"] for name in OURS for hole in holes(reports.get(name, {})).values())
+    broken = [name for name, report in reports.items() if "broken" in report]
+    published = sum(any(not name.startswith("planted") for name in found) for found in kinds.values())
+    print(f"wrong answers that ours paid: {wrong} (bar 0); kinds of holes: {len(kinds)}, in published scorers {published} (bar 15)")
+    if broken:
+        print(f"could not be asked: {broken}")
+    return int(wrong > 0 or bool(broken) or (not asked.only and published < 15))
+
+
+def kinds_of(reports: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The kinds of holes of other projects' scorers, each with the scorers that have it."""
+    kinds: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, report in reports.items():
+        for kind, hole in holes(report).items() if name not in OURS else ():
+            kinds.setdefault(kind, {})[name] = hole
+    return kinds
+
+
+def table(reports: dict[str, dict[str, Any]], kinds: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """The page: a line for each scorer, and a line with an example for each kind of hole."""
+    lines = [
         "| scorer | wrong answers paid | right answers refused | crashed or no score | kinds of holes | the most frequent |",
         "|---|---|---|---|---|---|",
+        *(row(name, report) for name, report in reports.items()),
+        "",
+        f"{len(kinds)} kinds of holes, each with the shortest answer that was paid:",
+        "",
+        "| kind | found in | reference | answer that was paid |",
+        "|---|---|---|---|",
     ]
-    told = [f"| {kind} | {example} |" for kind, example in sorted(kinds.items())]
-    table = [*head, *lines, "", f"{len(kinds)} kinds of holes:", "", "| kind | first found in |", "|---|---|", *told]
-    (asked.out / "table.md").write_text("\n".join(table) + "\n", "utf-8")
-    print(f"wrong answers that ours paid: {wrong} (bar 0); kinds of holes found in others: {len(kinds)} (bar 15)")
-    return int(wrong > 0 or (not asked.only and len(kinds) < 15))
+    for kind, found in sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0])):
+        example = min((hole["examples"][0] for hole in found.values()), key=lambda one: len(one["answer"]))
+        others = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        shown = [cell(example.get("reference", "any")), cell(example["answer"])]
+        lines.append(f"| {kind} | {', '.join(list(found)[:3])}{others} | {shown[0]} | {shown[1]} |")
+    return "\n".join([*lines, ""])
+
+
+def cell(text: object) -> str:
+    r"""A text as code in a cell of a table.
+
+    >>> print(cell("a|b"))
+    `a\|b`
+    """
+    shown = "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in " ".join(str(text).split()))
+    shown = shown.replace("`", "'").replace("|", r"\|")
+    return f"`{shown if len(shown) <= 90 else shown[:87] + '...'}`"
 
 
 if __name__ == "__main__":

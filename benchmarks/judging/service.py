@@ -5,8 +5,9 @@
 
 Throughput is compared in CPU time: that of the server and its workers against that of this process, which reads the same JSON lines and
 writes the same verdicts, in rounds that take turns. `--verifier busy:5` takes five milliseconds for an answer, as one that runs a program.
-Bars: at most 1.3 times the CPU time; no verdict lost, and none that is 0 for an
-answer that is right; the server's memory grows by less than the bodies that it admits (`--memory`); 401, 413 and 429 where they belong.
+`floor` is what the same bodies cost a server that only reads them and replies: the part of the difference that is HTTP.
+Bars: at most 1.3 times the CPU time; no verdict lost, and none that is 0 for an answer that is right; the server's memory grows by less
+than four times the bodies that it admits (`--memory`); 401, 413 and 429 where they belong.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ sys.path.insert(0, str(ROOT))
 from benchmarks._peers.served import TOKEN, Service, lines_of, serving  # noqa: E402
 from rlvr.commands.service.rows import task_of, verdict_line  # noqa: E402
 from rlvr.plugins.registry import build  # noqa: E402
+from rlvr.task import Verdict  # noqa: E402
 from rlvr.verifiers.remote import Client  # noqa: E402
 
 
 def throughput(asked: argparse.Namespace) -> dict[str, Any]:
     """CPU time of rows in batches, against this process. Both judge the same rows, round by round in turn, and no row comes twice."""
-    settings, name = _served(asked.verifier)
+    settings, name = _verifier(asked.verifier)
     rounds = [lines_of(asked.rows // asked.repeats, seed) for seed in range(asked.repeats)]
     limits = ("--workers", str(asked.workers), "--threads", "1", "--queue", str(2 * asked.rows))
     here_s, server_s, worker_s, wall, ratios, same = 0.0, 0.0, 0.0, 0.0, list[float](), True
-    with build("verifier", name, **settings) as verifier, serving(_text(name, settings), *limits) as service:
+    with build("verifier", name, **settings) as verifier, serving(_text(asked.verifier), *limits) as service:
         for early in (lines_of(400, seed=-1), lines_of(400, seed=-2)):
             here = [verdict_line(*_judged(verifier, line)) for line in early]
             service.ask("/verify/batch", b"\n".join(early))
@@ -100,7 +102,7 @@ class Busy(Numeric):
 BUSY_FILE = Path(tempfile.gettempdir()) / f"rlvr-busy-{os.getpid()}.py"
 
 
-def _served(verifier: str) -> tuple[dict[str, Any], str]:
+def _verifier(verifier: str) -> tuple[dict[str, Any], str]:
     """The settings and the name of a verifier; `busy:5` takes five milliseconds of CPU time for an answer."""
     if not verifier.startswith("busy:"):
         return {}, verifier
@@ -108,7 +110,9 @@ def _served(verifier: str) -> tuple[dict[str, Any], str]:
     return {"ms": float(verifier.partition(":")[2])}, f"{BUSY_FILE}:Busy"
 
 
-def _text(name: str, settings: dict[str, Any]) -> str:
+def _text(verifier: str) -> str:
+    """The same for the command line."""
+    settings, name = _verifier(verifier)
     return json.dumps({"name": name, **settings}) if settings else name
 
 
@@ -117,10 +121,34 @@ def _judged(verifier: Any, line: bytes) -> tuple[Any, Any]:
     return name, verifier.verify(task, answer)
 
 
+def floor(asked: argparse.Namespace) -> dict[str, Any]:
+    """What the same bodies cost without any judging: in a server that only reads them and replies as many lines, and as JSON alone."""
+    rounds, used, wall = [lines_of(asked.rows // asked.repeats, seed) for seed in range(asked.repeats)], 0.0, 0.0
+    with serving("echo") as service:
+        service.ask("/", b"\n".join(lines_of(400, seed=-1)))
+        for rows in rounds:
+            before, clock = service.cpus(), time.monotonic()
+            for place in range(0, len(rows), asked.batch):
+                service.ask("/", b"\n".join(rows[place : place + asked.batch]))
+            used, wall = used + sum(service.cpus().values()) - sum(before.values()), wall + time.monotonic() - clock
+    began, told = time.process_time(), Verdict(1.0, "equal to the reference")
+    for rows in rounds:
+        for line in rows:
+            verdict_line(task_of(line)[0], told)
+    count = sum(map(len, rounds))
+    return {
+        "rows": count,
+        "batch": asked.batch,
+        "us_per_row_http": round(1e6 * used / count, 1),
+        "us_per_row_json_of_both_sides": round(1e6 * (time.process_time() - began) / count, 1),
+        "rows_per_second": round(count / wall),
+    }
+
+
 def latency(asked: argparse.Namespace) -> dict[str, Any]:
     """The time of a single verdict, with many clients that each wait for one after the other."""
     rows, found = lines_of(2000), {}
-    with serving(asked.verifier, "--workers", str(asked.workers)) as service:
+    with serving(_text(asked.verifier), "--workers", str(asked.workers)) as service:
         os.environ["RLVR_BENCHMARK_TOKEN"] = TOKEN
         client = Client(service.url, token_env="RLVR_BENCHMARK_TOKEN", retries=6)
 
@@ -148,9 +176,9 @@ def latency(asked: argparse.Namespace) -> dict[str, Any]:
 def overload(asked: argparse.Namespace) -> dict[str, Any]:
     """Twenty times more rows at once than may wait: some requests are refused with 429, and clients that retry get every verdict."""
     queue, batch = 500, 50
-    rows = lines_of(20 * queue)
+    rows = halves(20 * queue)
     parts = [rows[place : place + batch] for place in range(0, len(rows), batch)]
-    with serving(asked.verifier, "--workers", str(asked.workers), "--queue", str(queue)) as service:
+    with serving(_text(asked.verifier), "--workers", str(asked.workers), "--queue", str(queue)) as service:
         before, refused, got = service.memory(), Counter[int](), list[bytes]()
         lock, most = threading.Lock(), [0.0]
 
@@ -172,23 +200,32 @@ def overload(asked: argparse.Namespace) -> dict[str, Any]:
             thread.start()
         for thread in threads:
             thread.join()
-    verdicts = Counter(json.loads(line)["score"] for line in got)
-    return {
-        "rows": len(rows),
-        "queue": queue,
-        "statuses": dict(refused),
-        "verdicts": sum(verdicts.values()),
-        "without_score": verdicts[None],
-        "memory_mb_before": round(before),
-        "memory_mb_most": round(most[0]),
-    }
+        after = service.memory(workers=True)
+    told = compared(len(rows), got)
+    memory = {"memory_mb_before": round(before), "memory_mb_most": round(most[0]), "memory_mb_with_workers": round(after)}
+    return {"rows": len(rows), "queue": queue, "statuses": dict(refused), **told, **memory}
+
+
+def halves(count: int) -> list[bytes]:
+    """Rows whose number says the verdict: even ones are right."""
+    return [json.dumps({"id": n, "reference": str(n), "answer": rf"so \boxed{{{n + n % 2}}}"}).encode() for n in range(count)]
+
+
+def compared(count: int, got: list[bytes]) -> dict[str, Any]:
+    """How many rows of `halves` have no verdict, more than one, no score, or a wrong score."""
+    found = [json.loads(line) for line in got]
+    counts = Counter(row["id"] for row in found)
+    wrong = [row for row in found if row["score"] is not None and row["score"] != float(row["id"] % 2 == 0)]
+    told = {"lost": count - len(counts), "twice": len(found) - len(counts), "wrong_scores": len(wrong)}
+    told["without_score"] = sum(row["score"] is None for row in found)
+    return {**told, "ok": not any(told.values())}
 
 
 def kill(asked: argparse.Namespace) -> dict[str, Any]:
-    """`kill -9` of a worker, again and again, while right answers are judged: none may be lost, none may be 0."""
-    rows = [json.dumps({"id": n, "reference": str(n), "answer": rf"so \boxed{{{n}}}"}).encode() for n in range(asked.rows)]
+    """`kill -9` of a worker, again and again, while answers are judged: none may be lost, and none may get a wrong score."""
+    rows = halves(asked.rows)
     parts, kills = [rows[place : place + 500] for place in range(0, len(rows), 500)], 0
-    with serving(asked.verifier, "--workers", str(asked.workers), "--queue", "100000") as service:
+    with serving(_text(asked.verifier), "--workers", str(asked.workers), "--queue", "100000") as service:
         got: list[bytes] = []
         lock = threading.Lock()
 
@@ -204,21 +241,20 @@ def kill(asked: argparse.Namespace) -> dict[str, Any]:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             time.sleep(asked.every)
-            for pid in service.pids()[1:2]:
-                os.kill(pid, signal.SIGKILL)
+            if workers := service.pids()[1:]:
+                os.kill(random.choice(workers), signal.SIGKILL)
                 kills += 1
         for thread in threads:
             thread.join()
-    found = [json.loads(line) for line in got]
-    scores = Counter(str(row["score"]) for row in found)
-    return {"rows": len(rows), "kills": kills, "lost": len(rows) - len({row["id"] for row in found}), "scores": dict(scores)}
+        most = service.memory(workers=True)
+    return {"rows": len(rows), "kills": kills, **compared(len(rows), got), "memory_mb_with_workers": round(most)}
 
 
 def hostile(asked: argparse.Namespace) -> dict[str, Any]:
     """Slow clients, wrong tokens, bodies of 10 MB: each is refused as it should be, and honest clients are served meanwhile."""
     row, statuses = lines_of(1)[0], {}
     limits = ("--max-body", str(4 << 20), "--memory", str(32 << 20))
-    with serving(asked.verifier, "--workers", "1", *limits) as service:
+    with serving(_text(asked.verifier), "--workers", "1", *limits) as service:
         before = service.memory()
         statuses["wrong token"] = service.ask("/verify", row, {"authorization": "Bearer wrong"})[0]
         statuses["no token"] = service.ask("/verify", row, {})[0]
@@ -251,6 +287,7 @@ def hostile(asked: argparse.Namespace) -> dict[str, Any]:
         "memory_mb_before": round(before),
         "memory_mb_most": round(most),
         "memory_mb_admitted": 32,
+        "ok": statuses == {"wrong token": 401, "no token": 401, "10 MB": 413, "slow body": 408} and most - before < 4 * 32,
     }
 
 
@@ -267,6 +304,7 @@ def _send(service: Service, size: int) -> None:
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "throughput": throughput,
+    "floor": floor,
     "latency": latency,
     "overload": overload,
     "kill": kill,

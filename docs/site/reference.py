@@ -6,17 +6,17 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import typer
-from pydantic_core import PydanticUndefined
 
 from rlvr.commands.cli import app
 from rlvr.commands.listing import described
 from rlvr.config.config import RunConfig
+from rlvr.config.described import keys_of, sections
 from rlvr.config.section import Section
 from rlvr.evaluation.suite import Item
 from rlvr.plugins.registry import KINDS, entries
@@ -91,31 +91,6 @@ def plugin_page(kind: str, title: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def sections(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
-    """A section of the configuration and those inside it, with the key of each."""
-    yield path, section
-    for name, field in section.model_fields.items():
-        inside = re.findall(r"\w+Config", str(field.annotation))
-        kinds = [kind for kind in Section.__subclasses__() if kind.__name__ in inside]
-        for kind in kinds:
-            yield from sections(kind, f"{path}.{name}".strip("."))
-
-
-def attribute_notes(kind: type) -> dict[str, str]:
-    """The docstring or the comment behind each attribute of a class."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    (tree,) = ast.parse(source).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for place, node in enumerate(tree.body):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            after = tree.body[place + 1] if place + 1 < len(tree.body) else None
-            comment = source.splitlines()[(node.end_lineno or 1) - 1].partition("  # ")[2]
-            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else comment
-            found[node.target.id] = str(text)
-    return found
-
-
 def settings_page() -> str:
     """Every key of a recipe and of a suite."""
     head = "Any key can be set in the YAML file of a recipe, or on the command line: `rlvr train RECIPE train.steps=50`."
@@ -127,20 +102,10 @@ def settings_page() -> str:
 
 
 def _keys(kind: type[Section]) -> str:
-    notes = attribute_notes(kind)
     rows = []
-    for name, field in kind.model_fields.items():
-        default = field.default if field.default_factory is None else field.default_factory()  # type: ignore[call-arg]
-        shown = "required" if default is PydanticUndefined else "a section" if isinstance(default, Section) else code(repr(default))
-        limits = ", ".join(
-            f"{sign} {value:g}"
-            for part in field.metadata
-            for mark, sign in (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
-            if (value := getattr(part, mark, None)) is not None
-        )
-        inside = [part for path, part in sections(kind) if path == name]  # a section says itself what it is for
-        note = escaped(notes.get(name, "") or (inspect.getdoc(inside[0]) or "").partition("\n")[0] if inside else notes.get(name, ""))
-        rows.append([code(name), shown, f"{note} {'(' + limits + ')' if limits else ''}"])
+    for key in keys_of(kind):
+        shown = key.default if key.default in ("required", "a section") else code(key.default)
+        rows.append([code(key.name), shown, f"{escaped(key.about)} {'(' + key.limits + ')' if key.limits else ''}"])
     return table(("key", "default", "about"), rows)
 
 

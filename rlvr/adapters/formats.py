@@ -74,7 +74,10 @@ try:
 except ModuleNotFoundError:  # where only `compute_score` is needed
     pass
 else:
-    RlvrLoop = register("rlvr")(agent_loop_of(environment, AgentLoopBase, AgentLoopOutput))
+
+    @register("rlvr")
+    class RlvrLoop(agent_loop_of(environment, AgentLoopBase, AgentLoopOutput)):
+        \"\"\"What verl makes for each row, by the name of this module and class.\"\"\"
 """
 )
 OPENRLHF = (
@@ -94,7 +97,9 @@ try:
 except ModuleNotFoundError:  # where only `reward_func` is needed
     pass
 else:
-    AgentExecutor = executor_of(environment, AgentExecutorBase)
+
+    class AgentExecutor(executor_of(environment, AgentExecutorBase)):
+        \"\"\"What OpenRLHF looks for in this file.\"\"\"
 """
 )
 SKYRL = (
@@ -105,7 +110,12 @@ from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 from rlvr.adapters.skyrl import environment_of, generator_of
 """
     + BUILD
-    + """RlvrEnv = environment_of(environment, BaseTextEnv, output=BaseTextEnvStepOutput)
+    + """
+
+class RlvrEnv(environment_of(environment, BaseTextEnv, output=BaseTextEnvStepOutput)):
+    \"\"\"What SkyRL makes for each conversation, by the name of this module and class.\"\"\"
+
+
 skyrl_gym.register(id="rlvr", entry_point=__name__ + ":RlvrEnv")  # import this file in the entry point of every worker
 
 
@@ -140,7 +150,11 @@ from nemo_gym.server_utils import SESSION_ID_KEY
 from rlvr.adapters.nemo_gym import server_of
 """
     + BUILD
-    + """RlvrResourcesServer = server_of(environment, SimpleResourcesServer, BaseVerifyResponse, session_key=SESSION_ID_KEY)
+    + """
+
+class RlvrResourcesServer(server_of(environment, SimpleResourcesServer, BaseVerifyResponse, session_key=SESSION_ID_KEY)):
+    \"\"\"The resources server of this folder.\"\"\"
+
 
 if __name__ == "__main__":
     RlvrResourcesServer.run_webserver()
@@ -275,7 +289,8 @@ FORMATS: Mapping[str, Format] = {
     "trl": Format("TRL", "1.16.0", {"$module.py": TRL}, "Import it next to GRPOTrainer."),
     "verl": Format(
         "verl", "0.9.1", {"$module.py": VERL, "agent_loop.yaml": AGENT_LOOP},
-        "reward.custom_reward_function.path=$module.py, or actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_loop.yaml",
+        "PYTHONPATH=THIS_FOLDER; reward.custom_reward_function.path=$module.py, or "
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_loop.yaml",
         row="rlvr.adapters.verl:verl_row",
     ),
     "openrlhf": Format(

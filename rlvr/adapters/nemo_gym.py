@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from rlvr.adapters.rows import agreed, label_of, labelled, row_of, score_of, task_of
@@ -18,14 +20,18 @@ from rlvr.adapters.texts import Conversation, World
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError
 from rlvr.rollout.draws import seed_of
-from rlvr.task import Verdict
+from rlvr.task import Fault, Verdict
 from rlvr.turns import Call, ToolSpec, Turn
 
 TESTED = "0.4.0"
-agreed("nemo-gym", TESTED)
+ALSO = ("0.7.0",)
+"""Versions whose signatures fit too; 0.7 adds environment servers, and needs Python 3.13."""
+agreed("nemo-gym", TESTED, *ALSO)
 
 MOST_OPEN = 4096
-"""How many sessions may be open: an agent that never asks for a verdict leaves its session behind."""
+"""How many sessions are remembered: an agent that never asks for a verdict leaves its session behind."""
+ROUTES = frozenset({"verify", "seed_session", "close_session", "aggregate_metrics", "reverify_mode", "mcp"})
+"""NeMo-Gym's own routes, which no tool may be called."""
 
 
 def nemo_row(environment: Environment, split: str, index: int, tools: Sequence[ToolSpec] | None = None) -> dict[str, Any]:
@@ -53,61 +59,114 @@ def said_in(response: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content if part.get("type") == "output_text")
 
 
+@dataclass(slots=True)
+class Seat:
+    """One session of the server: its conversation until it is judged, then its verdict.
+
+    >>> Seat("sums/train/7").verdict is None
+    True
+    """
+
+    task_id: str
+    talk: Conversation | None = None
+    verdict: Verdict | None = None
+    lock: Lock = field(default_factory=Lock)
+
+
 class Desk:
     """The conversations of one server, by the id of the session.
 
+    The agent posts each call of the policy to the route of that name, so a policy can name `seed_session` and `verify` too. Hence a session
+    has one task and one verdict, the first: what comes later changes neither.
+
     >>> desk = Desk(make("env", "calculator_sums")); desk.begin("a", label)              # doctest: +SKIP
-    >>> desk.call("a", "calculator", {"expression": "2+2"}); desk.verdict("a", "4").score    # doctest: +SKIP
+    >>> desk.call("a", "calculator", {"expression": "2+2"}); desk.verdict("a", label, "4").score    # doctest: +SKIP
     """
 
     def __init__(self, environment: Environment, *, deadline_s: float = 600.0) -> None:
         if type(environment).reply is not Environment.reply:
             raise ConfigError(f"{type(environment).__name__} replies to the policy's texts, and NeMo-Gym's simple agent has tools only")
         self.world = World(environment, deadline_s=deadline_s)
-        self.open: dict[str, Conversation] = {}
+        self.seats, self.lock = dict[str, Seat](), Lock()
         probe = self.world.begin(environment.task(environment.splits[0], 0))
         self.tools = probe.tools
         probe.close()
+        if taken := sorted({spec.name for spec in self.tools} & ROUTES):
+            self.world.close()
+            raise ConfigError(f"a tool is called {taken[0]!r}, which is a route of NeMo-Gym's own; give it another name")
 
     def begin(self, session: str, label: object) -> None:
-        """Open the session of a label, in place of an earlier one."""
+        """Open the session of a label. One that is open or judged stays as it is; it cannot become another task's."""
+        self._seat(session, label)
+
+    def _seat(self, session: str, label: object) -> Seat:
         task = task_of(self.world.environment, labelled(label))
-        talk = self.world.begin(task, seed=seed_of("world", task.id))
-        for stale in (self.open.pop(session, None), self.open.pop(next(iter(self.open)), None) if len(self.open) >= MOST_OPEN else None):
-            if stale is not None:
-                stale.close()
-        self.open[session] = talk
+        with self.lock:
+            seat = self.seats.get(session)
+            if seat is None:
+                left = self._room()
+                seat = self.seats[session] = Seat(task.id)
+                seat.lock.acquire()  # until its conversation is there
+            elif seat.task_id != task.id:
+                raise ConfigError(f"the session is about {seat.task_id!r}, and the label {label!r:.80} names another task")
+            else:
+                return seat
+        try:
+            seat.talk = self.world.begin(task, seed=seed_of("world", task.id))
+        finally:
+            seat.lock.release()
+        for stale in left:
+            stale.close()
+        return seat
+
+    def _room(self) -> list[Conversation]:
+        """Room for one more session: the oldest that is judged leaves, else the oldest. What is still to be closed."""
+        if len(self.seats) < MOST_OPEN:
+            return []
+        oldest = next((name for name, seat in self.seats.items() if seat.verdict is not None), next(iter(self.seats)))
+        talk = self.seats.pop(oldest).talk
+        return [] if talk is None else [talk]
 
     def call(self, session: str, name: str, arguments: Mapping[str, Any]) -> str:
         """The result of a call, as the policy reads it."""
-        talk = self.open.get(session)
-        if talk is None:
+        seat = self.seats.get(session)
+        if seat is None:
             return "Error: this call was not run. The session is not open."
-        if talk.over:
-            return "Error: this call was not run. The conversation is over."
-        talk.hear(Turn("", calls=(Call(f"{len(talk.turns)}.0", name, dict(arguments)),)))
-        if talk.trouble or not talk.heard[-1].messages:
-            return "Error: the tool failed." if talk.trouble else ""
-        return talk.heard[-1].messages[0]["content"]
+        with seat.lock:
+            talk = seat.talk
+            if talk is None or talk.over:
+                return "Error: this call was not run. The conversation is over."
+            talk.hear(Turn("", calls=(Call(f"{len(talk.turns)}.0", name, dict(arguments)),)))
+            if talk.trouble or not talk.heard[-1].messages:
+                return "Error: the tool failed." if talk.trouble else ""
+            return talk.heard[-1].messages[0]["content"]
 
     def verdict(self, session: str, label: object, text: str) -> Verdict:
-        """The verdict on a final text. A label whose session is not open is judged in a new one, if the environment has no tools."""
-        if session not in self.open:
-            if self.tools:
-                raise ConfigError("verify came for a session that is not open, and its tools have run elsewhere; call /seed_session first")
-            self.begin(session, label)
-        talk = self.open.pop(session)
-        if talk.task.id != task_of(self.world.environment, labelled(label)).id:
-            talk.close()
-            raise ConfigError(f"verify came for the label {label!r:.80}, and the session is about {talk.task.id!r}")
-        if text and not talk.over:
-            talk.hear(Turn(text, content=text))
-        return talk.verdict()
+        """The verdict on a final text; asked again, the same. A session that is not open is opened, if the environment has no tools."""
+        if session not in self.seats and self.tools:
+            raise ConfigError("verify came for a session that is not open, and its tools have run elsewhere; call /seed_session first")
+        seat = self._seat(session, label)
+        with seat.lock:
+            talk = seat.talk
+            if talk is not None:
+                if text and not talk.over:
+                    talk.hear(Turn(text, content=text))
+                seat.verdict, seat.talk = talk.verdict(), None
+        return seat.verdict or Verdict(None, "the session was closed before it was judged", fault=Fault.INFRA)
+
+    def leave(self, session: str) -> None:
+        """Close a session, if it is open. Any number of times."""
+        seat = self.seats.get(session)
+        if seat is not None:
+            with seat.lock:
+                talk, seat.talk = seat.talk, None
+            if talk is not None:
+                talk.close()
 
     def close(self) -> None:
         """Close all sessions, the threads and the environment."""
-        for talk in self.open.values():
-            talk.close()
+        for session in list(self.seats):
+            self.leave(session)
         self.world.close()
 
 
@@ -147,9 +206,16 @@ def server_of(environment: Environment, base: Any, answer: Any, *, session_key: 
             return called
 
         async def seed_session(self, request: Any) -> dict[str, Any]:
-            """Open the session of a row."""
-            await asyncio.to_thread(desk.begin, request.session[session_key], (await arguments(request)).get("label"))
-            return {}
+            """Open the session of a row. An environment server (since 0.7) names the session, and expects its name back."""
+            body = await arguments(request)
+            named, row = body.get("resources_session_id"), body.get("task_data") or body
+            await asyncio.to_thread(desk.begin, request.session[session_key], row.get("label"))
+            return {} if named is None else {"resources_session_id": named}
+
+        async def close_resources_session(self, request: Any) -> dict[str, Any]:
+            """Close the session (since 0.7)."""
+            await asyncio.to_thread(desk.leave, request.session[session_key])
+            return {"resources_session_id": (await arguments(request)).get("resources_session_id")}
 
         async def verify(self, request: Any) -> Any:
             """Judge the final text of a response."""
@@ -160,7 +226,7 @@ def server_of(environment: Environment, base: Any, answer: Any, *, session_key: 
                 return answer(**{**body, "reward": 0.0, "mask_sample": True, "failure_reason": verdict.reason})
             return answer(**{**body, "reward": score_of(verdict, "NeMo-Gym")})
 
-    for method in ("seed_session", "verify"):  # FastAPI reads the annotation: the request itself is handed over
+    for method in ("seed_session", "close_resources_session", "verify"):  # FastAPI reads the annotation: the request itself is handed over
         getattr(RlvrResourcesServer, method).__annotations__["request"] = _request_type()
     return RlvrResourcesServer
 

@@ -107,8 +107,8 @@ def write_jsonl(path: Any, rows: Iterable[Mapping[str, Any]]) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def agreed(distribution: str, tested: str) -> None:
-    """Warn if the installed version of a framework is not the one whose signatures are followed. Nothing is imported.
+def agreed(distribution: str, *tested: str) -> None:
+    """Warn if the installed version of a framework is none of those whose signatures are followed. Nothing is imported.
 
     >>> agreed("no-such-package", "1.0")
     """
@@ -116,8 +116,10 @@ def agreed(distribution: str, tested: str) -> None:
         found = version(distribution)
     except PackageNotFoundError:
         return
-    if found.split(".")[:2] != tested.split(".")[:2]:
-        warnings.warn(f"{distribution} {found} is installed; this adapter was tested with {tested}", UserWarning, stacklevel=3)
+    if found.split(".")[:2] not in [one.split(".")[:2] for one in tested]:
+        warnings.warn(
+            f"{distribution} {found} is installed; this adapter was tested with {' and '.join(tested)}", UserWarning, stacklevel=3
+        )
 
 
 def _short(asked: object) -> str:

@@ -122,7 +122,7 @@ def _show(report: Report, above: Sequence[str], out: Path | None) -> None:
         ("different verdicts when asked twice", str(len(report.disagreements))),
     ]
     facts += [("reads answers as", ", ".join(report.forms) or "no form of the gold"), ("skipped labels", str(report.skipped))]
-    facts += [("seconds for a verdict", ", ".join(f"{name} {value:.4f}" for name, value in latency.items()))]
+    facts += [("milliseconds for a verdict", ", ".join(f"{name} {1000 * value:.3g}" for name, value in latency.items()))]
     facts += [
         ("paid without knowing the question", str(len(report.keys)) + (f", such as {report.keys[0].text[:60]!r}" if report.keys else ""))
     ]

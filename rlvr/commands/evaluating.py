@@ -162,11 +162,9 @@ def _one_line(text: str) -> str:
 
 def completed(env: EnvSummary) -> str:
     """The mean score of the answers that were not truncated."""
-    return (
-        "no answer that was not truncated has a score"
-        if env.completed is None
-        else f"{env.completed:.1%} is the mean of those that were not truncated"
-    )
+    if env.completed is not None:
+        return f"{env.completed:.1%} is the mean of those that were not truncated"
+    return "none was complete" if env.truncated == env.samples else "no answer that was not truncated has a score"
 
 
 def closing(report: Report, price: Price | None) -> str:

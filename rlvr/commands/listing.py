@@ -10,12 +10,16 @@ from typing import Any
 from rich.text import Text
 
 from rlvr.commands import screen
+from rlvr.config.config import RunConfig
+from rlvr.config.described import keys_of, sections
 from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.plugins.registry import KINDS, PACKAGE, Entry, examined, kind_of, load, parameters
+from rlvr.plugins.registry import KINDS, PACKAGE, Entry, entries, examined, kind_of, load, parameters
 from rlvr.task import plain
 
 YAMLS = {"recipes": "recipe", "suites": "suite"}
 """Kinds that are YAML files instead of plugins: plural and singular."""
+CONFIG = "config"
+"""What `rlvr show` calls the settings of a run."""
 FOLDERS = {"recipes": PACKAGE / "config" / "recipes", "suites": PACKAGE / "evaluation" / "suites"}
 """The folders of those files."""
 
@@ -58,6 +62,13 @@ def rows_of(plural: str) -> list[dict[str, str]]:
 
 def show_plugin(word: str, name: str, *, json: bool) -> None:
     """Print the docstring of one plugin, and its settings with their defaults."""
+    if word == CONFIG:
+        _show_config(name, json=json)
+        return
+    if not name:
+        kinds = [kind.name for kind in KINDS.values() if any(entry.name == word for entry in entries(kind.name))]
+        meant = " or ".join(f"`rlvr show {kind} {word}`" for kind in kinds) or f"such as `rlvr show {word.removesuffix('s')} NAME`"
+        raise ConfigError(f"show takes a KIND and a NAME: {meant}")
     if (plural := _plural(word)) in YAMLS:
         _show_yaml(plural, name, json=json)
         return
@@ -82,6 +93,19 @@ def show_plugin(word: str, name: str, *, json: bool) -> None:
     console.print(screen.table(columns, cells) if cells else "It has no settings.")
     if idle:
         console.print(Text(f"\nUsed only together with other settings: {', '.join(idle)}", style="dim"))
+
+
+def _show_config(section: str, *, json: bool) -> None:
+    """Print the settings of a run: all of them, those of one section, or one key."""
+    found = {f"{path}.{key.name}".strip("."): key for path, kind in sections(RunConfig) for key in keys_of(kind)}
+    kept = {path: key for path, key in found.items() if f"{path}.".startswith(f"{section}." if section else "")}
+    if not kept:
+        raise NotFound(f"a run has no setting {section!r}; {suggest(section, found)}. `rlvr show {CONFIG}` shows all")
+    if json:
+        screen.say_json([{"key": path, "default": key.default, "about": key.about, "limits": key.limits} for path, key in kept.items()])
+        return
+    lines = [(path, key.default, f"{key.about} {f'({key.limits})' if key.limits else ''}".strip()) for path, key in kept.items()]
+    screen.out().print(screen.table(("key", "default", "about"), lines))
 
 
 def described(word: str, name: str) -> dict[str, Any]:

@@ -41,15 +41,14 @@ packages = ["$package"]
 README = """\
 # $dist
 
-The $kind `$name` for [rlvr](https://pypi.org/project/rlvr/).
+The $kind `$name` for rlvr.
 
 ```
 pip install -e .
-rlvr show $kind $name        what it is for, what settings it takes
-rlvr check $kind $name       check it against its contract
-pytest                       the same, as a test
+rlvr check $kind $name
 $use
 ```
+`rlvr show $kind $name` prints what it is for and its settings; `pytest` runs the check as a test.
 All code is in `$package/__init__.py`. `rlvr` finds it through the entry point in `pyproject.toml`.
 """
 

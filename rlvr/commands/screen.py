@@ -16,13 +16,17 @@ from rich.text import Text
 
 def out() -> Console:
     """The console on standard output, as wide as the terminal, or as COLUMNS says; a pipe gets up to 200 columns, and no wrapped lines."""
-    known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(highlight=False, soft_wrap=not known, width=None if known else 200)
+    return _console(stderr=False)
 
 
 def err() -> Console:
-    """The console on standard error, for progress, warnings and errors."""
-    return Console(stderr=True, highlight=False)
+    """The console on standard error, for progress, warnings and errors, of the same width."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    known = (sys.stderr if stderr else sys.stdout).isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(stderr=stderr, highlight=False, soft_wrap=not known, width=None if known else 200)
 
 
 def say_json(value: Any) -> None:

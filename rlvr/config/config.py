@@ -33,7 +33,7 @@ class LoraConfig(Section):
     16
     """
 
-    rank: int = Field(ge=1)
+    rank: int = Field(ge=1)  # the width of the adapter
     alpha: int | None = Field(default=None, ge=1)
     """The adapter is scaled by alpha / rank. Unset: 2 * rank."""
     target_modules: list[str] | None = Field(default=None, min_length=1)
@@ -52,13 +52,13 @@ class ModelConfig(Section):
     True
     """
 
-    path: str | None = None
+    path: str | None = None  # the model to load: a folder, or an id of the Hub such as ORG/NAME
     revision: str | None = None
     """A commit, tag or branch of a model of the Hub."""
     trust_remote_code: bool = False
     """Run the Python files that some models of the Hub bring, in this process, with your rights."""
-    config: dict[str, Any] | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    config: dict[str, Any] | None = None  # a small model to create for the run, in the words of transformers
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the stored weights
     fp32_head: bool = False
     """Compute the output head in float32 where the rest is computed in a lower precision."""
     compile: Literal["layers"] | None = None
@@ -138,7 +138,7 @@ class RolloutConfig(Section):
     lockstep: bool | None = None
     """Whether all conversations wait for the slowest before each turn. Faster without, where tools or sessions are slow; with it, a
     repeated run has the same bits. Unset: in a deterministic run, and where it costs nothing (no tools, no sessions of its own)."""
-    verify_workers: int = Field(default=32, ge=1)
+    verify_workers: int = Field(default=32, ge=1)  # how many answers are judged at once, and replies given at once
     verify_deadline_s: float = Field(default=600.0, gt=0)
     """How long one verification, or one reply of the environment or its tools, may take; then the answer has no score."""
 
@@ -160,9 +160,9 @@ class WarmstartConfig(Section):
     64
     """
 
-    steps: int = Field(ge=1)
-    batch_size: int = Field(default=64, ge=1)
-    learning_rate: float = Field(default=1e-3, gt=0)
+    steps: int = Field(ge=1)  # the most optimizer steps
+    batch_size: int = Field(default=64, ge=1)  # gold solutions in each step
+    learning_rate: float = Field(default=1e-3, gt=0)  # of the warm start alone
     until: float = Field(default=1.0, gt=0, le=1)
     """Stop before `steps` once this accuracy on training tasks is reached, and leave the rest to training on rewards."""
 
@@ -204,9 +204,9 @@ class EvalConfig(Section):
 
     tasks: int = Field(default=200, ge=0)
     """How many held-out tasks are measured; 0: none, and training begins at once."""
-    split: str = "test"
-    every: int = Field(default=0, ge=0)
-    temperature: float = Field(default=0.0, ge=0)
+    split: str = "test"  # the environment's split that is held out
+    every: int = Field(default=0, ge=0)  # measure after every so many steps too; 0: only before and after training
+    temperature: float = Field(default=0.0, ge=0)  # 0: greedy
 
 
 class LogConfig(Section):
@@ -216,11 +216,11 @@ class LogConfig(Section):
     []
     """
 
-    report_to: list[str] = Field(default_factory=list)
-    save_every: int = Field(default=50, ge=1)
+    report_to: list[str] = Field(default_factory=list)  # tensorboard, wandb, trackio
+    save_every: int = Field(default=50, ge=1)  # a checkpoint after every so many steps
     keep: int | None = Field(default=2, ge=2)
     """How many checkpoints are kept, the newest ones; null: all."""
-    episodes: bool = True
+    episodes: bool = True  # write every answer to episodes.jsonl
 
 
 class RunConfig(Section):

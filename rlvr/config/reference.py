@@ -19,7 +19,7 @@ class ReferenceConfig(Section):
 
     path: str = Field(min_length=1)
     """A folder or a Hub id of a model with the policy's tokenizer. It is loaded from there again when a run is resumed."""
-    revision: str | None = None
+    revision: str | None = None  # a commit, tag or branch of a model of the Hub
 
     @property
     def folder(self) -> Path:

@@ -22,7 +22,7 @@ class CriticConfig(Section):
 
     learning_rate: float = Field(ge=0)
     """Under the schedule of the policy's learning rate."""
-    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the critic's gradient is clipped to this norm
 
 
 class TrainConfig(Section):
@@ -32,18 +32,18 @@ class TrainConfig(Section):
     1
     """
 
-    steps: int = Field(default=100, ge=1)
-    learning_rate: float = Field(default=1e-5, ge=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
+    steps: int = Field(default=100, ge=1)  # in each, prompts_per_step * num_generations answers are sampled and trained on
+    learning_rate: float = Field(default=1e-5, ge=0)  # of AdamW
+    weight_decay: float = Field(default=0.0, ge=0)  # of AdamW, for all weights that are trained
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the gradient is clipped to this norm
     critic: CriticConfig | None = None
     """Unset: the critic is a linear head on the policy's own hidden states, and shares its optimizer and its clipping."""
-    lr_scheduler: str = "constant"
+    lr_scheduler: str = "constant"  # or constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial, inverse_sqrt
     warmup_steps: int = Field(default=0, ge=0)  # of rising learning rate, under every schedule; the first step is at 1 / warmup_steps
-    minibatches_per_step: int = Field(default=1, ge=1)
+    minibatches_per_step: int = Field(default=1, ge=1)  # into how many optimizer steps the answers of a step are divided
     max_tokens_per_microbatch: int | Literal["auto"] = "auto"
     """How many tokens one forward pass takes. Affects only speed and memory; auto: 4096 on a CPU, 16384 on an accelerator."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = False  # less memory for activations, and about a third more time
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     """auto: bf16 on an accelerator that computes in it, for float32 weights; otherwise no."""
     deterministic: bool | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,14 @@ class Weights(ABC):
     @abstractmethod
     def save(self, folder: Path, dtype: str | None = None) -> None:
         """Write a folder that transformers and vLLM load; the main process writes. `dtype`: of its matrices; None: as they are."""
+
+    @abstractmethod
+    def shapes(self, dtype: str | None = None) -> dict[str, Any]:
+        """What `tensors` yields, by name, on the meta device: nothing is gathered or copied."""
+
+    @abstractmethod
+    def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+        """Each tensor under the name that it has in a model's files, whole until the next one. All processes iterate together."""
 
     @abstractmethod
     def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:

@@ -217,6 +217,8 @@ def policy_spec(policy: str, concurrency: int | None = None, sampler: Mapping[st
     name, colon, rest = policy.partition(":")
     names = [entry.name for entry in entries("sampler")]
     if not colon or not rest or name not in names:  # checked without importing the samplers, which is slow
+        if policy and Path(policy).is_dir():
+            raise NotFound(f"the policy {policy!r} is a folder; for the model in it write hf:{policy}, or vllm:{policy}")
         raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {suggest(name, names)}")
     factory: Any = load("sampler", name)
     if not getattr(factory, "policy_form", ""):

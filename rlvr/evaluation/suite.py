@@ -3,7 +3,8 @@
     - {env: gsm8k, tasks: 200}
     - {name: hard, env: {name: countdown, numbers: 6}, tasks: 100, split: test, max_new_tokens: 512}
 
-It is given by name (`rlvr list suites`), by path, by the name of a single environment, or as a data file.
+It is given by name (`rlvr list suites`), by path, by the name of a single environment, as a data file, or as the recipe of a training run,
+which stands for its environment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from rlvr.config.config import named
+from rlvr.config.config import RunConfig, named
 from rlvr.config.datafile import is_data
 from rlvr.config.overrides import number
 from rlvr.config.section import Section, checked
@@ -154,9 +155,23 @@ def _rows(target: str) -> list[Any]:
     if not path.is_file():
         raise NotFound(f"there is no suite {target!r}; {suggest(target, suites())}; or name a YAML file that exists")
     rows = read_yaml(path)
+    if isinstance(rows, Mapping) and "env" in rows and rows.keys() <= RunConfig.model_fields.keys():
+        return [_of_recipe(rows)]
     if not isinstance(rows, list) or not all(isinstance(row, Mapping | str) for row in rows):
         raise ConfigError(f"{path} is a {type(rows).__name__}, not a list of environments such as [{{env: gsm8k, tasks: 200}}]")
     return [{"env": row} if isinstance(row, str) else number(row) for row in rows]
+
+
+def _of_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The held-out tasks of a training recipe, with its limits for an answer; of a data set all of them.
+
+    >>> _of_recipe({"env": "gsm8k", "rollout": {"max_completion_length": 256}, "train": {"steps": 3}})
+    {'env': 'gsm8k', 'max_new_tokens': 256}
+    """
+    env, rollout = number(recipe["env"]), recipe.get("rollout") or {}
+    limits = {"max_new_tokens": "max_completion_length", "max_turn_tokens": "max_turn_length", "max_length": "max_length"}
+    found = {mine: rollout[key] for mine, key in limits.items() if isinstance(rollout, Mapping) and rollout.get(key) is not None}
+    return {"env": env, **({"tasks": ALL} if isinstance(env, Mapping) and env.get("name") == "dataset" else {}), **found}
 
 
 def with_settings(items: list[Item], settings: Mapping[str, Any]) -> list[Item]:

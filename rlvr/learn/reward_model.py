@@ -217,7 +217,7 @@ def end(trainer: ScorerTrainer, material: Material, run: RunLog, config: RunConf
     )  # fmt: skip
     run.write_json("report.json", ended.record())
     curve = [row["accuracy"] for row in rows_of(run.folder / "metrics.jsonl")]
-    screen.print(report.plot(report.smooth(curve, 5), title="pairs ranked right (mean of 5 steps)"), highlight=False)
+    screen.print(report.curve(curve, "pairs ranked right"), highlight=False)
     right, goes = ("not measured" if v is None else f"{v:.2f}" for v in (ended.accuracy, ended.correlation))
     screen.print(
         f"held-out pairs ranked right: {right} of {ended.held_out_pairs}; correlation with the verifier: {goes}; {ended.seconds:.0f} s\n"

@@ -247,9 +247,11 @@ def end(crew: Crew, run: RunLog, done: Progress, console: Console, began: float)
     by_main(crew.accelerator, crew.writer.wait)
     run.write_json("report.json", ended.record())
     by_main(crew.accelerator, lambda: report.picture(run.folder / "reward.png", rewards, before, after))
-    console.print(report.plot(report.smooth(rewards, 5), title="reward (mean of 5 steps)"), highlight=False)
+    console.print(report.curve(rewards, "reward"), highlight=False)
     if said := talked(steps[-1] if steps else {}):
         console.print(said, highlight=False)
+    if steps and all(row.get("step/skipped") for row in steps):
+        console.print("note: no step changed the weights: the checkpoint is the model that training began with", highlight=False)
     console.print(closing(ended, run.folder), highlight=False, markup=False, soft_wrap=True)
     return ended
 
@@ -258,7 +260,8 @@ def closing(ended: TrainReport, folder: Path) -> str:
     """The last lines of a run: the held-out accuracy, with its interval, and the outputs."""
     told = [f"{value:.1%}" if value is not None else "not judged" for value in (ended.accuracy_before, ended.accuracy_after)]
     between = f" (95 %: {ended.interval_after[0]:.1%} to {ended.interval_after[1]:.1%})" if ended.interval_after else ""
-    lines = [f"held-out accuracy {told[0]} -> {told[1]}{between} on {ended.held_out_tasks} tasks, {ended.held_out_seen} of them trained on"]
+    counted = f"{ended.held_out_tasks} task{'s' * (ended.held_out_tasks != 1)}, {ended.held_out_seen} of them trained on"
+    lines = [f"held-out accuracy {told[0]} -> {told[1]}{between} on {counted}"]
     if not ended.held_out_tasks:
         lines = ["held-out accuracy not measured (eval.tasks=0)"]
     lines[0] += f"; {ended.seconds:.0f} s"

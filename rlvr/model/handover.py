@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,23 @@ class Plain(Weights):
             self._model.save_pretrained(folder, state_dict=in_precision(self._model, dtype))
 
         self.once(written)
+
+    def shapes(self, dtype: str | None = None) -> dict[str, Any]:
+        """Names, types and shapes."""
+        return announced(self._model, self._named(), dtype)
+
+    def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+        """The model's own tensors; those in another precision are copies, one at a time."""
+        for name, tensor in self._named():
+            yield from as_saved(self._model, name, lowered(tensor.detach(), dtype)).items()
+
+    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tied weights come once, under their first name."""
+        seen: set[int] = set()
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
 
     def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
         """One forward pass."""
@@ -86,3 +104,21 @@ def in_precision(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | Non
             made[key] = lowered(weight, dtype).to("cpu")
         cast[name] = made[key]
     return cast
+
+
+def announced(model: Any, named: Iterable[tuple[str, torch.Tensor]], dtype: str | None) -> dict[str, torch.Tensor]:
+    """Tensors with the names, types and shapes that they have in a model's files, without their values."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in named:
+        like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        found |= as_saved(model, name, lowered(like, dtype))
+    return found
+
+
+def as_saved(model: Any, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One tensor under the names of the file format: transformers keeps the experts of a layer as one tensor, files have them apart."""
+    try:
+        loading: Any = importlib.import_module("transformers.core_model_loading")
+    except ModuleNotFoundError:  # transformers 4 has the names of the files
+        return {name: tensor}
+    return dict(loading.revert_weight_conversion(model, {name: tensor}))

@@ -18,6 +18,12 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
+def curve(values: Sequence[float], name: str) -> str:
+    """The curve of a run for the terminal: smoothed if it has enough steps for that."""
+    window = 5 if len(values) >= 10 else 1
+    return plot(smooth(values, window), title=f"{name} (mean of 5 steps)" if window > 1 else name)
+
+
 def plot(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:
     """A curve in braille characters with axis labels, for any terminal."""
     if not values:
@@ -32,7 +38,7 @@ def plot(values: Sequence[float], *, width: int = 60, height: int = 8, title: st
         y = rows - 1 - round((value - low) / span * (rows - 1))
         cells[y // 4][x // 2] |= DOTS[y % 4][x % 2]
     lines = ["".join(chr(0x2800 + bits) for bits in row) for row in cells]
-    labels = [f"{high:.2f}", *[""] * (height - 2), f"{low:.2f}"]
+    labels = [f"{high:.2f}" if high > low else "", *[""] * (height - 2), f"{low:.2f}"]
     body = "\n".join(f"{label:>6} ┤{line}" for label, line in zip(labels, lines, strict=True))
     return f"{title}\n{body}\n{'':>6} └{'─' * width}\n{'':>8}step 1{f'step {len(values)}':>{width - 6}}"
 

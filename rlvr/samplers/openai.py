@@ -284,7 +284,7 @@ def refused(reply: Reply, told: str, model: str, key_variable: str) -> str:
         return f"{told}; it has moved to {cleaned(place)}: use that URL"
     if reply.status in UNFIT and (fields := [name for name in OURS if re.search(rf"\b{name}\b", told)]):
         instead = "--temperature 1, or " if fields[0] == "temperature" else ""
-        return f"{told}; to leave the field out: {instead}--sampler omit=[{', '.join(fields)}]"
+        return f"{told}; to leave the field out: {instead}--sampler 'omit=[{', '.join(fields)}]'"
     return told
 
 

@@ -90,7 +90,8 @@ class Scripted(Sampler):
         turns = self._calls.gold(request.task)
         if turns is None:
             raise SamplerError(
-                f"{type(self._environment).__name__} has no gold solution for {request.task.id!r}; use scripted:noop or scripted:random"
+                f"{type(self._environment).__name__} has no gold solution for {request.task.id!r}; use scripted:noop or scripted:random "
+                "(`rlvr check env` says which tasks cannot be judged)"
             )
         gold = turns[min(request.turn, len(turns) - 1)]
         if not isinstance(gold, str):

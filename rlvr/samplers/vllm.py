@@ -30,11 +30,14 @@ from rlvr.samplers._colocated import RANKS, Colocated, Place
 from rlvr.samplers._local.engines import Engines
 from rlvr.samplers._local.fleet import fleet_of
 from rlvr.samplers._probe import LENGTH, Probe
-from rlvr.samplers._server import Patience, Servers
+from rlvr.samplers._servers.patience import Patience
+from rlvr.samplers._servers.servers import Servers
+from rlvr.samplers._servers.transfer import TRANSFERS
 from rlvr.samplers._vllm_version import check_version, installed
 
 PLACEMENTS = ("colocated", "local", "server")
 START_S = {"colocated": 600.0, "local": 600.0, "server": 120.0}
+IN_PROCESS = "its engine runs in the training process; use engines beside it (placement: local)"
 COLDEST = 0.01
 """vLLM raises lower temperatures to this one, and so would not sample from the requested distribution."""
 
@@ -102,6 +105,7 @@ class VLLMSampler(Sampler):
         sleep: bool = True,
         urls: list[str] | None = None,
         weights_folder: str | None = None,
+        transfer: str = "files",
         concurrency: int | None = None,
         start_s: float | None = None,
         heartbeat_s: float = 10.0,
@@ -126,24 +130,28 @@ class VLLMSampler(Sampler):
             sleep: release the trainer's GPU between rollouts.
             urls: the servers, for example http://localhost:8000.
             weights_folder: where weights are written for other processes, which must see it; None: in memory for local engines.
+            transfer: how weights reach servers; files: through weights_folder; nccl: from GPU to GPUs, by vLLM's weight transfer.
             concurrency: how many requests are in progress at a time, on average per engine; None: max_num_seqs.
             start_s: timeout for an engine to start, in seconds; None: 120 for a server, 600 for a local engine.
             heartbeat_s: after so many seconds without a completion a server's health is checked.
             deadline_s: timeout of one completion, and of loading new weights, in seconds.
             probe_tolerance: how much the probe's log-probabilities may differ; None: by precision.
         """
-        concurrency = max_num_seqs if concurrency is None else concurrency
         check_placement(placement, urls, engines, gpus, tensor_parallel_size)
-        start_s = START_S[placement] if start_s is None else start_s
+        check_transfer(transfer, placement, weights_folder)
+        concurrency, start_s = concurrency if concurrency is not None else max_num_seqs, START_S[placement] if start_s is None else start_s
         above_zero(max_num_seqs=max_num_seqs, concurrency=concurrency, start_s=start_s, heartbeat_s=heartbeat_s, deadline_s=deadline_s)
         above_zero(memory_fraction=memory_fraction, most=1)
-        if placement == "colocated":
-            self.holds_trainer_up = "its engine runs in the training process; use engines beside it (placement: local)"
         self.placement, self.tokenizer, self.probe_tolerance, self._model = placement, model, probe_tolerance, model
         self.urls, self.weights_folder, self.concurrency, self.enable_lora = urls or [], weights_folder, concurrency, enable_lora
-        self.patience, self.engines, self.gpus = Patience(deadline_s, heartbeat_s, start_s), engines, gpus
-        asleep = sleep and gpus is None
-        self.place = Place(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, asleep, tensor_parallel_size)
+        self.patience, self.engines, self.gpus, self.transfer = Patience(deadline_s, heartbeat_s, start_s), engines, gpus, transfer
+        sleep &= gpus is None
+        self.place = Place(dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size)
+
+    @property
+    def holds_trainer_up(self) -> str:  # type: ignore[override]
+        """Why it cannot sample beside the training."""
+        return IN_PROCESS if self.placement == "colocated" else ""
 
     def prepare(self, *, precision: str, max_length: int) -> None:
         """Set the defaults of `dtype` and `max_model_len` for this run."""
@@ -206,7 +214,8 @@ class VLLMSampler(Sampler):
                 dtype=self._asked,
                 concurrency=self.concurrency,
                 folder=self.weights_folder,
-                adapters=lora_rank > 0,
+                adapters=lora_rank > 0 and self.transfer == "files",
+                transfer=self.transfer,
             )
         place = replace(
             self.place, dtype=self._dtype(model), max_model_len=self.place.max_model_len or self._needed(model), lora_rank=lora_rank
@@ -269,3 +278,20 @@ def check_placement(placement: str, urls: list[str] | None, engines: int | None,
 
 
 make = VLLMSampler
+
+
+def check_transfer(transfer: str, placement: str, folder: str | None) -> None:
+    """Refuse a way for the weights that the placement does not have.
+
+    >>> check_transfer("files", "local", None)
+    """
+    if transfer not in (known := ("files", *TRANSFERS)):
+        raise ConfigError(f"transfer is {transfer!r}; {suggest(transfer, known)}")
+    if transfer == "files":
+        return
+    if placement != "server" or folder is not None:
+        raise ConfigError(
+            f"transfer is {transfer!r}, placement {placement!r} and weights_folder {folder!r}; it sends weights to servers (placement: "
+            "server), without a folder"
+        )
+    check_version(installed())

@@ -146,7 +146,7 @@ def packed(data: Any) -> str:
 def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
     """The texts of an episode: the available parts of the answer, the prompt and the verdict."""
     verdict = row["verdict"] or {}
-    found = {name: row.get(name) for name in ("text", "prompt", "reference", "error", "reward", "turns", "policy_version")}
+    found = {name: row.get(name) for name in ("text", "prompt", "reference", "reasoning", "error", "reward", "turns", "policy_version")}
     found |= {name: verdict.get(name) for name in ("reason", "parts", "detail")}
     found["talk"] = conversation_of(row.get("session") or {})
     return {name: value for name, value in found.items() if value not in (None, "", {}, [])}

@@ -1,11 +1,13 @@
 """Base classes with the published signatures of the frameworks, for tests without them.
 
-verl 0.9.1, OpenRLHF 0.11.2, SkyRL 0.4.0 (skyrl-gym 0.4.0), ms-swift 4.6.0, NeMo-Gym 0.4.0.
+verl 0.9.1, OpenRLHF 0.11.2, SkyRL 0.4.0 (skyrl-gym 0.4.0), ms-swift 4.6.0, NeMo-Gym 0.4.0 and 0.7.0. `benchmarks/adapters/signatures.py`
+compares them with the packages.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, TypedDict
 
@@ -31,12 +33,28 @@ class AgentLoopBase(ABC):
     """verl's base of agent loops."""
 
     def __init__(
-        self, trainer_config: Any, server_manager: Any, tokenizer: Any, processor: Any, dataset_cls: Any, data_config: Any, **kwargs: Any
-    ) -> None:
+        self, trainer_config: Any, server_manager: Any, tokenizer: Any, processor: Any, dataset_cls: Any, data_config: Any,
+        hf_model_type: str | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         self.config, self.server_manager, self.tokenizer = trainer_config, server_manager, tokenizer
 
     @abstractmethod
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput: ...
+
+
+class AgentLoops(dict[str, str]):
+    """verl's registry of agent loops: it keeps the name of a class, and imports it again for each row."""
+
+    def register(self, agent_name: str) -> Any:
+        def decorate(kind: type) -> type:
+            self[agent_name] = f"{kind.__module__}.{kind.__qualname__}"
+            return kind
+
+        return decorate
+
+    def made(self, agent_name: str, **given: Any) -> Any:
+        module, _, name = self[agent_name].rpartition(".")
+        return getattr(import_module(module), name)(**given)
 
 
 class ServerManager:
@@ -70,7 +88,7 @@ class AgentInstanceBase(ABC):
         return states
 
     @abstractmethod
-    async def step(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]: ...
+    async def step(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]: ...
 
 
 class LLMEngine:
@@ -79,7 +97,7 @@ class LLMEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    async def generate(self, prompt_token_ids: list[int], sampling_params: Any) -> Any:
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
         tokens, logprobs = self.engine.next(prompt_token_ids)
         entries = [{token: SimpleNamespace(logprob=p)} for token, p in zip(tokens, logprobs, strict=True)]
         given = entries if sampling_params.logprobs is not None else None
@@ -123,6 +141,9 @@ class InferenceEngineClient:
 
 class ORM:
     """ms-swift's base of rewards."""
+
+    def __init__(self, args: Any = None, **kwargs: Any) -> None:
+        self.args = args
 
     def __call__(self, **kwargs: Any) -> list[float]:
         raise NotImplementedError

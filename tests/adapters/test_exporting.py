@@ -25,10 +25,7 @@ WORLDS = "tests/fixtures/worlds.py"
 
 
 class Registry(dict[str, Any]):
-    """`register` of verl and skyrl-gym."""
-
-    def __call__(self, name: str) -> Any:
-        return lambda kind: self.setdefault(name, kind)
+    """`register` of skyrl-gym."""
 
     def named(self, *, id: str, entry_point: str) -> None:
         self[id] = entry_point
@@ -80,19 +77,20 @@ def test_trl_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_verl_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    register = Registry()
-    parts = {"AgentLoopBase": stand_ins.AgentLoopBase, "AgentLoopOutput": stand_ins.AgentLoopOutput, "register": register}
+    loops = stand_ins.AgentLoops()
+    parts = {"AgentLoopBase": stand_ins.AgentLoopBase, "AgentLoopOutput": stand_ins.AgentLoopOutput, "register": loops.register}
     stand_in(monkeypatch, verl__experimental__agent_loop__agent_loop=parts)
     export_env(f"{WORLDS}:First", "verl", tmp_path / "out", count=4)
     made = loaded(tmp_path / "out", "rlvr_first", monkeypatch)
-    assert register["rlvr"] is made.RlvrLoop
+    assert loops["rlvr"] == "rlvr_first.RlvrLoop", "verl imports the class by this name, for each row"
     (named,) = yaml.safe_load((tmp_path / "out" / "agent_loop.yaml").read_text())
     assert named["_target_"] == "rlvr_first.RlvrLoop"
     row = json.loads((tmp_path / "out" / "rows.jsonl").read_text().splitlines()[2])
     label = row["reward_model"]["ground_truth"]
     assert made.compute_score("rlvr", First().gold(First().task("train", 2)), label, row["extra_info"]) == {"score": 1.0}
     manager = stand_ins.ServerManager(Engine(wire(First(), ["x"])))
-    played = made.RlvrLoop(config(), manager, tokenizer(), None, None, None)
+    parts = {"processor": None, "dataset_cls": None, "data_config": None, "hf_model_type": "llama", "tools": None}
+    played = loops.made("rlvr", trainer_config=config(), server_manager=manager, tokenizer=tokenizer(), **parts)
     assert asyncio.run(played.run({}, raw_prompt=row["prompt"], **row)).reward_score == 0.0
 
 
@@ -100,7 +98,7 @@ def test_openrlhf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, openrlhf__utils__agent={"AgentExecutorBase": stand_ins.AgentExecutorBase})
     export_env(f"{WORLDS}:First", "openrlhf", tmp_path / "out", count=4)
     made = loaded(tmp_path / "out", "rlvr_first", monkeypatch)
-    assert issubclass(made.AgentExecutor, stand_ins.AgentExecutorBase)
+    assert issubclass(made.AgentExecutor, stand_ins.AgentExecutorBase) and made.AgentExecutor.__module__ == "rlvr_first"
     row = json.loads((tmp_path / "out" / "rows.jsonl").read_text().splitlines()[0])
     assert made.reward_func(["p x"], ["p "], [row["label"]])["rewards"].tolist() == [0.0]
 
@@ -112,7 +110,7 @@ def test_skyrl_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, skyrl__train__generators__base={"GeneratorInterface": stand_ins.GeneratorInterface})
     export_env(f"{WORLDS}:First", "skyrl", tmp_path / "out", count=4)
     made = loaded(tmp_path / "out", "rlvr_first", monkeypatch)
-    assert register["rlvr"] == "rlvr_first:RlvrEnv"
+    assert register["rlvr"] == "rlvr_first:RlvrEnv" and made.RlvrEnv.__module__ == "rlvr_first"
     assert isinstance(made.generator(None, tokenizer()), stand_ins.GeneratorInterface)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from rlvr.adapters import nemo_gym, openrlhf, skyrl, swift, verl
 from rlvr.adapters.rows import label_of, rows_of
+from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, EnvError
 from rlvr.turns import Call
 from tests.adapters import stand_ins
@@ -270,8 +271,57 @@ def test_nemo_gym_runs_tools_and_judges() -> None:
     call = {"type": "function_call_output", "call_id": "1", "output": "7"}
     assert run(made.verify(Request("b", response(message("7"), call)))).reward == 0.0, "what a tool printed is no answer"
     assert all_closed()
-    assert b"not open" in run(made.routes["/add"](Request("a", {"number": 7}))).body
+    assert b"is over" in run(made.routes["/add"](Request("a", {"number": 7}))).body
+    assert b"not open" in run(made.routes["/add"](Request("c", {"number": 7}))).body
     with pytest.raises(ConfigError, match="not open"):
+        run(made.verify(Request("c", response(message("7")))))
+
+
+def test_nemo_gym_policy_that_calls_the_routes_gains_nothing() -> None:
+    """The agent posts a call of the policy to the route of that name, whatever it is, with the session's cookie."""
+    made, other = served(Counts()), {"label": label_of("train", 8)}
+    run(made.seed_session(Request("a", {"label": label_of("train", 7)})))
+    assert run(made.routes["/add"](Request("a", {"number": 3}))).body == b"The count is 3. "
+    run(made.seed_session(Request("a", {"label": label_of("train", 7)})))
+    assert run(made.routes["/add"](Request("a", {"number": 1}))).body == b"The count is 4. ", "the same session, with its turns"
+    for call in (made.seed_session(Request("a", other)), made.verify(Request("a", response(message("8")) | other))):
+        with pytest.raises(ConfigError, match="names another task"):
+            run(call)
+    assert run(made.verify(Request("a", response(message("guess"))))).reward == 0.0
+    run(made.seed_session(Request("a", {"label": label_of("train", 7)})))
+    assert run(made.verify(Request("a", response(message("7"))))).reward == 0.0, "the first verdict stays"
+    with pytest.raises(ConfigError, match="route of NeMo-Gym's own"):
+        nemo_gym.Desk(Named())
+
+
+class Named(Counts):
+    """Its tool has the name of a route."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        class Verify(Tool):
+            @tool
+            def verify(self, text: str) -> str:
+                """Look.
+
+                Args:
+                    text: anything.
+                """
+                return text
+
+        self.tools = (Verify(),)
+
+
+def test_nemo_gym_environment_servers_name_their_sessions() -> None:
+    made = served(Counts())
+    seed = {"resources_session_id": "r-1", "episode_id": "e", "task_id": "t", "task_data": {"label": label_of("train", 7)}}
+    assert run(made.seed_session(Request("a", seed))) == {"resources_session_id": "r-1"}
+    assert run(made.routes["/add"](Request("a", {"number": 7}))).body == b"The count is 7. "
+    for _ in range(2):
+        assert run(made.close_resources_session(Request("a", {"resources_session_id": "r-1"}))) == {"resources_session_id": "r-1"}
+    assert all_closed()
+    with pytest.raises(EnvError, match="closed before it was judged"):
         run(made.verify(Request("a", response(message("7")))))
 
 

@@ -139,7 +139,10 @@ CASES: list[Case] = [
     ("no such option at all", ["list", "--colour"], ["has no option '--colour'; see `rlvr list --help`"]),
     ("no such option before the command", ["--versoin"], ["did you mean '--version'? see `rlvr --help`"]),
     ("a setting of a run as an option", ["train", "quickstart", "--steps", "5"], ["'--steps'", "train.steps=50;"]),
-    ("a missing argument", ["show", "env"], ["NAME", "rlvr show --help"]),
+    ("a missing argument", ["show", "env"], ["KIND and a NAME", "`rlvr show env NAME`"]),
+    ("a name without its kind", ["show", "countdown"], ["`rlvr show env countdown` or `rlvr show verifier countdown`"]),
+    ("no such setting of a run", ["show", "config", "train.step"], ["no setting 'train.step'", "train.steps", "rlvr show config"]),
+    ("an evaluation of nobody", ["eval", "quick"], ["--policy is missing", "rlvr eval quick --policy hf:DIR"]),
     (
         "a word where a number belongs",
         ["eval", "arithmetic", "--policy", "scripted:gold", "-n", "two"],

@@ -21,6 +21,7 @@ from rlvr.commands.cli import app, run
 from rlvr.commands.evaluating import money
 from rlvr.commands.settings import settings_from
 from rlvr.commands.verifying import AHEAD, in_order
+from rlvr.config.config import RunConfig
 from rlvr.plugins.registry import PACKAGE, entries
 from rlvr.task import Verdict
 
@@ -114,6 +115,28 @@ def test_show_explains_the_settings(capsys: Said) -> None:
     assert settings["verifier"]["default"] == "numeric" and not settings["verifier"]["required"]
     assert settings["levels"]["about"].startswith("digits of the first number")
     assert "seed: 0" in obey(["show", "recipe", "quickstart"], capsys)
+
+
+def test_show_config_explains_every_setting_of_a_run(capsys: Said) -> None:
+    schema = RunConfig.model_json_schema()  # another way to the same keys
+
+    def keys(part: dict[str, Any], path: str) -> set[str]:
+        found = set()
+        for name, told in part["properties"].items():
+            found.add(path + name)
+            for ref in re.findall(r"#/\$defs/(\w+)", json.dumps(told)):
+                found |= keys(schema["$defs"][ref], f"{path}{name}.")
+        return found
+
+    rows = {row["key"]: row for row in parsed(["show", "config"], capsys)}
+    assert set(rows) == keys(schema, "") and [key for key, row in rows.items() if not row["about"]] == []
+    about = rows["rollout.prompts_per_step"]
+    assert (about["default"], about["limits"]) == ("32", "at least 1") and "tasks" in about["about"]
+    assert rows["rollout.overlong"]["limits"] == "one of wait, cut" and rows["model.lora.rank"]["default"] == "required"
+    said = obey(["show", "config", "train"], capsys)
+    assert "train.steps" in said and "constant_with_warmup" in said and "\nrollout." not in said
+    (only,) = parsed(["show", "config", "log.keep"], capsys)
+    assert only["key"] == "log.keep" and only["about"]
     assert parsed(["show", "recipe", "quickstart"], capsys)["name"] == "quickstart"
 
 

@@ -47,6 +47,13 @@ def installed(desk: Path, *folders: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{desk / 'hook'}{os.pathsep}{PACKAGE.parent}", "OMP_NUM_THREADS": "1", "RLVR_TRACEBACK": ""}
 
 
+@pytest.mark.parametrize("kind", ["env", "verifier", "tool", "algorithm"])
+def test_the_readme_of_a_package_links_nothing_that_is_not_there(kind: str, desk: Path) -> None:
+    assert run(["new", kind, "my_quite_long_name"]) == 0
+    text = (desk / "rlvr-my-quite-long-name" / "README.md").read_text("utf-8")
+    assert f"rlvr check {kind} my_quite_long_name\n" in text and "http" not in text and "   " not in text and "$" not in text
+
+
 @pytest.mark.slow
 def test_a_new_package_is_installed_found_checked_and_trained_on(desk: Path) -> None:
     assert run(["new", "env", "my_doubling"]) == 0

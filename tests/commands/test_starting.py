@@ -45,6 +45,7 @@ def test_one_command_makes_a_run_with_recipe_interval_and_page(desk: Path, capsy
     assert report["held_out_tasks"] == 3 and report["held_out_seen"] == 0 and len(report["interval_after"]) == 2
     told = " ".join(said.err.split())
     assert "question = {question}, reference = {answer}" in told and "3 of 30 rows are held out" in told and "(95 %: " in told
+    assert "note: no step changed the weights: the checkpoint is the model that training began with" in told, "no answer was right"
     assert (desk / "runs/a/view.html").is_file() and (desk / "runs/a/checkpoints/last/config.json").is_file()
     recipe = yaml.safe_load((desk / "runs/a/recipe.yaml").read_text())
     assert recipe["env"] == {
@@ -104,6 +105,8 @@ def test_init_writes_a_recipe_that_train_takes(desk: Path, capsys: Said) -> None
     assert run(["init", "--data", "gsm8k", "--model", "model"]) == 2 and "--force" in capsys.readouterr().err
     assert run(["init", "--data", "gsm8k", "--model", "model", "--force", "--json"]) == 0
     assert load("recipe.yaml").env == {"name": "gsm8k"}
+    assert run(["init", "usual.yaml", "--data", "sums.jsonl", "--model", "model"]) == 0
+    assert load("usual.yaml").env["verifier"] == "symbolic"
 
 
 def test_init_asks_three_questions(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_columns_with_usual_names_are_found(columns: list[str], question: str, r
     ({"question": "1?", "answer": "1"}, {"question": "{quesion}"}, "uses the column 'quesion'; did you mean 'question'"),
     ({"question": "1?", "answer": "1"}, {"question": "why"}, "which names no column"),
     ({"question": "1?", "answer": "1"}, {"instruction": "It is {answer}."}, "the prompt would show the column 'answer'"),
-    ({"question": "1?", "answer": " "}, {}, r"1 of 1 rows.*skip_bad_rows=true:\n  .*a\.jsonl:1: the column 'answer' is empty"),
+    ({"question": "1?", "answer": " "}, {}, r"1 of 1 rows.*env.skip_bad_rows=true\):\n  .*a\.jsonl:1: the column 'answer' is empty"),
     ({"question": None, "answer": "1"}, {}, r"a\.jsonl:1: the column 'question' is empty"),
     ({"question": "1?", "answer": "1"}, {"where": {"level": 3}}, r"a\.jsonl:1: where names the column 'level'"),
     ({"question": "1?", "answer": "1"}, {"where": {"question": {"min": 3}}}, r"where\.question needs numbers"),

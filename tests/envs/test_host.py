@@ -23,7 +23,10 @@ def host() -> Iterator[Host]:
 def gone(pid: int) -> bool:
     """Whether a process ends within a while."""
     for _ in range(200):
-        if not Path(f"/proc/{pid}").exists() or "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+        try:
+            if "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except (FileNotFoundError, ProcessLookupError):  # it may end between opening and reading
             return True
         time.sleep(0.02)
     return False

@@ -27,6 +27,7 @@ from rlvr.evaluation.attempt import Attempt, key_of
 from rlvr.evaluation.evaluate import Report, evaluate, wanted_of
 from rlvr.evaluation.plan import Plan
 from rlvr.evaluation.samples import SampleFile, plan_of, rows_in, samples_of
+from rlvr.evaluation.suite import suite_from
 from rlvr.evaluation.summary import EnvSummary
 from rlvr.learn import checkpoint
 from rlvr.learn.checkpoint import Progress
@@ -426,7 +427,7 @@ def test_the_suite_of_mathematics_with_tools(tmp_path: Path) -> None:
         ("- {env: {nmae: arithmetic}}\n", "a 'name' is missing"),
         ("- arithmetic\n- arithmetic\n", "two entries called 'arithmetic'"),
         ("- {env: arithmetic, split: tset}\n", "did you mean 'test'"),
-        ("env: arithmetic\n", "not a list of environments"),
+        ("{env: arithmetic, tasks: 3}\n", "not a list of environments"),
         ("[]\n", "no environments"),
         ("- {env: [\n", "not valid YAML"),
     ],
@@ -437,6 +438,28 @@ def test_a_suite_with_a_typo(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         evaluate(str(file), "scripted:gold")
     assert told in str(error.value)
+
+
+def test_a_recipe_stands_for_its_held_out_tasks(tmp_path: Path) -> None:
+    """All of a data set, with the recipe's limits, so that the figure is the one that the run would give."""
+    rows = [{"question": f"{at}+1?", "answer": str(at + 1)} for at in range(150)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    env = {"name": "dataset", "path": str(tmp_path / "sums.jsonl"), "holdout": 0.8, "verifier": "numeric"}
+    rollout = {"max_completion_length": 7, "max_turn_length": None, "sampler": "hf"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"env": env, "model": {"path": "nowhere"}, "rollout": rollout}), "utf-8")
+    report = evaluate(str(tmp_path / "recipe.yaml"), "scripted:gold", out=tmp_path / "run")
+    found = only(report)
+    assert (report.suite, found.name, found.tasks) == ("recipe", "dataset", 120) and found.avg is not None and found.avg.value == 1.0
+    assert {row["task_id"].split("/")[1] for row in rows_of(tmp_path / "run" / "episodes.jsonl")} == {"test"}
+    (item,) = suite_from(str(tmp_path / "recipe.yaml")).items
+    assert (item.max_new_tokens, item.max_turn_tokens, item.max_length) == (7, None, None)
+    (tmp_path / "short.yaml").write_text("env: arithmetic\n", "utf-8")
+    assert evaluate(str(tmp_path / "short.yaml"), "scripted:gold", tasks=3).envs["arithmetic"].tasks == 3
+
+
+def test_the_folder_of_a_model_is_no_policy(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=f"is a folder; for the model in it write hf:{tmp_path}, or vllm:"):
+        evaluate(SUMS, str(tmp_path))
 
 
 @pytest.mark.parametrize(

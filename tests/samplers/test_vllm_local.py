@@ -37,7 +37,7 @@ from rlvr.samplers._local.group import end_group, members
 from rlvr.samplers._local.loading import tensors_in
 from rlvr.samplers._local.meeting import SOCKETS, meeting_in
 from rlvr.samplers._local.wire import LENGTH, Wire
-from rlvr.samplers._server import Patience
+from rlvr.samplers._servers.patience import Patience
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task, user
 from tests.learn.peers.launch import ended, started

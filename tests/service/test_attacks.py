@@ -147,6 +147,17 @@ def over(link: socket.socket, *, drip: bool) -> bool:
         return True
 
 
+def test_a_refused_body_without_end_is_cut_off(server: Server) -> None:
+    with link_to(server) as link:
+        link.sendall(head("Transfer-Encoding: chunked") + b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
+        began = time.monotonic()
+        with pytest.raises(OSError):  # the answer is 413, and the connection is closed after the time for a request
+            while time.monotonic() - began < 15:
+                link.sendall(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
+                time.sleep(0.001)
+    assert well(server)
+
+
 def test_a_head_without_end_is_cut_off(server: Server) -> None:
     for one in (b"X: ", b""):  # one header without end, and headers without end
         with link_to(server) as link, pytest.raises(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -78,6 +80,18 @@ def test_large_bodies_and_too_many_rows_are_refused(server: Server) -> None:
             link.sendall(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
         assert link.recv(20).startswith(b"HTTP/1.1 413")
     assert server.ask("/verify/batch", {"rows": rows(*["4"] * 201)})[0] == 413
+
+
+def test_a_client_that_sends_ten_megabytes_gets_the_answer_and_keeps_its_connection(server: Server) -> None:
+    link = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=20)
+    with closing(link):
+        for token, status in ((TOKEN, 413), ("wrong", 401)):
+            for _ in range(3):
+                link.request("POST", "/verify", b"x" * 10_000_000, {"Authorization": f"Bearer {token}"})
+                reply = link.getresponse()
+                assert reply.status == status and json.loads(reply.read())["error"]
+        link.request("GET", "/healthz")
+        assert link.getresponse().status == 200
 
 
 def test_what_is_too_much_is_refused_with_a_time_to_wait(server: Server) -> None:

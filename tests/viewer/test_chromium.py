@@ -193,6 +193,27 @@ def test_a_training_episode_shows_its_question_and_its_turns(chromium: Chromium,
         assert [text for title, text in shown if title == "policy"] in ([], [rows[at]["text"]] * 2)
 
 
+@pytest.mark.parametrize(
+    ("thoughts", "titles"),
+    [(["six sevens </script>"], ["reasoning, 20 characters"]), (["", "hm"], ["reasoning of turn 2, 2 characters"])],
+)
+def test_reasoning_apart_from_the_answer_is_folded_and_found(
+    thoughts: list[str], titles: list[str], chromium: Chromium, tmp_path: Path
+) -> None:
+    run = recorded_run(tmp_path / "run", steps=1)
+    rows = [row | ({"reasoning": thoughts} if at == 1 else {}) for at, row in enumerate(rows_of(run / "episodes.jsonl"))]
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, view(run).path)
+    folds = "[...document.querySelectorAll('#detail details.reasoning')]"
+    shown = f"{folds}.map(fold => [fold.open, ...[...fold.children].map(part => part.textContent)])"
+    for at, told in ((1, [[False, title, text] for title, text in zip(titles, filter(None, thoughts), strict=True)]), (2, [])):
+        page.evaluate(f"choose({at}, true)")
+        page.until(f"{OPENED} && state.open === {at} && {folds}.length === {len(told)}")
+        assert page.evaluate(shown) == told and page.errors() == []
+    choose(page, search=thoughts[-1])
+    assert count(page).startswith("1 of ")
+
+
 def test_a_long_name_of_a_task_loses_its_beginning(chromium: Chromium, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", steps=1)
     rows = [row | {"task_id": f"{'ab'[at % 2]}/{'long/' * 40}{at}"} for at, row in enumerate(rows_of(run / "episodes.jsonl"))]

@@ -59,11 +59,13 @@ def list_(
 
 @app.command()
 def show(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, tool, algorithm, recipe or suite.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, tool, algorithm, recipe, suite or config.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object. Of config, a section such as train, or nothing.")
+    ] = "",
     json: Json = False,
 ) -> None:
-    """Show the documentation and the settings of one plugin."""
+    """Show the settings of one plugin, or of a run (`show config`)."""
     from rlvr.commands import listing
 
     listing.show_plugin(kind, name, json=json)

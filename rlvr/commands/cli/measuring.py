@@ -38,7 +38,7 @@ SamplerSettings = Annotated[
 @app.command("eval")
 def eval_(
     suite: Annotated[
-        str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, an environment, or data.")
+        str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, a recipe, an environment, or data.")
     ] = "",
     policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")] = "",
     n: Answers = None,
@@ -76,7 +76,11 @@ def eval_(
     if rescore is not None and not suite and not policy:
         sampling |= {"seed": seed or None, "price": price or None, "sampler": sampler or None}
         return evaluating.rescore_run(rescore, pairs=settings or [], sampling=sampling, out=out, select=select, **shown)
-    if not suite or not policy or rescore is not None:
+    if suite and not policy and rescore is None:
+        raise ConfigError(
+            f"--policy is missing: what answers, such as hf:DIR, openai:URL#MODEL or scripted:gold: rlvr eval {suite} --policy hf:DIR"
+        )
+    if not suite or rescore is not None:
         raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")
     how = {**sampling, "seed": seed, "select": select, "retry": retry, "sampler": settings_from(sampler or [], "--sampler")}
     return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, **shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -69,8 +69,14 @@ class Service:
         """One verdict; a request in the shape of NeMo-Gym gets its reward."""
         body = await _object(request)
         theirs = "responses_create_params" in body and "response" in body
-        row = shapes.nemo_gym_row(body) if theirs else shapes.dumped(body)
-        lines = await self._lines(request, [row], body.get("verifier") if not theirs else None)
+        wanted = body.get("verifier") if not theirs else None
+        if theirs:
+            row = shapes.nemo_gym_row(body)
+        else:  # as the client wrote it, if that is one line: a large row is in memory less often
+            data = await request.body()
+            row = data if b"\n" not in data else shapes.dumped(body)
+            body = {}
+        lines = await self._lines(request, [row], wanted)
         if not lines:
             return Response(status_code=LEFT)
         [line] = lines
@@ -91,6 +97,7 @@ class Service:
             given = body.get("rows")
             if not isinstance(given, list):
                 raise Refused(422, 'the body must be {"rows": [...], "verifier": NAME}, or lines with the content type ' + LINES)
+            self._few(given)  # before each is written again, which takes longer than reading them
             rows, verifier = [shapes.dumped(row) for row in given], body.get("verifier")
         del data
         if not rows:
@@ -128,8 +135,7 @@ class Service:
         name = request.query_params.get("verifier") or verifier or next(iter(known), "")
         if not isinstance(name, str) or name not in known:
             raise Refused(422, f"there is no verifier {name!r:.80} here; {suggest(str(name), known)}")
-        if len(rows) > self.most_rows:
-            raise Refused(413, f"{len(rows)} rows in one request; at most {self.most_rows} may wait here: send fewer at a time")
+        self._few(rows)
         if not self.pool.alive and self.pool.trouble:
             raise Refused(503, "no worker process is ready; see the log of the service", **{"Retry-After": "5"})
         try:
@@ -140,6 +146,10 @@ class Service:
             raise Refused(429, f"{self.pool.waiting} rows wait already; try again later", **{"Retry-After": str(wait)}) from None
         except Mismatch as error:
             raise Refused(422, str(error)) from None
+
+    def _few(self, rows: Sequence[object]) -> None:
+        if len(rows) > self.most_rows:
+            raise Refused(413, f"{len(rows)} rows in one request; at most {self.most_rows} may wait here: send fewer at a time")
 
     def _counted(self, lines: list[bytes]) -> None:
         every = b"\n".join(lines)  # quotes in the text of a reason are escaped, so that it is counted nowhere

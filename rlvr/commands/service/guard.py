@@ -106,10 +106,12 @@ class Guard:
 
 
 def too_large(most: int) -> Refused:
-    """The answer to a body that is too large."""
-    return Refused(
-        413, f"the body is larger than {most} bytes; send fewer rows, or start the service with a larger --max-body", Connection="close"
-    )
+    """The answer to a body that is too large.
+
+    The connection stays open, and what still comes is discarded for as long as `connection.patient` allows: a client that is sending while
+    the connection is closed sees an error of the connection, and not this answer.
+    """
+    return Refused(413, f"the body is larger than {most} bytes; send fewer rows, or start the service with a larger --max-body")
 
 
 class _Body:

@@ -25,7 +25,7 @@ def page(report: Report, interval: Interval) -> str:
         ("crashes and timeouts", str(sum(f.crashed for f in report.families))),
         ("different verdicts when asked twice", str(len(report.disagreements))),
     ]
-    head += [("seconds for a verdict", ", ".join(f"{name} {value:.4f}" for name, value in latency.items()))]
+    head += [("milliseconds for a verdict", ", ".join(f"{name} {1000 * value:.3g}" for name, value in latency.items()))]
     head += [
         ("reads answers as", ", ".join(report.forms) or "no form of the gold was accepted"),
         ("pairs without a clear label", str(report.skipped)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +20,7 @@ from rlvr.learn.update import adapter
 from rlvr.learn.update.policy import Policy
 from rlvr.learn.update.shards import folded, whole
 from rlvr.model.device import trained_in
-from rlvr.model.handover import Plain, lowered, trainer_scores
+from rlvr.model.handover import Plain, announced, as_saved, lowered, trainer_scores
 from rlvr.model.tensorfiles import TensorWriter
 from rlvr.model.weights import LOADING
 
@@ -62,8 +61,7 @@ class Sharded(Weights):
         """A copy in this process, for a sampler that runs the model itself; the same one each time, with the current weights."""
         if self._spare is None:
             with LOADING, torch.random.fork_rng(devices=[]):  # its initial weights are random and replaced
-                base = self.policy.model.get_base_model() if adapter.is_on(self.policy.model) else self.policy.model
-                made = AutoModelForCausalLM.from_config(copy.deepcopy(base.config), dtype=self.dtype)
+                made = AutoModelForCausalLM.from_config(copy.deepcopy(base_of(self.policy.model).config), dtype=self.dtype)
                 self._spare = made.to(next(self.policy.parameters()).device).eval()
         places = self._spare.state_dict()
         with torch.no_grad():
@@ -85,15 +83,26 @@ class Sharded(Weights):
     def save(self, folder: Path, dtype: str | None = None) -> None:
         """Write the folder; the main process writes each tensor when it has come together. A failure is raised in all processes."""
         main = torch.distributed.get_rank() == 0
-        folded(self.policy)
         writing = _Writing(self.policy.model, folder, dtype) if main else None
-        for name, tensor in self.stream(dtype):
+        for name, tensor in self.tensors(dtype):
             if writing is not None:
                 writing.take(name, tensor)
             del tensor  # before the next one comes together
         fault = "" if writing is None else writing.done()
         if fault := next(filter(None, gather(fault)), ""):
             raise RlvrError(f"the weights could not be written to {folder}: {fault}")
+
+    def shapes(self, dtype: str | None = None) -> dict[str, Any]:
+        """Names, types and shapes of the plain model."""
+        folded(self.policy)
+        return shapes_of(self.policy.model, dtype)
+
+    def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+        """As `stream`, with the names of the file format."""
+        base = base_of(self.policy.model)
+        for name, tensor in self.stream(dtype):
+            yield from as_saved(base, name, tensor).items()
+            del tensor  # before the next one comes together
 
     def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
         """One forward pass of the sharded model, which computes in its own precision."""
@@ -136,6 +145,14 @@ class Adapted(Weights):
         """Write the plain model."""
         Plain(self.model(), once=in_main).save(folder, dtype)
 
+    def shapes(self, dtype: str | None = None) -> dict[str, Any]:
+        """Those of the plain model."""
+        return shapes_of(self._model, dtype)
+
+    def tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+        """The plain model's."""
+        return Plain(self.model()).tensors(dtype)
+
     def score(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
         """One forward pass with the adapter beside the weights, as in training."""
         return trainer_scores(self._model, tokens, precision)
@@ -168,22 +185,28 @@ def apart(model: Any, base: Weights) -> Adapter:
     return Adapter(int(model.peft_config[adapter.NAME].r), base, save)
 
 
+def base_of(model: Any) -> Any:
+    """The model under the adapter, if there is one."""
+    return model.get_base_model() if adapter.is_on(model) else model
+
+
+def shapes_of(model: Any, dtype: str | None) -> dict[str, Tensor]:
+    """Names, types and shapes of a model's tensors in its files, with its adapter merged."""
+    return announced(base_of(model), ((name, tensor) for name, tensor, _ in adapter.plain_tensors(model)), dtype)
+
+
 class _Writing:
     """The main process's side of a folder that is written tensor by tensor. After a failure it takes the rest without writing it."""
 
     def __init__(self, model: Any, folder: Path, dtype: str | None) -> None:
-        self.model, self.fault = model.get_base_model() if adapter.is_on(model) else model, ""
+        self.model, self.fault = base_of(model), ""
         self.file: TensorWriter | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.model.config.save_pretrained(folder)
             if self.model.generation_config is not None:
                 self.model.generation_config.save_pretrained(folder)
-            announced: dict[str, Tensor] = {}
-            for name, tensor, _ in adapter.plain_tensors(model):
-                like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-                announced |= as_saved(self.model, name, lowered(like, dtype))
-            self.file = TensorWriter(folder / "model.safetensors", announced)
+            self.file = TensorWriter(folder / "model.safetensors", shapes_of(model, dtype))
         except Exception as error:  # a full disk, and whatever a family's configuration raises
             self.fault = f"{type(error).__name__}: {error}"
 
@@ -192,8 +215,7 @@ class _Writing:
         if self.fault or self.file is None:
             return
         try:
-            for saved, part in as_saved(self.model, name, tensor).items():
-                self.file.write(saved, part)
+            self.file.write(name, tensor)
         except Exception as error:
             self.fault = f"{type(error).__name__}: {error}"
 
@@ -206,12 +228,3 @@ class _Writing:
         except Exception as error:
             self.fault = self.fault or f"{type(error).__name__}: {error}"
         return self.fault
-
-
-def as_saved(model: Any, name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """One tensor under the names of the file format: transformers keeps the experts of a layer as one tensor, files have them apart."""
-    try:
-        loading: Any = importlib.import_module("transformers.core_model_loading")
-    except ModuleNotFoundError:  # transformers 4 has the names of the files
-        return {name: tensor}
-    return dict(loading.revert_weight_conversion(model, {name: tensor}))

@@ -29,7 +29,8 @@ from rlvr.samplers._local.fleet import Fleet, clear_shared, shared_memory
 from rlvr.samplers._local.process import EngineProcess
 from rlvr.samplers._local.slot import Slot
 from rlvr.samplers._probe import TOLERANCE, apart
-from rlvr.samplers._server import AGAIN, LOOK_S, Patience
+from rlvr.samplers._servers.patience import Patience
+from rlvr.samplers._servers.servers import AGAIN, LOOK_S
 
 PREFIX = "rlvr-engines-"
 MOST_DEATHS = 3

@@ -73,7 +73,13 @@ function bodyOf(of, episode, said, tokens, colour, recolour) {
   if (fault !== "none") verdict.append(make("b", "warn", `fault ${fault}`));
   verdict.append(make("span", tone(score), said.error || said.reason || "no reason was given"));
   const talk = turnsOf(said.talk);
-  return [verdict, ...judged(said), ...talk, make("h2", "", talk.length ? "answer, as it was judged" : "answer"), longOf(said.text ?? "", true), ...tokensOf(of, episode, tokens, colour, recolour)];
+  return [verdict, ...judged(said), ...talk, ...reasoningOf(said), make("h2", "", talk.length ? "answer, as it was judged" : "answer"), longOf(said.text ?? "", true), ...tokensOf(of, episode, tokens, colour, recolour)];
+}
+
+/** The reasoning that an endpoint gave apart from the answer, folded. A recorded session has it in its turns. */
+function reasoningOf(said) {
+  const found = said.reasoning ?? [], whose = (nth) => (found.length > 1 ? ` of turn ${nth + 1}` : "");
+  return found.flatMap((text, nth) => (text ? [folded(`reasoning${whose(nth)}, ${text.length.toLocaleString("en")} characters`, text, "reasoning")] : []));
 }
 
 /** The details of the verdict: named parts, tests one by one, and other notes of the verifier. */

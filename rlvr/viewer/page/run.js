@@ -60,7 +60,7 @@ class Run {
     for (let at = 0; at * page.chunk < this.head.episodes; at++) {
       for (const said of await unpacked(`${this.prefix}texts-${at}`)) {
         const prompt = (said.prompt || []).map((message) => message.content);
-        this.texts.push([said.text, said.reason, said.error, ...prompt, ...textsOf(said.talk)].filter(Boolean).join("\n").toLowerCase());
+        this.texts.push([said.text, said.reason, said.error, ...(said.reasoning ?? []), ...prompt, ...textsOf(said.talk)].filter(Boolean).join("\n").toLowerCase());
       }
       await new Promise((resolve) => setTimeout(resolve));
     }

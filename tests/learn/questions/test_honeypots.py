@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlvr.config.config import load
 from rlvr.errors import CheckFailed, ConfigError
 from rlvr.learn.questions.honeypots import Honeypots, unsolvable
 from rlvr.learn.train import train
@@ -64,6 +65,17 @@ def test_a_hole_is_told_and_stops_the_run(tmp_path: Path, leaky: str) -> None:
     rows = list(rows_of(out / "metrics.jsonl"))
     assert sum(row["honeypots/paid"] for row in rows) == rows[-1]["honeypots/paid_so_far"] == len(found)
     assert "were paid: the verifier has a hole" in " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+def test_the_recipe_has_a_hole_that_stops_it_and_that_a_sound_verifier_has_not(tmp_path: Path) -> None:
+    short = ["eval.tasks=0", "train.steps=12"]
+    with pytest.raises(CheckFailed, match="it has a hole and the policy has found it"):
+        train(load("honeypots", short), out=tmp_path / "weak", console=quiet())
+    for row in rows_of(tmp_path / "weak" / "honeypots.jsonl"):
+        assert row["verdict"]["parts"] == {"value": 0.0, "form": 1.0} and len(row["text"]) >= 3
+    sound = load("honeypots", [*short, "env.verifier=numeric", "train.steps=2", "warmstart.steps=5"])
+    train(sound, out=tmp_path / "sound", console=quiet())
+    assert list(rows_of(tmp_path / "sound" / "metrics.jsonl"))[-1]["honeypots/paid_so_far"] == 0
 
 
 def test_a_sound_verifier_is_not_blamed_and_nothing_else_changes(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
@@ -33,6 +33,8 @@ from rlvr.runs.owner import own_folder, sweep
 from rlvr.samplers._dialect import finished, room_for, settings
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers._local.balance import Load, chosen, group_of
+from rlvr.samplers._servers.patience import Patience
+from rlvr.samplers._servers.transfer import BY_NCCL, Transfer
 from rlvr.samplers._vllm_version import check_version
 
 T = TypeVar("T")
@@ -50,22 +52,6 @@ LOOK_S = 0.05
 AGAIN = "Fix it, then continue with `rlvr train ... --resume`; no training progress is lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Timeouts in seconds.
-
-    >>> Patience(heartbeat_s=5.0).deadline_s
-    600.0
-    """
-
-    deadline_s: float = 600.0
-    """For one completion, and for loading new weights."""
-    heartbeat_s: float = 10.0
-    """If nothing arrives for so long, the server's health is checked; the check has the same timeout."""
-    start_s: float = 120.0
-    """For a server to start."""
-
-
 class Servers:
     """One or more vLLM servers with the same weights.
 
@@ -81,8 +67,9 @@ class Servers:
         folder: str | None,
         dtype: str | None = None,
         adapters: bool = False,
+        transfer: str = "files",
     ) -> None:
-        """`adapters`: send adapters apart from the weights, if all servers take them."""
+        """`adapters`: send them apart from the weights, if all servers take them. `transfer`: files, or a backend of vLLM's."""
         self.patience, self.concurrency, self.dtype = patience, concurrency, dtype
         self.servers = [Http(url) for url in urls]
         self.where = "the vLLM server at " + " and ".join(server.url for server in self.servers)
@@ -99,12 +86,17 @@ class Servers:
         """The name of the adapter that completions are sampled with; empty: there is none apart from the weights."""
         try:
             self.max_model_len = min(self._met(server) for server in self.servers)
+            self._transfer = None if transfer == "files" else Transfer(transfer, self.servers, self._done, self.patience.deadline_s)
         except BaseException:
             self.close()
             raise
 
     def take(self, weights: Weights, version: int) -> None:
         """Load new weights into every server. With several processes the main one talks to the servers, and all get the result."""
+        if self._transfer is not None:
+            self._transfer.send(weights, self.dtype)
+            self._weights = weights.once(lambda: self._told_to_load(None, version))
+            return
         name, before = f"{self._run}-{version}", self._weights
         home = Path(weights.once(lambda: str(self._home)))
         part = weights.adapter() if self._adapters is not False else None
@@ -211,6 +203,8 @@ class Servers:
 
     def close(self) -> None:
         """Close the connections and remove the weights that were sent. The servers keep running: this client did not start them."""
+        if self._transfer is not None:
+            self._transfer.close()
         for server in self.servers:
             server.close()
         shutil.rmtree(self._home, ignore_errors=True)
@@ -276,17 +270,30 @@ class Servers:
                 f"{server.told(reply)}; that is not a completion with token ids and log-probabilities; start it as `{COMMAND}`"
             ) from error
 
-    def _done(self, servers: Sequence[Http], path: str, body: Any = None, *, method: str = "POST", strict: bool = True) -> list[Reply]:
-        """Send one command to several servers at once and wait until all are done. Failures of several are one error, if `strict`."""
-        until = time.monotonic() + self.patience.deadline_s
-        left: Calls[Reply] = [(i, partial(server.ask, method, path, body, until=until)) for i, server in enumerate(servers)]
+    def _done(
+        self, servers: Sequence[Http], path: str, *body: Any, method: str = "POST", strict: bool = True, hasty: bool = False
+    ) -> list[Reply]:
+        """Send a command to several servers at once, with one body or one for each, and wait. Failures are one error, if `strict`.
+
+        `hasty`: the first failure ends the wait, because the others wait for the server that failed.
+        """
+        until, bodies = time.monotonic() + self.patience.deadline_s, cycle(body or [None])
+        left: Calls[Reply] = [(i, partial(server.ask, method, path, next(bodies), until=until)) for i, server in enumerate(servers)]
 
         def commands(room: int) -> Calls[Reply] | None:
             sent, left[:room] = left[:room], []
             return sent if sent or left else None
 
-        replies = dict(filter(None, self._awaited(commands, SimpleQueue(), lambda _: f"during {path}")))
-        if faults := [fault for i, server in enumerate(servers) if strict and (fault := self._fault(server, path, replies[i]))]:
+        replies: dict[int, Reply] = {}
+        faults: list[str] = []
+        with closing(self._awaited(commands, SimpleQueue(), lambda _: f"during {path}")) as ended:
+            for i, reply in filter(None, ended):
+                replies[i] = reply
+                if strict and (fault := self._fault(servers[i], path, reply)):
+                    faults.append(fault)
+                    if hasty:
+                        break
+        if faults:
             raise SamplerError("; ".join(faults))
         return [replies[i] for i in range(len(servers))]
 
@@ -296,6 +303,8 @@ class Servers:
             return f"{server.url} has no {path}, so it cannot load weights; start it as `{COMMAND}`"
         hints = {
             "/collective_rpc": " Check that it serves the model that is trained.",
+            "/init_weight_transfer_engine": f" Start it with {BY_NCCL}.",
+            "/start_weight_update": " If a run was killed while it sent weights, restart the server.",
             ADAPTERS: " Start it with --enable-lora --max-lora-rank RANK, or send merged weights (enable_lora: false).",
         }
         return "" if reply.status == 200 else f"{server.told(reply)}, for {path}.{hints.get(path, '')} {AGAIN}"

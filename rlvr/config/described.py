@@ -1,0 +1,81 @@
+"""Every key of a configuration with its default, its limits and what it is for: for `rlvr show config` and the pages of the site."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic_core import PydanticUndefined
+
+from rlvr.config.section import Section
+
+LIMITS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("lt", "below"))
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of a section.
+
+    >>> Key("seed", "0", "The seed of all randomness.", "at least 0").name
+    'seed'
+    """
+
+    name: str
+    default: str
+    """As Python writes it; `required`, or `a section`."""
+    about: str
+    limits: str
+
+
+def sections(section: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """A section of the configuration and those inside it, with the key of each."""
+    yield path, section
+    for name, field in section.model_fields.items():
+        inside = re.findall(r"\w+Config", str(field.annotation))
+        for kind in [kind for kind in Section.__subclasses__() if kind.__name__ in inside]:
+            yield from sections(kind, f"{path}.{name}".strip("."))
+
+
+def keys_of(kind: type[Section]) -> list[Key]:
+    """The keys of a section, in the order of its source."""
+    notes, inside = _notes(kind), {path: part for path, part in sections(kind) if path}
+    found = []
+    for name, field in kind.model_fields.items():
+        default = field.default if field.default_factory is None else field.default_factory()  # type: ignore[call-arg]
+        shown = "required" if default is PydanticUndefined else "a section" if isinstance(default, Section) else repr(default)
+        limits = [
+            f"{sign} {value:g}" for part in field.metadata for mark, sign in LIMITS if (value := getattr(part, mark, None)) is not None
+        ]
+        limits += [f"one of {', '.join(map(str, choices))}" for choices in _choices(field.annotation)]
+        about = notes.get(name, "") or ((inspect.getdoc(inside[name]) or "").partition("\n")[0] if name in inside else "")
+        found.append(Key(name, shown, " ".join(about.split()), ", ".join(limits)))
+    return found
+
+
+def _choices(hint: Any) -> Iterator[tuple[Any, ...]]:
+    """The values of each Literal in a type."""
+    if get_origin(hint) is Literal:
+        yield get_args(hint)
+    else:
+        for part in get_args(hint):
+            yield from _choices(part)
+
+
+def _notes(kind: type) -> dict[str, str]:
+    """The docstring or the comment behind each attribute of a class, from its source."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for place, node in enumerate(tree.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            after = tree.body[place + 1] if place + 1 < len(tree.body) else None
+            comment = source.splitlines()[(node.end_lineno or 1) - 1].partition("  # ")[2]
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else comment
+            found[node.target.id] = str(text)
+    return found

@@ -1,0 +1,1 @@
+"""Servers of other processes and machines, by URL."""

@@ -1,0 +1,21 @@
+"""How long to wait for engines that run elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Timeouts in seconds.
+
+    >>> Patience(heartbeat_s=5.0).deadline_s
+    600.0
+    """
+
+    deadline_s: float = 600.0
+    """For one completion, and for loading new weights."""
+    heartbeat_s: float = 10.0
+    """If nothing arrives for so long, the server's health is checked; the check has the same timeout."""
+    start_s: float = 120.0
+    """For a server to start."""
