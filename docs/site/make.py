@@ -27,7 +27,7 @@ MENU = {
         "verifier", "environment", "agents", "calls", "endpoints", "view", "honeypots", "serve", "sandbox", "sampling", "scale",
         "their_environments", "foreign_tasks", "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],
-    "Background": ["architecture", "algorithms", "statistics", "compared", "audits", "worlds"],
+    "Background": ["architecture", "algorithms", "teachers", "statistics", "compared", "audits", "holes", "worlds"],
     "Reference": [
         "reference/settings", "reference/command_line", "reference/envs", "reference/verifiers", "reference/sandboxes",
         "reference/samplers", "reference/tools", "reference/algorithms",

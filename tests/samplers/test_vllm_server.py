@@ -31,6 +31,7 @@ from rlvr.rollout.rollout import Draw, Rollout, seed_of
 from rlvr.runs.runlog import rows_of
 from rlvr.samplers._http import Http
 from rlvr.samplers._local.group import end_group
+from rlvr.samplers._servers import transfer
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
 from tests.fixtures.boards import Boards
@@ -506,7 +507,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--port", url.rpartition(":")[2]]
     command += ["--host", "127.0.0.1", "--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--enable-scale-out"]
     command += ["--logprobs-mode", "processed_logprobs", "--max-num-seqs", "32", "--served-model-name", "tiny"]
-    command += ["--enable-lora", "--max-lora-rank", "8"]
+    command += ["--enable-lora", "--max-lora-rank", "8", "--weight-transfer-config", '{"backend": "gloo"}']
+    command += ["--worker-extension-cls", "tests.samplers.gloo_transfer.Gloo"]
+    settings |= {"PYTHONPATH": str(Path(__file__).parents[2])}
     with (folder / "log.txt").open("wb") as log:
         server = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log, start_new_session=True)
         try:
@@ -560,6 +563,18 @@ def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str
         assert orders.count("/collective_rpc") == 1 and weights._spare is None
         sampler.load(weights.model(), 4)
         assert [c.tokens for c in sampler.sample(asked, Sampling(stop_ids=STOPS))] == [c.tokens for c in found]
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_real_server_receives_weights_without_files(real: tuple[subprocess.Popen[bytes], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(transfer.TRANSFERS, "gloo", importlib.import_module("tests.samplers.gloo_transfer").gloo)
+    model, asked = fresh(), requests(24)
+    for run in range(2):  # the second one finds the group that the first one left
+        with served(real[1], start_s=500.0, deadline_s=120.0, transfer="gloo") as sampler:
+            for version in range(2):
+                sampler.load(nudged(model, 0.03, 2 * run + version), version)
+                assert largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
 
 
 @pytest.mark.vllm
