@@ -83,9 +83,8 @@ class FolderSession(ToolSession):
 
 def collected(box: Box, image: Image, folder: Folder) -> dict[str, Any]:
     """The files as `left`, or `trouble`: why the policy left none that can be judged."""
-    wanted = [image.home, "logs/artifacts"] if folder.mode == "shared" else [_below(path, image) for path in folder.artifacts]
-    wanted += [] if "logs/artifacts" in wanted else ["logs/artifacts"]
-    outcome = box.run(COLLECT.format(paths=" ".join(shlex.quote(f"./{path}") for path in wanted)), timeout=SETUP_S)
+    wanted = " ".join(shlex.quote(f"./{path}") for path in judged(image, folder))
+    outcome = box.run(COLLECT.format(paths=wanted), timeout=SETUP_S)
     if outcome.stop is Stop.IE:
         raise ToolCrash(f"the sandbox failed: {outcome.reason}")
     if outcome.stop is Stop.OLE or outcome.cut or len(outcome.stdout) > LARGEST:
@@ -95,7 +94,17 @@ def collected(box: Box, image: Image, folder: Folder) -> dict[str, Any]:
     return {"left": outcome.stdout}
 
 
-def _below(path: str, image: Image) -> str:
+def judged(image: Image, folder: Folder) -> list[str]:
+    """What is judged of a box: paths below its folder.
+
+    >>> judged(Image("i", "/app", {}), Folder("hello", "Write hello.txt.", "harbor"))
+    ['app', 'logs/artifacts']
+    """
+    wanted = [image.home] if folder.mode == "shared" else [_below(path) for path in folder.artifacts]
+    return [*wanted, *(["logs/artifacts"] if "logs/artifacts" not in wanted else [])]
+
+
+def _below(path: str) -> str:
     """A path of the box, below the one folder that can be written to."""
     for prefix in ("/tmp/", "/"):
         if path.startswith(prefix):

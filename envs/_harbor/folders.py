@@ -6,8 +6,9 @@ import hashlib
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import yaml
 
 MOST_BYTES = 8_000_000
 """How large the tests, or the solution, of one folder may be."""
+MOST_CONTEXT_BYTES = 1_000_000_000
+"""How large the folder that an image is built from may be."""
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 PATH = re.compile(r"/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*")
 
@@ -58,13 +62,15 @@ class Folder:
     memory_mb: int = 1024
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """A fingerprint of everything that decides on a verdict."""
+        """A fingerprint of everything that decides on a verdict, when the folder was read."""
         said = hashlib.blake2b(repr((self.instruction, self.script, self.mode, self.artifacts, self.workdir)).encode(), digest_size=8)
-        for files in (self.tests, contents(self.environment) if self.environment else {}):
-            for name, data in sorted(files.items()):
-                said.update(f"{name} {len(data)} ".encode() + data)
+        for name, data in sorted(self.tests.items()):
+            said.update(f"{name} {len(data)} ".encode() + data)
+        for name, path in below(self.environment, MOST_CONTEXT_BYTES) if self.environment else ():
+            with path.open("rb") as file:
+                said.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()} ".encode())
         return said.hexdigest()
 
 
@@ -78,24 +84,30 @@ def found(root: Path) -> list[Path]:
 def read(path: Path) -> Folder:
     """The record of one folder. Unplayable if it asks for what there is not here."""
     try:
-        return _harbor(path) if (path / "task.toml").exists() else _terminal_bench(path)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        folder = _harbor(path) if (path / "task.toml").exists() else _terminal_bench(path)
+        assert folder.digest  # read now: what is wrong with the folder is said before a task is made
+        return folder
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
         raise Unplayable(f"it cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"[:300]) from error
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files below a folder, by relative path. A link is followed only within it."""
-    root, files, size = folder.resolve(), {}, 0
+    """The files below a folder, by relative path."""
+    return {name: path.read_bytes() for name, path in below(folder, MOST_BYTES)}
+
+
+def below(folder: Path, most: int) -> Iterator[tuple[str, Path]]:
+    """The files below a folder, with their relative paths. A link is followed only within it."""
+    root, size = folder.resolve(), 0
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
         if not path.resolve().is_relative_to(root):
             raise Unplayable(f"{path.relative_to(folder)} is a link that leads out of its folder")
         size += path.stat().st_size
-        if size > MOST_BYTES:
-            raise Unplayable(f"its folder {folder.name} has more than {MOST_BYTES:,} bytes")
-        files[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return files
+        if size > most:
+            raise Unplayable(f"its folder {folder.name} has more than {most:,} bytes")
+        yield path.relative_to(folder).as_posix(), path
 
 
 def _is_task(path: Path) -> bool:
@@ -113,6 +125,8 @@ def _harbor(path: Path) -> Folder:
     image, folder = str(place.get("docker_image") or ""), path / "environment"
     if not image and not (folder / "Dockerfile").is_file():
         raise Unplayable("it has neither environment/Dockerfile nor [environment] docker_image")
+    if image and not IMAGE.fullmatch(image):
+        raise Unplayable(f"[environment] docker_image is {image!r:.80}, which is no name of an image")
     mode = verifier.get("environment_mode", "shared")
     if mode not in ("shared", "separate"):
         raise Unplayable(f"[verifier] environment_mode is {mode!r}; it must be 'shared' or 'separate'")

@@ -6,13 +6,14 @@ import json
 import math
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
 from rlvr.contracts import Box, Example, Sandbox, Stop, Transcript, Verifier
-from rlvr.envs._harbor.boxes import SETUP_S, begun, collected, place, solving
+from rlvr.envs._harbor.boxes import PATH, SETUP_S, begun, collected, judged, place, solving
 from rlvr.envs._harbor.folders import Folder
 from rlvr.envs._harbor.images import Image, prepared
 from rlvr.errors import ToolCrash
@@ -20,14 +21,30 @@ from rlvr.task import Fault, Task, Verdict
 
 LONGEST = 64_000
 """How much of a reward file, or of a summary, is read."""
-REPLACING = ("pytest", "_pytest", "pluggy", "iniconfig", "unittest", "sitecustomize", "usercustomize")
-"""Modules that judge: a file of this name in the working folder would be imported in their place."""
-UNPACK = """set -e
+REPLACING = ("pytest", "_pytest", "pluggy", "iniconfig", "sitecustomize", "usercustomize", *sorted(sys.stdlib_module_names))
+"""Modules that judge, or that those import: a file of this name in the working folder would be imported in their place."""
+UNPACK = """(
+set -e
+export PATH={path}
 {cleared}
-/bin/tar -xzf /tmp/.left.tgz -C /tmp
-rm -rf /tmp/.left.tgz /tmp/.home /tmp/tests /tmp/solution /tmp/logs/verifier /tmp/logs/agent
+mkdir /tmp/.left
+/bin/tar -xzf /tmp/.left.tgz -C /tmp/.left
+for one in {wanted}; do
+  [ -e /tmp/.left/$one ] || [ -L /tmp/.left/$one ] || continue
+  rm -rf /tmp/$one && mkdir -p $(dirname /tmp/$one) && mv -T /tmp/.left/$one /tmp/$one
+done
+rm -rf /tmp/.left /tmp/.left.tgz /tmp/.home /tmp/tests /tmp/solution /tmp/logs/verifier /tmp/logs/agent
 mkdir -p /tmp/.home /tmp/tests /tmp/logs/verifier
+[ -d {inner} ] || {{ rm -rf {inner}; mkdir -p {inner}; }}
+for one in {planted}; do
+  for made in {inner}/$one.py {inner}/$one.pyc {inner}/$one.so {inner}/$one.*.so {inner}/$one/__init__.*; do
+    [ -e $made ] || [ -L $made ] || continue
+    [ -e {seeded}${{made#{inner}}} ] || rm -rf $made
+  done
+done
+)
 """
+"""The archive is the policy's word: of it, only what is judged is taken. Paths are plain (see `folders.PATH`), so they need no quotes."""
 SUMMARY = re.compile(r"^=+ (.+) in [0-9.]+s(?: \([0-9:]+\))? =+$", re.MULTILINE)
 COUNT = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed|warning|warnings|deselected|rerun)")
 
@@ -177,13 +194,12 @@ def _is_reward(value: Any) -> bool:
 
 def _laid(box: Box, image: Image, folder: Folder, left: bytes) -> str:
     """The files that were left first, and the tests after them, so that nothing of an answer is in the place of a test. Why not, or ''."""
-    inner = shlex.quote(f"/tmp{image.workdir}")
+    inner = f"/tmp{image.workdir}"
     cleared = f"find {inner} -mindepth 1 -delete" if folder.mode == "shared" else ":"
-    script = UNPACK.format(cleared=cleared)
-    planted = " ".join(f"{name}.py {name}" for name in REPLACING)
-    seeded = shlex.quote(f"/opt/rlvr/seed{image.workdir}")
-    script += f"[ -d {inner} ] || {{ rm -rf {inner}; mkdir -p {inner}; }}\n"
-    script += f"for one in {planted}; do [ -e {seeded}/$one ] || rm -rf {inner}/$one; done\n"
+    script = UNPACK.format(
+        path=PATH, cleared=cleared, wanted=" ".join(judged(image, folder)), inner=inner, seeded=f"/opt/rlvr/seed{image.workdir}",
+        planted=" ".join(name for name in REPLACING if not _asked_for(name, folder)),
+    )  # fmt: skip
     try:
         box.put(".left.tgz", left)
         outcome = box.run(script, timeout=SETUP_S)
@@ -199,14 +215,22 @@ def _laid(box: Box, image: Image, folder: Folder, left: bytes) -> str:
     return ""
 
 
+def _asked_for(module: str, folder: Folder) -> bool:
+    """Whether the task is about a file of this name: then it is an answer, and in nobody's place."""
+    said = [folder.instruction.encode(), *folder.tests.values(), *folder.solution.values()]
+    return any(f"{module}.py".encode() in text or f"{module}/__init__".encode() in text for text in said)
+
+
 def _command(folder: Folder, image: Image) -> str:
     exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in {**folder.variables, **folder.test_variables}.items())
-    run = f"bash /tests/{shlex.quote(folder.script)} </dev/null"
+    run = f"/bin/bash /tests/{shlex.quote(folder.script)} </dev/null"
     run += " 2>&1" if folder.form == "terminal-bench" else " >/logs/verifier/test-stdout.txt 2>&1"
-    return f"{exported}cd {shlex.quote(image.workdir)}\nchmod -R a+rx /tmp/tests\n{run}"
+    return f"{exported}cd {shlex.quote(image.workdir)}\n/bin/chmod -R a+rx /tmp/tests\n{run}"
 
 
 def _reward(box: Box) -> Found:
+    """The reward that the tests wrote. Two that differ are none: a program of the answer that the tests run can write the other one."""
+    found = list[Found]()
     for name in ("reward.json", "reward.txt"):
         try:
             data = box.get(f"logs/verifier/{name}", LONGEST)
@@ -215,5 +239,7 @@ def _reward(box: Box) -> Found:
         except OSError as error:
             return Found(None, f"{name} cannot be read: {error.strerror}")
         text = data.decode("utf-8", "replace")
-        return rewarded(text, structured=name.endswith("json")) if text.strip() else Found(None, f"{name} is empty")
-    return Found(None, "the tests wrote no reward")
+        found.append(rewarded(text, structured=name.endswith("json")) if text.strip() else Found(None, f"{name} is empty"))
+    if len(found) == 2 and found[0].reward != found[1].reward:
+        return Found(None, "reward.json and reward.txt say different things")
+    return found[0] if found else Found(None, "the tests wrote no reward")
