@@ -8,9 +8,9 @@
 
 paper                    2508.04349
 differs from the paper   an answer is right from right_from on, and R is its score; entropies are at least 1e-3, so that 1/H is finite,
-                         and a + b is 1. The authors have published no code. Mean and std are read as those of all tokens of the group;
-                         two reimplementations take those of each side alone (then the advantages of all right answers add up to 0),
-                         with a = 1 and b = 0.1, and clip the entropies to 0.2 and 0.28, read here as the bounds of the ratio
+                         and a + b is 1. No code of the authors was found. Mean and std are read as those of all tokens of the group;
+                         a reimplementation takes those of each side alone (then the advantages of all right answers add up to 0),
+                         with a = 1 and b = 0.1, and clips the entropies to 0.2 and 0.28, read here as the bounds of the ratio
 """
 
 from __future__ import annotations
