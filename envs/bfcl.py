@@ -156,8 +156,9 @@ class Bfcl(Environment):
             except ForeignError as error:
                 raise ConfigError(f"the questions of {self.category} cannot be read: {error}") from error
             made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
-            for row in rows if self.category in LONG else filter(answerable, rows):
-                made["test" if held_out(str(row["question"])) else "train"].append(row)
+            for row in rows:
+                if self.category in LONG or answerable(row):
+                    made["test" if held_out(str(row["question"])) else "train"].append(row)
             self._rows = made
         if split not in self._rows:
             raise ConfigError(f"bfcl has no split {split!r}; allowed: {', '.join(self._rows)}")
