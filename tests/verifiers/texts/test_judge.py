@@ -229,7 +229,9 @@ def test_an_answer_that_alone_is_refused_is_wrong() -> None:
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "400" in verdict.reason
 
 
-@pytest.mark.parametrize("reply", [hang_up, (200, b"[" * 100_000), (200, b"nonsense"), (200, {"choices": []})], ids=str)
+@pytest.mark.parametrize(
+    "reply", [hang_up, (200, b"[" * 100_000), (200, b"nonsense"), (200, {"choices": []})], ids=["hang up", "deep", "nonsense", "no choices"]
+)
 def test_a_reply_that_is_none_gives_no_score(reply: Any) -> None:
     with endpoint(lambda *_: reply) as seen, judge(seen.url, retries=0) as verifier:
         verdicts = verifier.verify_many([TASK, TASK], ["in Paris", "Paris"])
