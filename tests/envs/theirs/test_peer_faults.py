@@ -17,7 +17,7 @@ from rlvr.envs._host import Host
 from rlvr.task import Fault, Task
 from tests.fixtures.theirs.peer import CANARY, FAILS, PAID, secret_of
 
-THEIRS = Path(__file__).parents[1] / "fixtures" / "theirs"
+THEIRS = Path(__file__).parents[2] / "fixtures" / "theirs"
 SERVER = [sys.executable, str(THEIRS / "openenv_server.py"), "{port}"]
 ADAPTERS: dict[str, dict[str, Any]] = {
     "gymnasium": {},
