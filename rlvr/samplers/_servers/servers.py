@@ -84,9 +84,11 @@ class Servers:
         """Whether adapters are sent apart; None: the servers have not been asked yet."""
         self._adapter = ""
         """The name of the adapter that completions are sampled with; empty: there is none apart from the weights."""
+        self._transfer: Transfer | None = None
         try:
             self.max_model_len = min(self._met(server) for server in self.servers)
-            self._transfer = None if transfer == "files" else Transfer(transfer, self.servers, self._done, self.patience.deadline_s)
+            if transfer != "files":
+                self._transfer = Transfer(transfer, self.servers, self._done, self.patience.deadline_s)
         except BaseException:
             self.close()
             raise
