@@ -134,7 +134,8 @@ class Transfer:
         sender, self._sender = self._sender, None
         if sender is not None:
             with suppress(SamplerError):
-                self._within(self.orders.leave)
+                if rank_here() == 0:
+                    self._within(self.orders.leave)
                 self._within(sender.shutdown)
 
     def _joined(self, address: str, port: int) -> Any:
