@@ -64,29 +64,35 @@ def environment_of(
             talk = self.state
             if talk is None:
                 raise EnvError("step was called before reset")
-            asked = list(getattr(action, "tool_calls", None) or ())
-            calls = tuple(
-                Call(f"{len(talk.turns)}.{place}", call.function.name, dict(call.function.arguments)) for place, call in enumerate(asked)
-            )
-            text = action.content or ""
-            heard = await asyncio.to_thread(talk.hear, Turn(text, content=text, calls=calls))
+            heard = await asyncio.to_thread(talk.hear, _turn(action, len(talk.turns)))
             if talk.over:
                 score = score_of(await asyncio.to_thread(talk.verdict), "aviary")
                 return [], score, True, bool(talk.cut)
-            return _replies(heard, asked), 0.0, False, False
+            return _replies(heard, _asked(action), message, response), 0.0, False, False
 
         async def close(self) -> None:
             """Close the session."""
             if self.state is not None:
                 await asyncio.to_thread(self.state.close)
 
-    def _replies(heard: Sequence[Message], asked: Sequence[Any]) -> list[Any]:
-        """What the session said; the results of tools stand in the order of the calls."""
-        results = [one for one in heard if one["role"] == "tool"]
-        found = [
-            response(content=one["content"], name=call.function.name, tool_call_id=call.id)
-            for one, call in zip(results, asked, strict=False)
-        ]
-        return [*found, *(message(role=one["role"], content=one["content"]) for one in heard if one["role"] != "tool")]
-
     return RlvrEnvironment
+
+
+def _asked(action: Any) -> list[Any]:
+    return list(getattr(action, "tool_calls", None) or ())
+
+
+def _turn(action: Any, number: int) -> Turn:
+    """The policy's turn: a message of aviary, with its calls."""
+    calls = (Call(f"{number}.{place}", call.function.name, dict(call.function.arguments)) for place, call in enumerate(_asked(action)))
+    text = action.content or ""
+    return Turn(text, content=text, calls=tuple(calls))
+
+
+def _replies(heard: Sequence[Message], asked: Sequence[Any], message: Callable[..., Any], response: Callable[..., Any]) -> list[Any]:
+    """What the session said; the results of tools are in the order of the calls."""
+    results = [one for one in heard if one["role"] == "tool"]
+    found = [
+        response(content=one["content"], name=call.function.name, tool_call_id=call.id) for one, call in zip(results, asked, strict=False)
+    ]
+    return [*found, *(message(role=one["role"], content=one["content"]) for one in heard if one["role"] != "tool")]

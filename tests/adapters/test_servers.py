@@ -11,7 +11,9 @@ import pytest
 from rlvr.adapters import aviary, openenv
 from rlvr.adapters.exporting import export_env
 from rlvr.adapters.rows import rows_of
+from rlvr.dialects.table import get
 from rlvr.errors import ConfigError, EnvError
+from rlvr.turns import Call
 from tests.adapters import stand_ins
 from tests.adapters.test_exporting import WORLDS, loaded, stand_in
 from tests.adapters.worlds import Counts, Twice, Watched
@@ -38,10 +40,12 @@ def test_openenv_has_tools_in_the_text_and_keeps_sessions_apart() -> None:
     env = Counts()
     one, other = server(env), server(env)
     assert "add" in one.reset(index=7).text and "Count to 7." in other.reset(index=7).text
-    call = env.tools[0].specs()[0].name
-    heard = one.step(SimpleNamespace(text=f'```json\n{{"name": "{call}", "arguments": {{"number": 7}}}}\n```')).text
-    assert "The count is 7." in heard or "call" in heard.lower()
-    one.step(SimpleNamespace(text="6"))
+    add = get("fenced").write([Call("0.0", "add", {"number": 3})], env.tools[0].specs())
+    assert "The count is 3." in one.step(SimpleNamespace(text=add)).text
+    assert "The count is 3." in other.step(SimpleNamespace(text=add)).text, "each session has a counter of its own"
+    assert "The count is 6." in one.step(SimpleNamespace(text=add)).text
+    last = one.step(SimpleNamespace(text="7"))
+    assert (last.done, last.reward) == (True, 1.0)
     other.close()
     one.close()
     assert not Watched.alive
@@ -61,7 +65,7 @@ def test_openenv_is_told_of_a_missing_score_and_of_a_row_that_names_no_task() ->
 
 
 def bird(env: Any, index: int = 7) -> Any:
-    parts = {"message": stand_ins.AviaryMessage, "response": stand_ins.AviaryMessage, "tool": stand_ins.AviaryTool}
+    parts: dict[str, Any] = {"message": stand_ins.AviaryMessage, "response": stand_ins.AviaryMessage, "tool": stand_ins.AviaryTool}
     return aviary.environment_of(env, stand_ins.AviaryEnvironment, **parts)("train", index)
 
 
@@ -96,7 +100,7 @@ def test_aviary_is_told_of_a_missing_score() -> None:
 
 
 def test_openenv_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = {"Action": stand_ins.OpenAction, "Observation": stand_ins.OpenAction, "Environment": stand_ins.OpenEnvironment}
+    parts: dict[str, Any] = {"Action": stand_ins.OpenAction, "Observation": stand_ins.OpenAction, "Environment": stand_ins.OpenEnvironment}
     parts |= {"State": SimpleNamespace, "create_fastapi_app": lambda *given, **named: given}
     stand_in(monkeypatch, openenv__core__env_server=parts)
     export_env(f"{WORLDS}:First", "openenv", tmp_path / "out", count=4)
