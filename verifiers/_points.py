@@ -43,7 +43,7 @@ def _added(rubric: str, point: str, place: float) -> str:
     """The rubric with a point in it: as an item, if it is a list, else as a sentence before or after it."""
     lines = rubric.splitlines()
     found = [(at, item) for at, line in enumerate(lines) if (item := ITEM.match(line)) is not None]
-    top = [(at, item) for at, item in found if item[1] == found[0][1]]
+    top = [(at, item) for at, item in found if item[1] == found[0][1][1]]  # the outer items
     if len(top) < 2:
         return f"{rubric.strip()} {point}" if place < 0.5 else f"{point} {rubric.strip()}"
     before, like = top[int(place * len(top))]
