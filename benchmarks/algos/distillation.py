@@ -3,14 +3,14 @@
     OMP_NUM_THREADS=1 python -m benchmarks.algos.distillation --teacher runs/quickstart/checkpoints/last --out runs/distil \
         [--seeds 0 1 2] [--kinds grpo sampled reverse_kl forward_kl both] [--picture docs/pictures/distillation.svg]
 
-The teacher is the model of a finished run on the same task (`rlvr train quickstart`, or a run of `benchmarks.algos.curves` for
-`--task reverse`). The student has about 100,000 parameters. Each seed has one warm start, from which every kind continues with the same
-batches and a constant learning rate. The rates differ: a teacher's advantage at every token bears a higher one than a score for each
-answer. One run after another, each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run:
-`steps`, `cpu` and `seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The CPU seconds and the
-seconds of the clock are those of sampling, judging and learning; measurements, start and warm start are not counted. Another load on the
-machine changes the seconds of the clock, so the CPU seconds (with one thread) are compared. Exit code 1 unless every kind with the
-teacher is there before `grpo` in every seed, in steps and in CPU seconds.
+The teacher is the model of a finished run on the same task (`rlvr train quickstart`, or a run of `benchmarks.algos.curves` for `--task
+reverse`). The student has about 100,000 parameters. Each seed has one warm start, from which every kind continues with the same
+batches. The learning rates differ: a teacher's advantage at every token bears a higher one than a score for each answer. One run after
+another, each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run: `steps`, `cpu` and
+`seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The CPU seconds and the seconds of the
+clock are those of sampling, judging and learning; measurements, start and warm start are not counted. Another load on the machine
+changes the seconds of the clock, so the CPU seconds (with one thread) are compared. Exit code 1 unless every kind with the teacher is
+there before `grpo` in every seed, in steps and in CPU seconds.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="steps of a run with the teacher")
     parser.add_argument("--alone", type=int, default=400, help="steps of GRPO without it")
     parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate with the teacher")
+    parser.add_argument("--scheduler", default="constant", help="the schedule of that rate; GRPO's is constant: it still learns at its end")
     parser.add_argument("--rate-alone", type=float, default=3e-4, help="that of GRPO: the quickstart's; at 1e-3 its reward falls to 0")
     parser.add_argument("--minibatches", type=int, default=1, help="optimizer steps in each step with the teacher")
     parser.add_argument("--minibatches-alone", type=int, default=1, help="and of GRPO")
@@ -104,7 +105,7 @@ def main() -> int:
                 "train.minibatches_per_step": asked.minibatches_alone if kind == "grpo" else asked.minibatches,
             }  # fmt: skip
             if kind != "grpo":
-                settings |= {"reference": {"path": str(asked.teacher)}}
+                settings |= {"reference": {"path": str(asked.teacher)}, "train.lr_scheduler": asked.scheduler}
             runs.append({"seed": seed, "kind": kind, **measured(run(asked.out / f"{kind}-{seed}", settings), goal)})
             print(json.dumps({key: value for key, value in runs[-1].items() if key != "curve"}), flush=True)
     if asked.picture:

@@ -285,11 +285,12 @@ def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
     state, progress = checkpoint.read(place)
     if crew.stored is not None:
         unchanged(state.get("data"), crew.stored.digest, crew.config)
-    adapter.load(crew.model, state.get("adapter"))
-    learner.load_state_dict(state["learner"], place)
-    crew.questions.load_state_dict(state["questions"])
-    for name, member in crew.saved.items():
-        member.load_state_dict(state[name])
+    with checkpoint.understood(place):
+        adapter.load(crew.model, state.get("adapter"))
+        learner.load_state_dict(state["learner"], place)
+        crew.questions.load_state_dict(state["questions"])
+        for name, member in crew.saved.items():
+            member.load_state_dict(state[name])
     crew.hand_over(progress.step)
     return progress
 
