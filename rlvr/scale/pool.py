@@ -8,7 +8,7 @@ The unit of work is one group in one call of an engine. Its tasks and seeds are 
 elsewhere is the same group, and of two copies the first that ends can be taken. Every group has one version of the weights, and only a
 worker that has said that it has loaded this version gets it. So neither the number of workers nor their deaths change what is sampled.
 
-    order      groups are given out as they were asked, each to the worker that has the least to do
+    order      groups are given out as they were asked, to the worker that has the least to do, and none has more than its share
     overlap    a worker with nothing left to take at its version loads the version of what was asked next, as soon as that exists, although
                others still work on what was asked first
     backups    of the last groups of a version a worker without work takes a second copy; when one ends, the other is cancelled
@@ -75,7 +75,9 @@ class Pool:
     [Keep(order=Assign(worker='c0', group='1:0', version=0, attempt=1)), Assign(worker='c0', group='1:1', version=0, attempt=1)]
     """
 
-    def __init__(self, *, group_s: float = math.inf, load_s: float = math.inf, most_losses: int = 2, backups: float = 0.1) -> None:
+    def __init__(
+        self, *, group_s: float = math.inf, load_s: float = math.inf, most_losses: int = 2, backups: float = 0.1, older: int = 0
+    ) -> None:
         """Set the limits.
 
         Args:
@@ -83,8 +85,9 @@ class Pool:
             load_s: how long a worker may take to load weights.
             most_losses: after so many losses of its worker a group is given up.
             backups: the share of a version's groups that is left when workers without work take second copies; 0: they never do.
+            older: so many versions before the newest may still be asked for.
         """
-        self.group_s, self.load_s, self.most_losses, self.backups = group_s, load_s, most_losses, backups
+        self.group_s, self.load_s, self.most_losses, self.backups, self.older = group_s, load_s, most_losses, backups, older
         self._work = dict[Hashable, _Work]()
         self._workers = dict[str, _Worker]()
         self._waiting, self._suspects = Queues(list), Queues(list)
@@ -122,10 +125,11 @@ class Pool:
         if version <= self._newest:
             raise ValueError(f"version {version} of the weights is not newer than {self._newest}")
         self._newest = version
-        self._versions = {old for old in self._versions if self._left[old]} | {version}
-        for counts in (self._asked, self._left, self._coming, self._waiting, self._suspects):
+        self._versions = {old for old in self._versions if self._left[old] or old >= version - self.older} | {version}
+        for counts in (self._asked, self._left, self._waiting, self._suspects):
             for old in [old for old in counts if old < version and old not in self._versions]:
                 del counts[old]
+        self._coming = +self._coming
         return self._deal()
 
     @property
@@ -141,7 +145,7 @@ class Pool:
     @property
     def needed(self) -> set[int]:
         """The versions that may still have to be loaded; all others can be freed."""
-        return {version for version in self._versions if self._left[version] or version == self._newest}
+        return {version for version in self._versions if self._left[version] or version >= self._newest - self.older}
 
     # ---- what happens
 
@@ -160,8 +164,8 @@ class Pool:
         if worker is None or worker.loading != order:
             return []
         self._since.pop(order, None)
-        self._coming[order.version] -= worker.room
-        worker.loading, worker.turning, worker.version = None, None, order.version
+        worker.loading, worker.version = None, order.version
+        self._aim(worker, None)
         return self._deal(worker)
 
     def ended(self, order: Assign) -> list[Order]:
@@ -182,8 +186,7 @@ class Pool:
         gone = self._workers.pop(worker, None)
         if gone is None:
             return []
-        if gone.turning is not None:
-            self._coming[gone.turning] -= gone.room
+        self._aim(gone, None)
         if gone.loading is not None:
             self._since.pop(gone.loading, None)
         for order in gone.holds:
@@ -214,6 +217,8 @@ class Pool:
         """A group has ended, or was given up: its other copies are stopped."""
         del self._work[work.name]
         self._left[work.version] -= 1
+        if not self._left[work.version]:
+            self._asked[work.version] = 0
         self._said += [Cancel(order) for order in work.held if order != but]
 
     def _retry(self, work: _Work, why: str, *, blame: bool, alone: bool) -> None:
@@ -245,11 +250,13 @@ class Pool:
         version = worker.version
         if version is None or version not in self._versions or worker.turning is not None:
             return False
+        if len(worker.holds) * len(self._workers) >= self._asked[version]:
+            return False  # it has its share; the rest is for those who are about to come
         for queues in (self._suspects, self._waiting):
             if (queue := queues.get(version)) and not (queues is self._suspects and worker.holds):
                 earliest, other = self._elsewhere(worker)
                 if earliest < queue[0][0]:
-                    self._reserve(worker, other)
+                    self._aim(worker, other)
                     return False
                 self._assign(worker, self._work[heapq.heappop(queue)[1]])
                 worker.closed = queues is self._suspects
@@ -260,9 +267,7 @@ class Pool:
         """A worker without work loads what is to be done next, or copies one of the last groups, or prepares for what will be asked."""
         if worker.holds:
             return False
-        if worker.turning is not None:  # it was kept free for a version; what comes first may have changed since
-            self._coming[worker.turning] -= worker.room
-            worker.turning = None
+        self._aim(worker, None)  # if it was kept free for a version, something else may come first now
         if self._begin(worker):
             return True
         if worker.turning is None:
@@ -272,7 +277,7 @@ class Pool:
             version = self._newest if place == math.inf else version
             if version in (worker.version, -1):
                 return False
-            self._reserve(worker, version)
+            self._aim(worker, version)
         self._loads += 1
         worker.loading = Load(worker.name, worker.turning or 0, self._loads)
         self._said.append(worker.loading)
@@ -287,9 +292,12 @@ class Pool:
                 found = min(found, (min(queue[0][0] for queue in queues), version))
         return found
 
-    def _reserve(self, worker: _Worker, version: int) -> None:
+    def _aim(self, worker: _Worker, version: int | None) -> None:
+        """Keep a worker free until it can load this version; None: no more."""
+        for turning, by in ((worker.turning, -1), (version, 1)):
+            if turning is not None:
+                self._coming[turning] += by * worker.room
         worker.turning = version
-        self._coming[version] += worker.room
 
     def _last(self, version: int) -> bool:
         """Whether so few groups of a version are left that they are copied."""
