@@ -151,9 +151,11 @@ class Service:
             raise Refused(413, f"{len(rows)} rows in one request; at most {self.most_rows} may wait here: send fewer at a time")
 
     def _counted(self, lines: bytes) -> None:
-        for fault in ("none", "answer", "task", "infra"):  # quotes in the text of a reason are escaped, so that it is counted nowhere
-            if found := lines.count(b'"fault": "' + fault.encode() + b'"'):
+        rest = lines.count(b'"fault": "')  # quotes in the text of a reason are escaped, so that it is counted nowhere
+        for fault in ("none", "answer", "task", "infra"):
+            if rest and (found := lines.count(b'"fault": "' + fault.encode() + b'"')):
                 self.pool.figures.count("verdicts", found, fault=fault)
+                rest -= found
 
     # ---- environments and programs
 

@@ -128,8 +128,9 @@ class Hand:
         assert self.writer is not None
         chunk.slot = min(set(range(self.pool.most)) - {other.slot for other in self.running.values()})
         self.running[number] = chunk
-        body = b"\n".join(chunk.rows)
-        self.writer.write(f"V {number} {chunk.slot} {chunk.place} {chunk.verifier} {len(body)}\n".encode() + body)
+        size = sum(map(len, chunk.rows)) + len(chunk.rows) - 1
+        head = f"V {number} {chunk.slot} {chunk.place} {chunk.verifier} {size}\n".encode()
+        self.writer.write(head + b"\n".join(chunk.rows))
 
     def call(self, number: int, body: Mapping[str, Any]) -> asyncio.Future[dict[str, Any]]:
         """Send a call; a future of its result."""

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from json import dumps, loads
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from rlvr.task import Fault, Message, Task, Verdict, plain, user
 
+quick: Callable[[bytes], Any] = loads
+with suppress(ModuleNotFoundError):  # it only saves time
+    from msgspec.json import decode as quick
+
 FORM = 'a row is {"reference": ..., "answer": "...", "id": ..., "prompt": ..., "meta": {...}}; only the first two are required'
 
 
 class BadRow(ValueError):
     """A row that no verifier can be asked about: the client's error, and no verdict."""
+
+
+def read(line: bytes) -> Any:
+    """What `json.loads` reads, in a fifth of the time; NaN, lone surrogates and all that msgspec refuses are left to `json`.
+
+    >>> read(b'{"id": 12345678901234567890123, "x": NaN}')
+    {'id': 12345678901234567890123, 'x': nan}
+    """
+    try:
+        return quick(line)
+    except (ValueError, RecursionError):
+        return loads(line)
 
 
 def task_of(line: bytes) -> tuple[Any, Task, str]:
@@ -22,7 +40,7 @@ def task_of(line: bytes) -> tuple[Any, Task, str]:
     '5'
     """
     try:
-        row = loads(line)
+        row = read(line)
     except (ValueError, RecursionError) as error:
         raise BadRow(f"this row is not JSON ({error}); {FORM}"[:400]) from None
     if not isinstance(row, dict) or "reference" not in row or not isinstance(row.get("answer"), str):

@@ -31,7 +31,7 @@ from typing import Any
 from rlvr.commands.service.chunks import Marks
 from rlvr.commands.service.desk import Desk
 from rlvr.commands.service.rows import BadRow, error_line, name_of, task_of, verdict_line
-from rlvr.contracts import Transcript, Verifier
+from rlvr.contracts import Verifier
 from rlvr.errors import RlvrError
 from rlvr.mdp.judges import Job, Judges, late
 from rlvr.mdp.sessions import judged_whole
@@ -39,7 +39,7 @@ from rlvr.plugins.registry import from_config
 from rlvr.task import Fault, Task, Verdict
 
 HEARTBEAT_S = 0.5
-FLUSH_S = 0.02
+FLUSH_S = 0.05
 """How long a verdict waits for others, to be sent together."""
 LOOK_S = 0.05
 """How often deadlines and verdicts that wait are checked."""
@@ -151,7 +151,7 @@ class Worker:
             name, task, answer = task_of(line)
         except BadRow as error:
             return error_line(str(error), place)
-        return verdict_line(name, judged_whole(verifier, task, Transcript(answer)), place)
+        return verdict_line(name, judged_whole(verifier, task, answer), place)
 
     def _judge_all(self, key: int, chunk: Chunk) -> None:
         """The same for a verifier that judges many answers together."""
@@ -258,7 +258,7 @@ def many_judged(verifier: Verifier, good: Sequence[tuple[int, Any, Task, str]]) 
     except (Exception, SystemExit) as error:
         if len(good) == 1:
             return [Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)]
-    return [judged_whole(verifier, task, Transcript(answer)) for _, _, task, answer in good]
+    return [judged_whole(verifier, task, answer) for _, _, task, answer in good]
 
 
 def main(descriptor: int, shared: int) -> None:
