@@ -109,6 +109,12 @@ def test_a_conversation_is_judged_after_each_request(long: Any) -> None:
     assert "request 1 of 2: the state of TicketAPI differs" in judged(long, "Done.").reason
 
 
+def test_a_service_may_return_what_json_has_no_word_for(long: Any) -> None:
+    script = long.script(long.task("train", 0))
+    verdict, play = played(long, long.task("train", 0), [call("measure"), *script])
+    assert verdict.score == 1.0 and play.results[0] == (True, "{'size': Fraction(1, 2)}")
+
+
 def test_a_method_that_is_not_listed_cannot_be_called(long: Any) -> None:
     _, play = played(
         long, long.task("train", 0), [[call("_load_scenario", scenario={}), call("erase"), call("tickets"), call("show", id="1")]]
