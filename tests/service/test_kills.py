@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr.commands.service.chunks import ALONE, Chunk
-from rlvr.commands.service.pool import LOST, TRIES, Pool
+from rlvr.commands.service.pool import LOST, TRIES, Hand, Pool
 from rlvr.commands.service.watch import Figures
 from tests.service.served import VERIFIERS, served, until
 
@@ -61,12 +61,26 @@ def test_workers_that_are_killed_while_they_start_cost_no_verdict(moody: str) ->
         assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [1.0] * 20, found
 
 
-def test_a_row_that_is_judged_again_does_not_wait_for_all_others(moody: str, tmp_path: Path) -> None:
-    with served(moody, "--workers", "2", "--threads", "1") as running:
-        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
-        found = running.lines(batch(f"die-once {tmp_path / 'once'}", *["sleep 0.02"] * 300))
-        order = [line["index"] for line in found]
-        assert {line["score"] for line in found} == {1.0} and order.index(0) < 200, order.index(0)
+def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only process that is left gets no more of the queue until it is empty, and then the row, with nothing else."""
+    monkeypatch.setattr(Hand, "give", lambda hand, number, chunk: hand.running.update({number: chunk}))
+    [hand] = pool.hands
+    hand.ready = True
+    rows = [Chunk("numeric", [LINE], place, print) for place in range(9)]
+    pool.queue.extend(rows[:8])
+    pool.dispatch()
+    assert len(hand.running) == pool.most
+    pool.suspects.append(rows[8].part(range(1), tries=1, lost=1))
+    for left in (2, 1):
+        hand.running.pop(min(hand.running))
+        pool.dispatch()
+        assert len(hand.running) == left and not hand.alone
+    hand.running.clear()
+    pool.dispatch()
+    assert [chunk.tries for chunk in hand.running.values()] == [1]
+    hand.running.clear()
+    pool.dispatch()
+    assert len(hand.running) == pool.most and not hand.alone
 
 
 def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(pool: Pool) -> None:
