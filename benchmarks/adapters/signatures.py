@@ -1,7 +1,7 @@
 r"""The published signatures that the adapters follow, looked up in the packages themselves.
 
     pip download --no-deps --ignore-requires-python -d wheels verl==0.9.1 openrlhf==0.11.2 skyrl==0.4.0 skyrl-gym==0.4.0 \\
-        ms-swift==4.6.0 nemo-gym==0.4.0
+        ms-swift==4.6.0 nemo-gym==0.4.0 openenv==0.10.0 fhaviary==0.37.0
     python benchmarks/adapters/signatures.py wheels
 
 Wheels and source archives are read as syntax trees: nothing is installed or imported. What is compared are the classes, functions and names
@@ -41,6 +41,7 @@ class Fact:
 LOOP = "verl/experimental/agent_loop/agent_loop.py"
 AGENT = "openrlhf/utils/agent.py"
 TEXT_ENV = "skyrl_gym/envs/base_text_env.py"
+OPENENV = "openenv/core/env_server/interfaces.py"
 RESOURCES = "nemo_gym/base_resources_server.py"
 ENGINE = "skyrl/backends/skyrl_train/inference_servers/base.py"
 OUTPUT = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "reward_score", "num_turns", "metrics", "extra_fields")
@@ -83,6 +84,16 @@ FACTS = (
     Fact("ms-swift", "swift/rollout/gym_env.py", "call", "Env.reset", ("config",)),
     Fact("ms-swift", "swift/rollout/gym_env.py", "call", "Env.step", ("action",)),
     Fact("ms-swift", "swift/rollout/gym_env.py", "call", "Env.close", ()),
+    Fact("openenv", OPENENV, "call", "Environment.reset", ("seed", "episode_id")),
+    Fact("openenv", OPENENV, "call", "Environment.step", ("action", "timeout_s")),
+    Fact("openenv", "openenv/core/env_server/types.py", "fields", "Observation", ("done", "reward")),
+    Fact("openenv", "openenv/core/env_server/types.py", "fields", "State", ("episode_id", "step_count")),
+    Fact("openenv", "openenv/core/env_server/http_server.py", "call", "create_fastapi_app", ("env", "action_cls", "observation_cls")),
+    Fact("fhaviary", "aviary/env.py", "call", "Environment.reset", ()),
+    Fact("fhaviary", "aviary/env.py", "call", "Environment.step", ("action",)),
+    Fact("fhaviary", "aviary/env.py", "call", "TaskDataset.get_new_env_by_idx", ("idx",)),
+    Fact("fhaviary", "aviary/tools/base.py", "fields", "ToolResponseMessage", ("content", "name", "tool_call_id")),
+    Fact("fhaviary", "aviary/tools/base.py", "fields", "ToolCallFunction", ("arguments", "name")),
     Fact("nemo-gym", RESOURCES, "call", "SimpleResourcesServer.setup_webserver", ()),
     Fact("nemo-gym", RESOURCES, "call", "SimpleResourcesServer.seed_session", ("body",)),
     Fact("nemo-gym", RESOURCES, "call", "SimpleResourcesServer.verify", ("body",)),
@@ -90,7 +101,10 @@ FACTS = (
     Fact("nemo-gym", RESOURCES, "fields", "BaseRunRequest", ("responses_create_params",)),
     Fact("nemo-gym", "nemo_gym/server_utils.py", "names", "", ("SESSION_ID_KEY",)),
 )
-ADAPTERS = {"verl": "verl", "openrlhf": "openrlhf", "skyrl": "skyrl", "skyrl-gym": "skyrl", "ms-swift": "swift", "nemo-gym": "nemo_gym"}
+ADAPTERS = {
+    "verl": "verl", "openrlhf": "openrlhf", "skyrl": "skyrl", "skyrl-gym": "skyrl", "ms-swift": "swift", "nemo-gym": "nemo_gym",
+    "openenv": "openenv", "fhaviary": "aviary",
+}  # fmt: skip
 
 
 def read(archive: Path, ending: str) -> str:

@@ -10,6 +10,10 @@ time through the model's own forward pass. Differences are given as they are; th
 the oracle, since training makes them large. `right`: all agree within the bar. `refused`: a sentence says why the family cannot be used.
 `wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `absent`: this version of
 transformers has no such family, or cannot build the tiny configuration. The exit code is 1 if any family is wrong or internal.
+
+After the training two more things are compared, in each arrangement. `gradient`: of a weighted sum of all log-probabilities, against the
+oracle's; the largest difference relative to the largest element, bar 1e-5. `bf16`: under autocast in bfloat16, the mean distance to the
+float32 oracle divided by that of the oracle's own pass under the same autocast; 1 is the rounding of the model itself, the bar is 2.
 """
 
 from __future__ import annotations
@@ -22,12 +26,14 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -44,15 +50,14 @@ from rlvr.model.batch import Rows
 from rlvr.model.honesty import refusal
 from rlvr.plugins.registry import build
 
-BAR, TEMPERATURE = 1e-5, 0.9
-"""The largest difference of a log-probability that counts as rounding in float32, relative to 1 plus the largest one."""
+BAR, ROUNDING, TEMPERATURE = 1e-5, 2.0, 0.9
+"""What counts as rounding in float32, relative to 1 plus the largest log-probability; and in bfloat16, relative to a plain pass's error."""
 VOCABULARY = 64
 
 
 def oracle(model: Any, row: list[int]) -> torch.Tensor:
     """The log-probability of each token of a row but the first, by the model's forward pass over this row alone."""
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([row[:-1]]), use_cache=False).logits[0].double() / TEMPERATURE
+    logits = model(input_ids=torch.tensor([row[:-1]]), use_cache=False).logits[0].double() / TEMPERATURE
     return logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
 
 
@@ -67,25 +72,59 @@ def rows_of(seed: int) -> list[tuple[list[int], list[bool]]]:
     return out
 
 
-def learned(learner: Any) -> dict[str, float]:
-    """The largest difference between the learner's scores and the oracle's, by how the rows are arranged."""
+def expected(model: Any) -> torch.Tensor:
+    """The oracle's log-probabilities of all answers, one after the other."""
+    return torch.cat([oracle(model, tokens)[sum(not on for on in acted) - 1 :] for tokens, acted in rows_of(1)])
+
+
+def by_arrangement(learner: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The learner's log-probabilities of the same, for each way to arrange the rows."""
     pairs = rows_of(1)
-    rows = Rows([tokens for tokens, _ in pairs], [acted for _, acted in pairs])
-    model, everyone = learner.policy.model.eval(), range(len(pairs))
-    expected = torch.cat([oracle(model, tokens)[sum(not on for on in acted) - 1 :] for tokens, acted in pairs])
+    rows, everyone = Rows([tokens for tokens, _ in pairs], [acted for _, acted in pairs]), range(len(pairs))
     ways = {"padded": [rows.padded(list(everyone))]}
     if not learner.packing.padded:
         ways["packed"] = [packing.pack(rows, everyone, how=learner.packing)]
     parts, lay = packing.arranged(rows, everyone, 60, learner.packing)
     ways["arranged"] = [lay(part) for part in parts]
-    found = {"largest": float(expected.abs().max())}
     for name, batches in ways.items():
         scores = torch.zeros(rows.entries, dtype=torch.float64)
-        with torch.no_grad():
-            for batch in batches:
-                scores[batch.take] = learner.policy(batch).logprobs.double()
-        found[name] = float((scores - expected).abs().max())
-    return found
+        for batch in batches:
+            scores = scores.index_put((batch.take,), learner.policy(batch).logprobs.double())
+        yield name, scores
+
+
+@torch.no_grad()
+def learned(learner: Any) -> dict[str, float]:
+    """The largest difference between the learner's scores and the oracle's, by how the rows are arranged."""
+    truth = expected(learner.policy.model.eval())
+    apart = {name: float((scores - truth).abs().max()) for name, scores in by_arrangement(learner)}
+    return {"largest": float(truth.abs().max())} | apart
+
+
+def gradients(learner: Any) -> dict[str, float]:
+    """The largest difference between the learner's gradient and the oracle's, relative to its largest element, by arrangement."""
+    model = learner.policy.model.eval()
+
+    def of(scores: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        (scores * torch.linspace(-1, 1, len(scores), dtype=torch.float64)).sum().backward()
+        return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
+
+    truth = of(expected(model))
+    return {name: float((of(scores) - truth).abs().max() / truth.abs().max()) for name, scores in by_arrangement(learner)}
+
+
+@torch.no_grad()
+def rounded(model: Any) -> dict[str, float]:
+    """By arrangement, how many times farther than a plain pass a learner in bfloat16 is from float32, on average."""
+    truth = expected(model.eval())
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    learner = Learner(model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=1, temperature=TEMPERATURE)
+    with accelerator.autocast():
+        alone = float((expected(model.eval()) - truth).abs().mean())
+        apart = {name: float((scores - truth).abs().mean()) / alone for name, scores in by_arrangement(learner)}
+    return {"alone": alone} | apart
 
 
 def sampled(sampler: Any, model: Any) -> dict[str, float]:
@@ -95,8 +134,8 @@ def sampled(sampler: Any, model: Any) -> dict[str, float]:
     requests = [Request(prompts[i % 5], 1 + 7 * i % 24, seed=i) for i in range(15)]
     worst = 0.0
     for request, said in zip(requests, sampler.sample(requests, Sampling(TEMPERATURE, stop_ids=frozenset({0}))), strict=True):
-        expected = oracle(model, [*request.prompt, *said.tokens])[len(request.prompt) - 1 :]
-        worst = max(worst, float((torch.tensor(said.logprobs, dtype=torch.float64) - expected).abs().max()))
+        truth = oracle(model, [*request.prompt, *said.tokens])[len(request.prompt) - 1 :].detach()
+        worst = max(worst, float((torch.tensor(said.logprobs, dtype=torch.float64) - truth).abs().max()))
     return {"sampled": worst}
 
 
@@ -128,6 +167,8 @@ def examined(family: str, steps: int) -> dict[str, Any]:
             learner.supervise(random.Random(step).sample(rows_of(step % 7), 4))
         sampler.load(learner.whole(), 1)
         line["after"] = learned(learner) | sampled(sampler, model)
+        line["gradient"] = gradients(learner)
+        line["bf16"] = rounded(model)
     except RlvrError as error:
         return line | {"state": "refused", "why": str(error)}
     except Exception as error:  # this is what the sweep looks for
@@ -136,7 +177,9 @@ def examined(family: str, steps: int) -> dict[str, Any]:
         (gap, 1 + figures["largest"]) for figures in (line["before"], line["after"]) for name, gap in figures.items() if name != "largest"
     ]
     line["worst"] = max(gap for gap, _ in gaps)
-    return line | {"state": "right" if all(gap <= BAR * scale for gap, scale in gaps) else "wrong"}
+    right = all(gap <= BAR * scale for gap, scale in gaps) and max(line["gradient"].values()) <= BAR
+    right &= max(value for name, value in line["bf16"].items() if name != "alone") <= ROUNDING
+    return line | {"state": "right" if right else "wrong"}
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from rlvr.adapters.rows import agreed, rows_of, task_of
 from rlvr.adapters.texts import Scorer
 from rlvr.contracts import Environment
+from rlvr.errors import MissingExtra
 
 TESTED = "0.4.13"
 agreed("lm_eval", TESTED)
@@ -32,8 +33,10 @@ def dataset_of(environment: Environment, split: str = "test", count: int | None 
     """A `custom_dataset`: the rows of one split."""
 
     def custom_dataset(**settings: Any) -> dict[str, Any]:
-        from datasets import Dataset
-
+        try:
+            from datasets import Dataset
+        except ModuleNotFoundError as error:
+            raise MissingExtra("datasets", "train") from error
         return {"test": Dataset.from_list(rows_of(environment, split, count))}
 
     return custom_dataset

@@ -42,7 +42,7 @@ def nemo_row(environment: Environment, split: str, index: int, tools: Sequence[T
     flat = [
         {"type": "function", "name": t.name, "description": t.description, "parameters": dict(t.parameters), "strict": False} for t in tools
     ]
-    return {"responses_create_params": {"input": row["prompt"], "tools": flat}, "label": label_of(split, index)}
+    return {"responses_create_params": {"input": row["prompt"], "tools": flat}, "label": label_of(split, index, row["prompt"])}
 
 
 def said_in(response: Mapping[str, Any]) -> str:

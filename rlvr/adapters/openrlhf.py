@@ -32,7 +32,7 @@ agreed("openrlhf", TESTED)
 def openrlhf_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
     """A row of OpenRLHF's data: the prompt as messages (`--data.apply_chat_template`), and a label that names the task."""
     row = row_of(environment.task(split, index), split, index)
-    return {"input": row["prompt"], "label": label_of(split, index)}
+    return {"input": row["prompt"], "label": label_of(split, index, row["prompt"])}
 
 
 def reward_function_of(

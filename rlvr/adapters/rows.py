@@ -6,6 +6,7 @@ prompt of the row. So a dataset that was made with other settings is refused ins
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +52,11 @@ def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
         raise ConfigError(f"a row with split {split!r} and index {index!r} names no task; keep both columns of the rows that rlvr wrote")
     task = posed(environment.task(split, index))
     asked = row.get("prompt")
+    if row.get("asks", known := _fingerprint(task.prompt)) != known:
+        raise ConfigError(
+            f"the label of {split}/{index} is of another question than {type(environment).__name__} poses there, {task.question!r:.80}; "
+            "write the rows again with the settings of this environment"
+        )
     if isinstance(asked, Sequence) and not isinstance(asked, str):
         same = [(m.get("role"), m.get("content")) for m in asked[: len(task.prompt)]] == [(m["role"], m["content"]) for m in task.prompt]
     else:
@@ -63,13 +69,19 @@ def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
     return task
 
 
-def label_of(split: str, index: int) -> str:
-    """The text that stands for the reference in frameworks that allow only a text.
+def label_of(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """The text that stands for the reference in frameworks that allow only a text, with a fingerprint of the prompt if it is given.
 
-    >>> label_of("train", 7)
-    '{"index": 7, "split": "train"}'
+    >>> label_of("train", 7), label_of("train", 7, [{"role": "user", "content": "2+2="}])
+    ('{"index": 7, "split": "train"}', '{"asks": "569af0794093", "index": 7, "split": "train"}')
     """
-    return json.dumps({"split": split, "index": index}, sort_keys=True)
+    return json.dumps({"split": split, "index": index} | ({"asks": _fingerprint(prompt)} if prompt is not None else {}), sort_keys=True)
+
+
+def _fingerprint(prompt: Sequence[Mapping[str, Any]]) -> str:
+    """A few letters that tell a prompt from others."""
+    said = json.dumps([[message["role"], message["content"]] for message in prompt])
+    return hashlib.blake2b(said.encode(), digest_size=6).hexdigest()
 
 
 def labelled(label: object) -> dict[str, Any]:
@@ -84,7 +96,7 @@ def labelled(label: object) -> dict[str, Any]:
         found = None
     if not isinstance(found, Mapping) or not {"split", "index"} <= found.keys():
         raise ConfigError(f'the label is {label!r:.80}; it must be {{"index": ..., "split": ...}}, as in the rows that rlvr wrote')
-    return {"split": found["split"], "index": found["index"]}
+    return {key: found[key] for key in ("split", "index", "asks") if key in found}
 
 
 def score_of(verdict: Verdict, framework: str) -> float:

@@ -33,7 +33,7 @@ def skyrl_row(environment: Environment, split: str, index: int) -> dict[str, Any
         "data_source": "rlvr",
         "env_class": "rlvr",
         "prompt": row["prompt"],
-        "reward_spec": {"method": "rule", "ground_truth": label_of(split, index)},
+        "reward_spec": {"method": "rule", "ground_truth": label_of(split, index, row["prompt"])},
         "split": split,
         "index": index,
     }

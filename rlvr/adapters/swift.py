@@ -25,7 +25,8 @@ agreed("ms-swift", TESTED)
 def swift_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
     """A row of ms-swift's data."""
     row = row_of(environment.task(split, index), split, index)
-    return {"messages": row["prompt"], "label": label_of(split, index), "env_config": {"name": "rlvr", "label": label_of(split, index)}}
+    label = label_of(split, index, row["prompt"])
+    return {"messages": row["prompt"], "label": label, "env_config": {"name": "rlvr", "label": label}}
 
 
 def reward_class_of(environment: Environment, base: Any, *, workers: int = 8, deadline_s: float = 600.0) -> type:

@@ -33,7 +33,7 @@ def verl_row(environment: Environment, split: str, index: int) -> dict[str, Any]
     """A row of verl's data.
 
     >>> verl_row(make("env", "arithmetic"), "train", 7)["reward_model"]["ground_truth"]      # doctest: +SKIP
-    '{"index": 7, "split": "train"}'
+    '{"asks": "...", "index": 7, "split": "train"}'
     """
     row = row_of(environment.task(split, index), split, index)
     extra = {"split": split, "index": index, "task_id": row["task_id"]}
@@ -41,7 +41,7 @@ def verl_row(environment: Environment, split: str, index: int) -> dict[str, Any]
         "data_source": SOURCE,
         "agent_name": SOURCE,
         "prompt": row["prompt"],
-        "reward_model": {"style": "rule", "ground_truth": label_of(split, index)},
+        "reward_model": {"style": "rule", "ground_truth": label_of(split, index, row["prompt"])},
         "extra_info": extra,
     }
 

@@ -251,7 +251,8 @@ class Colocated:
     def _params(self, request: Request, sampling: Sampling) -> Any:
         kinds = _vllm().sampling_params.RequestOutputKind
         kind = kinds.CUMULATIVE if request.ends else kinds.FINAL_ONLY
-        return _vllm().SamplingParams(**settings(request, sampling), output_kind=kind)
+        # flat: some lists for an answer in place of a dict for each token, which would keep the garbage collector busy
+        return _vllm().SamplingParams(**settings(request, sampling), output_kind=kind, flat_logprobs=True)
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -323,6 +324,7 @@ def over(output: Any, request: Request) -> bool:
 
 def completion(output: Any, sampling: Sampling, *, early: bool = False) -> Completion:
     """A vLLM output as a Completion; if it ended neither by a stop id nor by the limit nor `early`, its finish is `error`."""
-    tokens = list(output.token_ids)
-    logprobs = [float(found[token].logprob) for token, found in zip(tokens, output.logprobs, strict=True)]
-    return finished(tokens, logprobs, "early" if early else str(output.finish_reason), sampling)
+    tokens, flat = list(output.token_ids), output.logprobs
+    if list(flat.token_ids) != tokens:
+        return Completion([], [], "error", f"the engine returned {len(tokens)} tokens, and log-probabilities of others")
+    return finished(tokens, list(map(float, flat.logprobs)), "early" if early else str(output.finish_reason), sampling)

@@ -1,7 +1,7 @@
 """Base classes with the published signatures of the frameworks, for tests without them.
 
-verl 0.9.1, OpenRLHF 0.11.2, SkyRL 0.4.0 (skyrl-gym 0.4.0), ms-swift 4.6.0, NeMo-Gym 0.4.0 and 0.7.0. `benchmarks/adapters/signatures.py`
-compares them with the packages.
+verl 0.9.1, OpenRLHF 0.11.2, SkyRL 0.4.0 (skyrl-gym 0.4.0), ms-swift 4.6.0, NeMo-Gym 0.4.0 and 0.7.0, OpenEnv 0.10.0,
+aviary 0.37.0. `benchmarks/adapters/signatures.py` compares them with the packages.
 """
 
 from __future__ import annotations
@@ -154,6 +154,65 @@ class Env:
 
     def __init__(self, env_config: dict[str, Any]) -> None:
         self.env_config = env_config
+
+
+class OpenEnvironment(ABC):
+    """OpenEnv's base of environments."""
+
+    def __init__(self, transform: Any = None, rubric: Any = None) -> None:
+        self.transform, self.rubric = transform, rubric
+
+    @abstractmethod
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Any: ...
+
+    @abstractmethod
+    def step(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Any: ...
+
+    @property
+    @abstractmethod
+    def state(self) -> Any: ...
+
+    def close(self) -> None:
+        self.transform = None
+
+
+class OpenAction(BaseModel):
+    """OpenEnv's actions, and its observations."""
+
+    model_config = ConfigDict(extra="forbid")
+    done: bool = False
+    reward: bool | int | float | None = None
+    metadata: dict[str, Any] = {}
+
+
+class AviaryEnvironment(ABC):
+    """aviary's base of environments."""
+
+    @abstractmethod
+    async def step(self, action: Any) -> Any: ...
+
+    @abstractmethod
+    async def reset(self) -> Any: ...
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class AviaryMessage(BaseModel):
+    """aviary's messages, and the results of tools."""
+
+    role: str = "user"
+    content: str | None = None
+    name: str = ""
+    tool_call_id: str = ""
+    tool_calls: list[Any] = []
+
+
+class AviaryTool(BaseModel):
+    """aviary's tool."""
+
+    type: str
+    function: dict[str, Any]
 
 
 class BaseVerifyResponse(BaseModel):

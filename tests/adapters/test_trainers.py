@@ -337,10 +337,28 @@ def test_nemo_gym_rows_are_responses() -> None:
     desk = nemo_gym.Desk(Counts())
     row = nemo_gym.nemo_row(Counts(), "train", 7)
     assert row == nemo_gym.nemo_row(Counts(), "train", 7, desk.tools)
-    assert row["responses_create_params"]["tools"][0]["name"] == "add" and row["label"] == label_of("train", 7)
+    assert row["responses_create_params"]["tools"][0]["name"] == "add" and row["label"] == label_of(
+        "train", 7, Counts().task("train", 7).prompt
+    )
     desk.close()
     with pytest.raises(ConfigError, match="has tools only"):
         nemo_gym.Desk(Twice())
+
+
+def test_a_label_of_other_settings_is_refused() -> None:
+    class Other(First):
+        def task(self, split: str, index: int) -> Any:
+            return super().task(split, index + 1)
+
+    verl_label = verl.verl_row(First(), "train", 7)["reward_model"]["ground_truth"]
+    with pytest.raises(ConfigError, match="of another question"):
+        verl.compute_score_of(Other())(data_source="rlvr", solution_str="x", ground_truth=verl_label)
+    with pytest.raises(ConfigError, match="of another question"):
+        openrlhf.reward_function_of(Other())(["a"], [""], [openrlhf.openrlhf_row(First(), "train", 7)["label"]])
+    with pytest.raises(ConfigError, match="of another question"):
+        swift.reward_class_of(Other(), stand_ins.ORM)()(completions=["a"], label=[swift.swift_row(First(), "train", 7)["label"]])
+    with pytest.raises(ConfigError, match="of another question"):
+        nemo_gym.Desk(Other()).begin("a", nemo_gym.nemo_row(First(), "train", 7)["label"])
 
 
 def test_no_row_holds_a_reference() -> None:

@@ -1,28 +1,6 @@
-"""What `rlvr export-env` writes for each framework: templates of files, and how to use them."""
+"""The templates of the files that `rlvr export-env` writes. Names and settings are filled in as Python literals."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """What is written for one framework: a template for each file, the shape of a row, and what to do with the files.
-
-    >>> Format("TRL", "1.16.0", {"$module.py": "# $name"}, use="load it").data
-    'rows.jsonl'
-    """
-
-    title: str
-    tested: str
-    files: Mapping[str, str]
-    use: str
-    row: str = ""
-    """The adapter's function that makes a row, as `module:function`; empty for plain rows."""
-    data: str = "rows.jsonl"
-    """The file of the rows; empty where the framework asks for them."""
-
 
 HEAD = '''\
 """The environment $name of rlvr for $title (tested with $tested). Written by `rlvr export-env`; the settings may be changed.
@@ -285,36 +263,55 @@ $agent:
         - {name: train, type: train, jsonl_fpath: rows.jsonl}
 """
 
-FORMATS: Mapping[str, Format] = {
-    "trl": Format("TRL", "1.16.0", {"$module.py": TRL}, "Import it next to GRPOTrainer."),
-    "verl": Format(
-        "verl", "0.9.1", {"$module.py": VERL, "agent_loop.yaml": AGENT_LOOP},
-        "PYTHONPATH=THIS_FOLDER; reward.custom_reward_function.path=$module.py, or "
-        "actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_loop.yaml",
-        row="rlvr.adapters.verl:verl_row",
-    ),
-    "openrlhf": Format(
-        "OpenRLHF", "0.11.2", {"$module.py": OPENRLHF}, "--train.agent_func_path $module.py, or --reward.remote_url $module.py",
-        row="rlvr.adapters.openrlhf:openrlhf_row",
-    ),
-    "skyrl": Format(
-        "SkyRL", "0.4.0", {"$module.py": SKYRL}, "Import it in the entry point.", row="rlvr.adapters.skyrl:skyrl_row",
-    ),
-    "ms-swift": Format("ms-swift", "4.6.0", {"$module.py": SWIFT}, "--external_plugins $module.py", row="rlvr.adapters.swift:swift_row"),
-    "nemo-gym": Format(
-        "NeMo-Gym", "0.4.0", {"$module.py": NEMO, "$module.yaml": SERVER}, "Put the folder into resources_servers/ and name $module.yaml.",
-        row="rlvr.adapters.nemo_gym:nemo_row",
-    ),
-    "inspect": Format("inspect_ai", "0.3.285", {"$module.py": INSPECT}, "inspect eval $module.py --model ...", data=""),
-    "lm-eval": Format(
-        "lm-evaluation-harness", "0.4.13", {"$module.py": LM_EVAL, "$module.yaml": LM_EVAL_YAML},
-        "lm_eval --tasks $module --include_path THIS_FOLDER", data="",
-    ),
-    "verifiers": Format(
-        "verifiers", "0.4.0", {"$module.py": VERIFIERS, "pyproject.toml": PACKAGE}, "pip install THIS_FOLDER; the taskset's id is $dist",
-        data="",
-    ),
-}  # fmt: skip
-"""Each framework with what is written for it."""
-ONE_TURN = ("lm-eval", "verifiers")
-"""Formats that can only judge single answers."""
+OPENENV = (
+    HEAD
+    + """from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+from rlvr.adapters.openenv import environment_of
+"""
+    + BUILD
+    + """
+
+class Said(Action):
+    \"\"\"One turn of the policy.\"\"\"
+
+    text: str
+
+
+class Seen(Observation):
+    \"\"\"What the policy reads next.\"\"\"
+
+    text: str = ""
+
+
+class RlvrEnvironment(environment_of(environment, Environment, Seen, State, split=$split_repr, count=$count)):
+    \"\"\"One conversation; OpenEnv makes one for each session.\"\"\"
+
+
+app = create_fastapi_app(RlvrEnvironment, Said, Seen, max_concurrent_envs=64)
+"""
+)
+AVIARY = (
+    HEAD
+    + """from aviary.core import Environment, Message, TaskDataset, Tool, ToolResponseMessage
+
+from rlvr.adapters.aviary import environment_of
+"""
+    + BUILD
+    + """
+
+class RlvrEnvironment(environment_of(environment, Environment, message=Message, response=ToolResponseMessage, tool=Tool)):
+    \"\"\"One conversation.\"\"\"
+
+
+class RlvrTasks(TaskDataset[RlvrEnvironment]):
+    \"\"\"The tasks of the split $split.\"\"\"
+
+    def __len__(self):
+        return $count
+
+    def get_new_env_by_idx(self, idx):
+        \"\"\"The conversation of one task.\"\"\"
+        return RlvrEnvironment($split_repr, range($count)[idx])
+"""
+)

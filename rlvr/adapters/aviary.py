@@ -1,0 +1,98 @@
+"""aviary: an environment for agents that call tools, such as those of ldp.
+
+    environment_of   a subclass of aviary's `Environment`; one object is the conversation of one task
+
+An answer that could not be judged raises in `step`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlvr.adapters.rows import agreed, score_of, task_of
+from rlvr.adapters.texts import Conversation, World
+from rlvr.contracts import Environment
+from rlvr.errors import EnvError
+from rlvr.rollout.draws import seed_of
+from rlvr.task import Message
+from rlvr.turns import Call, Turn
+
+TESTED = "0.37.0"
+agreed("fhaviary", TESTED)
+
+
+def environment_of(
+    environment: Environment, base: Any, *, message: Callable[..., Any], response: Callable[..., Any], tool: Any, deadline_s: float = 600.0
+) -> type:
+    """A subclass of aviary's `Environment`: `RlvrEnvironment(split, index)`. Tools are the model's own tool calls; a text is an answer.
+
+    Args:
+        environment: any environment.
+        base: aviary's `Environment`.
+        message: aviary's `Message`.
+        response: aviary's `ToolResponseMessage`.
+        tool: aviary's `Tool`.
+        deadline_s: how long one call of a session, or one verdict, may take.
+    """
+    world = World(environment, deadline_s=deadline_s)
+
+    class RlvrEnvironment(base):
+        """One conversation."""
+
+        def __init__(self, split: str = "train", index: int = 0) -> None:
+            self.task = task_of(environment, {"split": split, "index": index})
+            self.state: Conversation | None = None
+            self.tools: list[Any] = []
+
+        async def get_id(self) -> str:
+            """The id of the task."""
+            return self.task.id
+
+        async def reset(self) -> tuple[list[Any], list[Any]]:
+            """Open the session; what it says first, and its tools."""
+            await self.close()
+            talk = self.state = await asyncio.to_thread(world.begin, self.task, seed=seed_of("world", self.task.id))
+            if talk.trouble:
+                raise EnvError(talk.trouble)
+            self.tools = [tool.model_validate(dict(spec.wire())) for spec in talk.tools]
+            return [message(role=one["role"], content=one["content"]) for one in talk.prompt(described=False)], self.tools
+
+        async def step(self, action: Any) -> tuple[list[Any], float, bool, bool]:
+            """One turn of the policy: calls, or a text. The reward is that of the last turn."""
+            talk = self.state
+            if talk is None:
+                raise EnvError("step was called before reset")
+            heard = await asyncio.to_thread(talk.hear, _turn(action, len(talk.turns)))
+            if talk.over:
+                score = score_of(await asyncio.to_thread(talk.verdict), "aviary")
+                return [], score, True, bool(talk.cut)
+            return _replies(heard, _asked(action), message, response), 0.0, False, False
+
+        async def close(self) -> None:
+            """Close the session."""
+            if self.state is not None:
+                await asyncio.to_thread(self.state.close)
+
+    return RlvrEnvironment
+
+
+def _asked(action: Any) -> list[Any]:
+    return list(getattr(action, "tool_calls", None) or ())
+
+
+def _turn(action: Any, number: int) -> Turn:
+    """The policy's turn: a message of aviary, with its calls."""
+    calls = (Call(f"{number}.{place}", call.function.name, dict(call.function.arguments)) for place, call in enumerate(_asked(action)))
+    text = action.content or ""
+    return Turn(text, content=text, calls=tuple(calls))
+
+
+def _replies(heard: Sequence[Message], asked: Sequence[Any], message: Callable[..., Any], response: Callable[..., Any]) -> list[Any]:
+    """What the session said; the results of tools are in the order of the calls."""
+    results = [one for one in heard if one["role"] == "tool"]
+    found = [
+        response(content=one["content"], name=call.function.name, tool_call_id=call.id) for one, call in zip(results, asked, strict=False)
+    ]
+    return [*found, *(message(role=one["role"], content=one["content"]) for one in heard if one["role"] != "tool")]

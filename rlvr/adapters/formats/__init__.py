@@ -1,0 +1,81 @@
+"""What `rlvr export-env` writes for each framework: templates of files, and how to use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlvr.adapters.formats.templates import (
+    AGENT_LOOP,
+    AVIARY,
+    INSPECT,
+    LM_EVAL,
+    LM_EVAL_YAML,
+    NEMO,
+    OPENENV,
+    OPENRLHF,
+    PACKAGE,
+    SERVER,
+    SKYRL,
+    SWIFT,
+    TRL,
+    VERIFIERS,
+    VERL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What is written for one framework: a template for each file, the shape of a row, and what to do with the files.
+
+    >>> Format("TRL", "1.16.0", {"$module.py": "# $name"}, use="load it").data
+    'rows.jsonl'
+    """
+
+    title: str
+    tested: str
+    files: Mapping[str, str]
+    use: str
+    row: str = ""
+    """The adapter's function that makes a row, as `module:function`; empty for plain rows."""
+    data: str = "rows.jsonl"
+    """The file of the rows; empty where the framework asks for them."""
+
+
+FORMATS: Mapping[str, Format] = {
+    "trl": Format("TRL", "1.16.0", {"$module.py": TRL}, "Import it next to GRPOTrainer."),
+    "verl": Format(
+        "verl", "0.9.1", {"$module.py": VERL, "agent_loop.yaml": AGENT_LOOP},
+        "PYTHONPATH=THIS_FOLDER; reward.custom_reward_function.path=$module.py, or "
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_loop.yaml",
+        row="rlvr.adapters.verl:verl_row",
+    ),
+    "openrlhf": Format(
+        "OpenRLHF", "0.11.2", {"$module.py": OPENRLHF}, "--train.agent_func_path $module.py, or --reward.remote_url $module.py",
+        row="rlvr.adapters.openrlhf:openrlhf_row",
+    ),
+    "skyrl": Format(
+        "SkyRL", "0.4.0", {"$module.py": SKYRL}, "Import it in the entry point.", row="rlvr.adapters.skyrl:skyrl_row",
+    ),
+    "ms-swift": Format("ms-swift", "4.6.0", {"$module.py": SWIFT}, "--external_plugins $module.py", row="rlvr.adapters.swift:swift_row"),
+    "nemo-gym": Format(
+        "NeMo-Gym", "0.4.0", {"$module.py": NEMO, "$module.yaml": SERVER}, "Put the folder into resources_servers/ and name $module.yaml.",
+        row="rlvr.adapters.nemo_gym:nemo_row",
+    ),
+    "inspect": Format("inspect_ai", "0.3.285", {"$module.py": INSPECT}, "inspect eval $module.py --model ...", data=""),
+    "lm-eval": Format(
+        "lm-evaluation-harness", "0.4.13", {"$module.py": LM_EVAL, "$module.yaml": LM_EVAL_YAML},
+        "lm_eval --tasks $module --include_path THIS_FOLDER", data="",
+    ),
+    "verifiers": Format(
+        "verifiers", "0.4.0", {"$module.py": VERIFIERS, "pyproject.toml": PACKAGE}, "pip install THIS_FOLDER; the taskset's id is $dist",
+        data="",
+    ),
+    "openenv": Format(
+        "OpenEnv", "0.10.0", {"$module.py": OPENENV}, "uvicorn $module:app; a reset takes split and index from a row.",
+    ),
+    "aviary": Format("aviary", "0.37.0", {"$module.py": AVIARY}, "RlvrTasks in $module.py is a TaskDataset.", data=""),
+}  # fmt: skip
+"""Each framework with what is written for it."""
+ONE_TURN = ("lm-eval", "verifiers")
+"""Formats that can only judge single answers."""
