@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.algos._plot import Line, plotted
 from benchmarks.algos.distillation import REVERSE, STUDENT, run
 from rlvr.runs.report import smooth
 from rlvr.runs.runlog import rows_of
@@ -29,26 +30,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """The papers' shares are for steps of millions of tokens; these have fifteen hundred. With its own share of 0.2, high_entropy loses the
 task here: its reward falls from 0.02 to 0, because the few right answers are those of which the model is sure (docs/algorithms.md)."""
 COLOURS = ("#1f4e8c", "#b5541c", "#3c7a3c", "#7a3c7a", "#a08a1c", "#1c8a8a", "#6b6b6b")
-
-
-def plotted(runs: list[dict[str, Any]], path: Path) -> None:
-    """The reward of each step, as the mean of ten steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "rlvr"  # the same file for the same numbers
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for one, colour in zip(runs, COLOURS * len(runs), strict=False):
-        style = ":" if one["preset"] == "grpo" else "-"
-        axes.plot(range(1, len(one["curve"]) + 1), smooth(one["curve"], 10), color=colour, linestyle=style, label=one["preset"])
-    axes.set(xlabel="step", ylabel="mean reward of the last 10 steps", ylim=(0, 1.02), xlim=(1, None))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=9)
-    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> int:
@@ -77,7 +58,11 @@ def main() -> int:
                      "accuracy": [report["accuracy_before"], report["accuracy_after"]]})  # fmt: skip
         print(json.dumps({key: value for key, value in runs[-1].items() if key != "curve"}), flush=True)
     if asked.picture:
-        plotted(runs, asked.picture)
+        lines = [
+            Line(one["preset"], colour, (range(1, asked.steps + 1),), smooth(one["curve"], 10), ":" if one["preset"] == "grpo" else "-")
+            for one, colour in zip(runs, COLOURS * len(runs), strict=False)
+        ]
+        plotted(lines, asked.picture, units=("step",), height="mean reward of the last 10 steps", start=1)
     return int(any(one["last"] < one["first"] + asked.rise for one in runs))
 
 

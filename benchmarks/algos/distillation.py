@@ -3,14 +3,14 @@
     OMP_NUM_THREADS=1 python -m benchmarks.algos.distillation --teacher runs/quickstart/checkpoints/last --out runs/distil \
         [--seeds 0 1 2] [--kinds grpo sampled reverse_kl forward_kl both] [--picture docs/pictures/distillation.svg]
 
-The teacher is the model of a finished run on the same task (`rlvr train quickstart`, or a run of `benchmarks.algos.curves` for
-`--task reverse`). The student has about 100,000 parameters. Each seed has one warm start, from which every kind continues with the same
-batches and a constant learning rate. The rates differ: a teacher's advantage at every token bears a higher one than a score for each
-answer. One run after another, each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run:
-`steps`, `cpu` and `seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The CPU seconds and the
-seconds of the clock are those of sampling, judging and learning; measurements, start and warm start are not counted. Another load on the
-machine changes the seconds of the clock, so the CPU seconds (with one thread) are compared. Exit code 1 unless every kind with the
-teacher is there before `grpo` in every seed, in steps and in CPU seconds.
+The teacher is the model of a finished run on the same task (`rlvr train quickstart`, or a run of `benchmarks.algos.curves` for `--task
+reverse`). The student has about 100,000 parameters. Each seed has one warm start, from which every kind continues with the same
+batches. The learning rates differ: a teacher's advantage at every token bears a higher one than a score for each answer. One run after
+another, each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run: `steps`, `cpu` and
+`seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The CPU seconds and the seconds of the
+clock are those of sampling, judging and learning; measurements, start and warm start are not counted. Another load on the machine
+changes the seconds of the clock, so the CPU seconds (with one thread) are compared. Exit code 1 unless every kind with the teacher is
+there before `grpo` in every seed, in steps and in CPU seconds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.algos._plot import Line, plotted
 from rlvr.runs.runlog import rows_of
 
 STUDENT = {
@@ -69,31 +70,6 @@ def measured(folder: Path, goal: float) -> dict[str, Any]:
     return {"steps": steps, "cpu": cpu_s, "seconds": seconds, "last": curve[-1][-1], "best": max(p[-1] for p in curve), "curve": curve}
 
 
-def plotted(runs: list[dict[str, Any]], goal: float, teacher: float, path: Path) -> None:
-    """The accuracy of every run over its steps and over its CPU seconds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "rlvr"  # the same file for the same numbers
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    for where, (axes, unit) in enumerate(zip(figure.subplots(1, 2, sharey=True), ("step", "CPU seconds of training"), strict=True)):
-        named = set[str]()
-        for one in runs:
-            name = None if where or one["kind"] in named else KINDS[one["kind"]][0]
-            named.add(one["kind"])
-            points, accuracies = [point[where] for point in one["curve"]], [point[-1] for point in one["curve"]]
-            axes.plot(points, accuracies, color=COLOURS[one["kind"]], linewidth=1.5, label=name)
-        axes.axhline(teacher, color="#444444", linestyle="--", linewidth=1, label=None if where else "the teacher")
-        axes.axhline(goal, color="#999999", linestyle=":", linewidth=1, label=None if where else "counted as reached")
-        axes.set(xlabel=unit, ylabel=None if where else "held-out accuracy", ylim=(0, 1.02), xlim=(0, None))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=9)
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> int:
     """Train, print, plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -105,6 +81,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="steps of a run with the teacher")
     parser.add_argument("--alone", type=int, default=400, help="steps of GRPO without it")
     parser.add_argument("--rate", type=float, default=1e-3, help="the learning rate with the teacher")
+    parser.add_argument("--scheduler", default="constant", help="the schedule of that rate; GRPO's is constant: it still learns at its end")
     parser.add_argument("--rate-alone", type=float, default=3e-4, help="that of GRPO: the quickstart's; at 1e-3 its reward falls to 0")
     parser.add_argument("--minibatches", type=int, default=1, help="optimizer steps in each step with the teacher")
     parser.add_argument("--minibatches-alone", type=int, default=1, help="and of GRPO")
@@ -128,11 +105,14 @@ def main() -> int:
                 "train.minibatches_per_step": asked.minibatches_alone if kind == "grpo" else asked.minibatches,
             }  # fmt: skip
             if kind != "grpo":
-                settings |= {"reference": {"path": str(asked.teacher)}}
+                settings |= {"reference": {"path": str(asked.teacher)}, "train.lr_scheduler": asked.scheduler}
             runs.append({"seed": seed, "kind": kind, **measured(run(asked.out / f"{kind}-{seed}", settings), goal)})
             print(json.dumps({key: value for key, value in runs[-1].items() if key != "curve"}), flush=True)
     if asked.picture:
-        plotted(runs, goal, teacher, asked.picture)
+        lines = [Line(KINDS[one["kind"]][0], COLOURS[one["kind"]], (steps, cpu), reached)
+                 for one in runs for steps, cpu, _, reached in [zip(*one["curve"], strict=True)]]  # fmt: skip
+        levels = (("the teacher", teacher, "--"), ("counted as reached", goal, ":"))
+        plotted(lines, asked.picture, units=("step", "CPU seconds of training"), height="held-out accuracy", levels=levels)
     alone, never = {one["seed"]: one for one in runs if one["kind"] == "grpo"}, float("inf")
     pairs = [(one, alone[one["seed"]]) for one in runs if one["kind"] != "grpo" and one["seed"] in alone]
     return int(any((one[key] or never) >= (grpo[key] or never) for one, grpo in pairs for key in ("steps", "cpu")))

@@ -3,6 +3,7 @@
     python benchmarks/learn/reading_path.py                    this tree
     python benchmarks/learn/reading_path.py --root DIR         another one, for a comparison
     python benchmarks/learn/reading_path.py --files            file by file; --functions: function by function
+    python benchmarks/learn/reading_path.py --rooms            folder by folder, and in how few files of --longest lines it would fit
 
 One step of GRPO (HF sampler, copy_reverse, a tiny model, no warm start) runs under a tracer from the call of `train()` to the
 first `optimizer.step()`. It counts all functions of the tree that ran, in any file and thread: `to read` is every line of
@@ -146,12 +147,34 @@ def measured(tracer: Tracer) -> dict[str, dict[str, dict[str, int]]]:
     return out
 
 
+def by_room(rows: dict[str, dict[str, int]], root: Path, longest: int) -> None:
+    """Print the path of a step by folder. Files of one folder could be merged, so long as none gets too long; folders could not."""
+    rooms: dict[str, dict[str, int]] = defaultdict(lambda: {"read": 0, "executed": 0})
+    files: dict[str, set[str]] = defaultdict(set)
+    for name, row in rows.items():
+        path = name.partition(":")[0]
+        room = path.rpartition("/")[0]
+        files[room].add(path)
+        for key in row:
+            rooms[room][key] += row[key]
+    print(f"{'room':32}{'files':>8}{'to read':>9}{'executed':>10}{'lines of the files':>20}{'fewest files':>14}")
+    fewest = 0
+    for room, row in sorted(rooms.items(), key=lambda item: -item[1]["executed"]):
+        lines = sum(len((root / path).read_text("utf-8").splitlines()) for path in files[room])
+        few = -(-lines // longest)
+        fewest += few
+        print(f"{room:32}{len(files[room]):8}{row['read']:9}{row['executed']:10}{lines:20}{few:14}")
+    print(f"{'all':32}{sum(map(len, files.values())):8}{'':39}{fewest:14}")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[2])
     parser.add_argument("--files", action="store_true")
     parser.add_argument("--functions", action="store_true")
+    parser.add_argument("--rooms", action="store_true")
+    parser.add_argument("--longest", type=int, default=350, help="the most lines of a file, for --rooms")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     root = asked.root.resolve()
@@ -169,6 +192,9 @@ def main() -> None:
     print(f"{'':48}{'files':>8}{'functions':>11}{'to read':>9}{'executed':>10}")
     for part, row in totals.items():
         print(f"{part:48}{row['files']:8}{row['functions']:11}{row['read']:9}{row['executed']:10}")
+    if asked.rooms:
+        print()
+        by_room(found["step"], root, asked.longest)
     for part, rows in found.items() if asked.files or asked.functions else ():
         print(f"\n{part}")
         grouped: dict[str, dict[str, int]] = defaultdict(lambda: {"read": 0, "executed": 0})

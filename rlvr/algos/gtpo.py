@@ -33,18 +33,15 @@ def advantage(answers: Answers, *, entropy_weight: float = 0.1, right_from: floa
 
 
 def _of_group(rewards: Rewards, entropies: list[Numbers], weight: float, right_from: float) -> list[Numbers]:
-    table = in_order(entropies).clip(min=1e-3)  # [answers, tokens of the policy], NaN after an answer's end
-    right = np.array([r is not None and r >= right_from for r in rewards])
-    wrong = np.array([r is not None and r < right_from for r in rewards])
-    scores = np.array([r or 0.0 for r in rewards])[:, None]
-    found = np.zeros_like(table)
-    for chosen, share, sign in ((right, table, scores), (wrong, 1 / table, -np.ones_like(scores))):
-        own = chosen[:, None] & ~np.isnan(table)
+    table = in_order(entropies).clip(min=1e-3)  # [answers, tokens of the policy], NaN after an answer's end and where it does not count
+    there, scores = ~np.isnan(table), np.array(rewards, dtype=np.float64)[:, None]
+    right, found = scores >= right_from, np.zeros_like(table)
+    for chosen, share, sign in ((right, table, scores), (~right, 1 / table, -1.0)):
+        own = chosen & there
         mean = np.where(own, share, 0.0).sum(0) / np.maximum(own.sum(0), 1)  # over the answers that have the token
         shaped = np.where(own, sign * (1 - weight + weight * share / np.where(mean > 0, mean, 1.0)), 0.0)
-        known = shaped[(right | wrong)[:, None] & ~np.isnan(table)]
-        found += (shaped - known.mean()) / (known.std() + 1e-6)
-    return put_back(np.where((right | wrong)[:, None], found, 0.0), entropies)
+        found += (shaped - shaped[there].mean()) / (shaped[there].std() + 1e-6)
+    return put_back(found, entropies)
 
 
 make = policy_gradient(__name__, __doc__, advantage, loss, epsilon_high=0.28, loss_aggregation="token-mean")

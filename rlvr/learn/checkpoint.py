@@ -274,15 +274,27 @@ def torn(place: Path) -> str:
 
 def read(place: Path) -> tuple[dict[str, Any], Progress]:
     """The components' states and the progress. The model itself is loaded by transformers."""
-    try:
+    with understood(place):
         # mapped and not read: each of several processes copies only the part of the optimizer state that it keeps
         state = torch.load(place / "learner.pt", map_location="cpu", weights_only=True, mmap=True)
         progress = Progress(**json.loads((place / "progress.json").read_text("utf-8")))
         torch.set_rng_state(state.pop("rng").clone())
         device_random_state(state.pop("device_rng", None))
-    except Exception as error:
-        raise ConfigError(f"{place} is not a checkpoint of this version: {type(error).__name__}: {error}") from error
     return state, progress
+
+
+@contextmanager
+def understood(place: Path) -> Iterator[None]:
+    """A clear message where a checkpoint's state has another form, as that of an earlier version may have."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RlvrError | torch.OutOfMemoryError) or lost(error):
+            raise
+        raise ConfigError(
+            f"{place} is not a checkpoint of this version of rlvr: {type(error).__name__}: {error}; resume with the version that wrote it "
+            f"(versions.json in the run folder), or start a new run with its weights: model.path={place}"
+        ) from error
 
 
 def clean(folder: Path) -> None:

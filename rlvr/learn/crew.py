@@ -130,7 +130,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     algorithm = from_config("algorithm", config.algorithm)
     if config.rollout.max_staleness:  # settings written by the user take precedence
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
-    optimization(config).check(algorithm, adapted=config.model.lora is not None, max_completion_length=mdp.max_new_tokens)
+    optimization(config).check(algorithm, mdp.max_new_tokens, adapted=config.model.lora is not None, sharded=accelerator.is_fsdp2)
     check_company(config, algorithm, environment)
     support_for(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
     looks = config.train.steps * config.rollout.prompts_per_step * algorithm.sampling_rounds * (curriculum.candidates if curriculum else 1)
@@ -285,11 +285,12 @@ def taken_back(crew: Crew, folder: Path, place: Path) -> Progress:
     state, progress = checkpoint.read(place)
     if crew.stored is not None:
         unchanged(state.get("data"), crew.stored.digest, crew.config)
-    adapter.load(crew.model, state.get("adapter"))
-    learner.load_state_dict(state["learner"], place)
-    crew.questions.load_state_dict(state["questions"])
-    for name, member in crew.saved.items():
-        member.load_state_dict(state[name])
+    with checkpoint.understood(place):
+        adapter.load(crew.model, state.get("adapter"))
+        learner.load_state_dict(state["learner"], place)
+        crew.questions.load_state_dict(state["questions"])
+        for name, member in crew.saved.items():
+            member.load_state_dict(state[name])
     crew.hand_over(progress.step)
     return progress
 

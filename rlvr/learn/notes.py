@@ -51,6 +51,8 @@ class Notes:
         settings = {name: value for name, value, _ in algorithm.describe()}
         self._flat_is_idle = algorithm.silent_if_equal and config.data is None
         """Whether a group with equal scores gives no gradient, so that other sampling would help."""
+        self._weighs_nothing = settings.get("reward_weights") == {}
+        """Whether the algorithm weighs the parts of the verdict, and none has a weight."""
         self._weights = [float(settings.get(f"{kind}_weight", 1.0)) for kind in KINDS]
 
     def about(self, row: Mapping[str, Any]) -> list[str]:
@@ -79,6 +81,12 @@ class Notes:
             found["balance"] = (
                 f"in step {step} the undesirable answers weigh {bad / good:.1f} times as much as the desirable ones, and training may "
                 f"collapse; algorithm.desirable_weight={self._weights[0] * bad / good:.2g} balances them (the KTO paper advises 1 to 4/3)"
+            )
+        parts = [name.split("/")[1] for name in row if name.startswith("rewards/") and name.endswith("/mean")]
+        if self._weighs_nothing and parts:
+            found["weights"] = (
+                f"{self.config.algorithm['name']} has no reward_weights, so its only reward is the score, and it is GRPO whitened over "
+                f"answers; give weights to the parts of the verdict: {', '.join(parts)}"
             )
         if row.get("step/nonfinite"):
             found["nonfinite"] = f"in step {step} a gradient was not finite and was skipped; lower train.learning_rate if this continues"

@@ -231,6 +231,16 @@ def test_gtpo_is_the_naive_loop(weight: float) -> None:
             assert [a for a, on in zip(row, e.acted, strict=True) if on] == pytest.approx([0.0] * len(wanted) if flat else wanted)
 
 
+def test_gtpo_takes_the_score_of_a_right_answer_and_the_bounds_of_dapo() -> None:
+    groups = [[said(0.0), said(1.0), said(None)]]
+    for row, wanted in zip(
+        factory("gtpo")(right_from=0.0, entropy_weight=0.0).credit(groups, entropy=entropies(groups))[0], (-1.0, 1.0, 0.0), strict=True
+    ):
+        assert [a for a, on in zip(row, groups[0][0].acted, strict=True) if on] == pytest.approx([wanted] * 2, abs=1e-5)
+    settings = build("algorithm", "gtpo").settings
+    assert (settings.epsilon, settings.epsilon_high, settings.loss_aggregation) == (0.2, 0.28, "token-mean")
+
+
 def tensor(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
@@ -287,7 +297,7 @@ def test_kl_cov_holds_the_tokens_that_vary_most() -> None:
 
 def test_dppo_leaves_out_what_moved_too_far_in_the_direction_of_its_advantage() -> None:
     sampler, moved = tensor(*[math.log(0.4)] * 6), [0.65, 0.55, 0.65, 0.15, 0.25, 0.15]
-    advantages = tensor(1.0, 1.0, -1.0, -1.0, -1.0, 1.0)
+    advantages = tensor(1.0, 1.0, -0.5, -1.0, -1.0, 0.5)
     new = tensor(*map(math.log, moved)).requires_grad_()
     loss, figures = build("algorithm", "dppo").losses(inputs(new=new, old=sampler, sampler=sampler, advantages=advantages))
     kept = [0, 1, 1, 0, 1, 1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -180,6 +182,29 @@ def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(whole: tuple[int,
         run(tmp_path / str(k), resume=True, **settings(most))
         assert_same(tmp_path / str(k), folder)
     assert len(begun) > 1
+
+
+@pytest.mark.parametrize("lacking", ["logprobs", "batches", "scheduler"])
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(whole: tuple[int, Path], tmp_path: Path, lacking: str) -> None:
+    """Its batches ahead may lack what is recorded today, and so may the learner's state."""
+    most, folder = whole
+    shutil.copytree(folder, tmp_path / "old", symlinks=True)
+    place = tmp_path / "old" / "checkpoints" / "step-000004"
+    shutil.rmtree(place.with_name("step-000006"))
+    state = torch.load(place / "learner.pt", weights_only=True)
+    if lacking == "logprobs":
+        batches = json.loads(state["ahead"]["batches"])
+        del batches[0]["groups"][0][0]["logprobs"]
+        state["ahead"]["batches"] = json.dumps(batches)
+    else:
+        del state[{"batches": "ahead", "scheduler": "learner"}[lacking]][lacking]
+    torch.save(state, place / "learner.pt")
+    (place / "manifest.json").write_text(json.dumps(checkpoint._hashes(place)))
+    before = logs(tmp_path / "old")
+    with pytest.raises(ConfigError, match=rf"step-000004 is not a checkpoint of this version of rlvr: .*'{lacking}'") as caught:
+        run(tmp_path / "old", resume=True, **settings(most))
+    assert "resume with the version that wrote it" in str(caught.value)
+    assert logs(tmp_path / "old") == before
 
 
 def test_verify_goes_on_until_it_has_sampled_anew(whole: tuple[int, Path]) -> None:

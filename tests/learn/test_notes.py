@@ -82,6 +82,17 @@ def test_kto_is_told_where_the_undesirable_answers_outweigh_the_desirable_ones()
     assert Notes(tiny_run(algorithm={"name": "kto", "desirable_weight": 4.0})).about(uneven) == []
 
 
+def test_gdpo_without_weights_is_told_which_parts_it_could_weigh() -> None:
+    parts = QUIET | {"rewards/place/mean": 0.5, "rewards/form/mean": 0.25}
+    notes = Notes(tiny_run(algorithm={"name": "gdpo"}))
+    [said] = notes.about(parts)
+    assert "gdpo has no reward_weights" in said and said.endswith("the parts of the verdict: place, form")
+    assert notes.about(parts) == []
+    assert Notes(tiny_run(algorithm={"name": "gdpo"})).about(QUIET) == []
+    for algorithm in ({"name": "gdpo", "reward_weights": {"place": 1.0}}, {"name": "grpo"}):
+        assert Notes(tiny_run(algorithm=algorithm)).about(parts) == []
+
+
 def test_settings_that_do_nothing_on_policy_are_named() -> None:
     def told(name: str, **settings: Any) -> str:
         crew: Any = SimpleNamespace(algorithm=build("algorithm", name, **settings))

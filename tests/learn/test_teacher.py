@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound
+from rlvr.learn.crew import assemble
 from rlvr.learn.train import train
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.model.weights import exported, model_from
@@ -108,3 +111,15 @@ def test_what_a_teacher_needs_is_said_before_the_run_begins(tmp_path: Path, teac
     with pytest.raises(NotFound, match="'nowhere' is not a folder"):
         run(tmp_path / "a", algorithm=KL, reference={"path": "nowhere"})
     assert not (tmp_path / "a").exists()
+
+
+def test_what_sharded_weights_do_not_allow_is_said_before_a_model_is_made(teacher: Path) -> None:
+    distilled = {"algorithm": {"name": "distill", "divergence": "forward_kl"}, "reference": {"path": str(teacher)}}
+    own = {"algorithm": {"name": "ppo"}, "train": {"steps": 2, "critic": {"learning_rate": 1e-3}}}
+    sharded: Any = SimpleNamespace(is_fsdp2=True)
+    for settings, message in (
+        (distilled, r"algorithm\.divergence=forward_kl .* sharded weights \(FSDP2\) do not allow; set algorithm\.divergence=sampled"),
+        (own, r"train\.critic makes a second network, which sharded weights \(FSDP2\) do not allow yet; remove it"),
+    ):
+        with ExitStack() as stack, pytest.raises(ConfigError, match=message):
+            assemble(tiny_run(**settings), sharded, stack)

@@ -22,6 +22,7 @@ from rlvr.samplers import _slots
 from rlvr.samplers import hf as hf_module
 from rlvr.samplers._by_length import ByLength
 from rlvr.samplers._choice import choose
+from rlvr.samplers._padded import Padded
 from rlvr.samplers._recomputed import Recomputed
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.scripted import Scripted
@@ -121,6 +122,19 @@ def test_a_step_that_would_differ_with_other_weights_is_not_trusted() -> None:
     assert hf(model).kind is Recomputed  # nothing reaches the limit with the weights that it has
     hook.remove()
     assert hf(model).kind is ByLength
+
+
+def test_rows_without_padding_are_tested_too() -> None:
+    """A mask that hides nothing may be dropped on the way, and Doge of transformers 4.56 then looks ahead."""
+    model = model_of("gemma2")
+    assert hf(model).kind is Padded
+
+    def wrong(_: Any, given: Any, named: dict[str, Any], output: Any) -> None:
+        if named.get("attention_mask") is not None and bool(named["attention_mask"].all()):
+            output.logits = output.logits.roll(1, dims=-1)
+
+    model.register_forward_hook(wrong, with_kwargs=True)
+    assert hf(model).kind is not Padded
 
 
 def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:

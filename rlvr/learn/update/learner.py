@@ -77,14 +77,14 @@ class Learner:
             raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
         self.max_completion_length, self.sampled_alike = max_completion_length, sampled_alike
-        optimization.check(algorithm, adapted=adapter.is_on(model), max_completion_length=max_completion_length)
+        optimization.check(algorithm, max_completion_length, adapted=adapter.is_on(model), sharded=accelerator.is_fsdp2)
         if optimization.gradient_checkpointing:
             checkpointed(model)
         scale: dict[str, Any] = {"temperature": temperature, "fp32_head": fp32_head}
         self.reference = Reference.of(model, frozen=reference, **scale) if algorithm.needs_reference else None
         policy = Policy(model, value_head=algorithm.needs_value, **scale)
         self.device, self.sharded = accelerator.device, accelerator.is_fsdp2
-        self.critic = attach(policy, self.reference, algorithm, optimization, sharded=self.sharded)
+        self.critic = attach(policy, self.reference, algorithm, optimization)
         if self.sharded:
             sharded.spread(policy, accelerator, fill)
             sharded.spread_reference(self.reference, policy, accelerator, fill_reference)

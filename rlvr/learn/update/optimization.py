@@ -60,9 +60,9 @@ class Optimization:
         share, *_ = usual.lr_lambdas  # the same for each group of parameters
         return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
-    def check(self, algorithm: Algorithm, *, adapted: bool, max_completion_length: int) -> None:
-        """Tell the algorithm the limit on an answer, and reject settings that do not fit it; `adapted`: an adapter is trained, and the
-        model without it is the reference.
+    def check(self, algorithm: Algorithm, max_completion_length: int, *, adapted: bool, sharded: bool) -> None:
+        """Tell the algorithm the limit on an answer, and reject settings that do not fit it. `adapted`: an adapter is trained, and the
+        model without it is the reference; `sharded`: no process has whole weights.
         """
         if algorithm.single_step and self.minibatches_per_step > 1:
             raise ConfigError(
@@ -72,5 +72,17 @@ class Optimization:
             raise ConfigError(
                 "algorithm.ref_model_sync_steps is set, but with model.lora the reference is the model without its adapter, which cannot "
                 "follow the policy; set algorithm.ref_model_sync_steps=0"
+            )
+        if self.critic is not None and not algorithm.needs_value:
+            raise ConfigError("train.critic is set, but the algorithm has no critic; remove it, or use ppo")
+        if self.critic is not None and sharded:
+            raise ConfigError(
+                "train.critic makes a second network, which sharded weights (FSDP2) do not allow yet; remove it, or launch without "
+                "fsdp2.yaml"
+            )
+        if algorithm.needs_divergence and sharded:
+            raise ConfigError(
+                f"algorithm.divergence={algorithm.needs_divergence} compares whole vocabularies, which sharded weights (FSDP2) do not "
+                "allow; set algorithm.divergence=sampled, or launch without fsdp2.yaml"
             )
         algorithm.configure(max_completion_length=max_completion_length)

@@ -174,6 +174,17 @@ def test_the_reference_follows_the_policy_where_asked() -> None:
         assert torch.equal(held, weights(subject)) == (step % 2 == 0)
 
 
+def test_the_reference_moves_by_the_share_that_is_set() -> None:
+    subject = learner("grpo", beta=0.1, ref_model_sync_steps=1, ref_model_mixup_alpha=0.25)
+    assert subject.reference is not None
+    start = torch.cat([p.flatten() for p in subject.reference.policy.parameters()]).clone()
+    subject.update([group([1.0, 0.0, 0.5, 0.2])])
+    held, moved = torch.cat([p.flatten() for p in subject.reference.policy.parameters()]), weights(subject)
+    assert not torch.equal(moved, start)
+    assert torch.allclose(held, 0.75 * start + 0.25 * moved, rtol=0, atol=1e-7)
+    assert not torch.allclose(held, moved, rtol=0, atol=1e-7)
+
+
 def test_a_reference_that_is_an_adapters_base_cannot_be_asked_to_follow() -> None:
     model = tiny_model()
     model.disable_adapter = lambda: None  # what marks a model under an adapter

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from rlvr.contracts.algorithm import Algorithm
-from rlvr.errors import ConfigError
 from rlvr.learn.update.networks.critic import Critic
 from rlvr.learn.update.networks.divergence import Divergence
 from rlvr.learn.update.optimization import Optimization
@@ -13,18 +12,12 @@ from rlvr.learn.update.policy import Policy
 from rlvr.learn.update.reference import Reference
 
 
-def attach(policy: Policy, teacher: Reference | None, algorithm: Algorithm, optimization: Optimization, *, sharded: bool) -> Critic | None:
+def attach(policy: Policy, teacher: Reference | None, algorithm: Algorithm, optimization: Optimization) -> Critic | None:
     """Give the policy what the algorithm and the settings ask for; return its critic, if that has weights of its own."""
     if algorithm.needs_divergence and teacher is not None:
-        policy.divergence = Divergence(teacher, algorithm.needs_divergence).fitted(policy, sharded=sharded)
+        policy.divergence = Divergence(teacher, algorithm.needs_divergence).fitted(policy)
     if optimization.critic is None:
         return None
-    if not algorithm.needs_value:
-        raise ConfigError("train.critic is set, but the algorithm has no critic; remove it, or use ppo")
-    if sharded:
-        raise ConfigError(
-            "train.critic makes a second network, which sharded weights do not allow yet; remove it, or launch without fsdp2.yaml"
-        )
     critic = Critic(policy.model, max_grad_norm=optimization.critic.max_grad_norm)
     policy.value = critic
     return critic

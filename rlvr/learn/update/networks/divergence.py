@@ -34,12 +34,8 @@ class Divergence:
             raise ConfigError("the teacher is the model without its adapter; set reference.path to a folder with another model")
         self.teacher, self.kind = teacher.policy, kind
 
-    def fitted(self, policy: Policy, *, sharded: bool) -> Divergence:
+    def fitted(self, policy: Policy) -> Divergence:
         """Itself, if the two models can be compared over the whole vocabulary."""
-        if sharded:
-            raise ConfigError(
-                "algorithm.divergence compares whole vocabularies, which sharded weights do not allow; use divergence=sampled"
-            )
         for who, model in (("the policy", policy), ("the teacher", self.teacher)):
             if model.form is None:
                 raise ConfigError(f"the output head of {who} is not a plain linear layer; use algorithm.divergence=sampled")

@@ -1,0 +1,99 @@
+"""Worker processes that are killed again and again: rows that did not cause it keep their verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.commands.service.chunks import ALONE, Chunk
+from rlvr.commands.service.pool import LOST, TRIES, Pool
+from rlvr.commands.service.watch import Figures
+from tests.service.served import VERIFIERS, served, until
+
+LINE = b'{"reference": "4", "answer": "4"}'
+
+
+@pytest.fixture
+def moody(tmp_path: Path) -> str:
+    path = tmp_path / "moody.py"
+    path.write_text(VERIFIERS, "utf-8")
+    return f"{path}:Moody"
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    """A pool whose processes are not started."""
+    made = Pool({"verifiers": {"numeric": "numeric"}, "threads": 2}, workers=1, figures=Figures())
+    yield made
+    asyncio.run(made.close())
+
+
+def batch(*answers: str) -> list[dict[str, Any]]:
+    return [{"id": place, "reference": "4", "answer": answer} for place, answer in enumerate(answers)]
+
+
+def test_workers_that_are_killed_while_they_start_cost_no_verdict(moody: str) -> None:
+    with served(moody, "--workers", "2", "--threads", "1") as running:
+        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
+        found: list[dict[str, Any]] = []
+        asking = threading.Thread(target=lambda: found.extend(running.lines(batch(*["sleep 0.05"] * 20))))
+        asking.start()
+        until(lambda: "rlvr_rows_waiting 0\n" not in running.ask("/metrics")[1])
+        killed = set[int]()
+
+        def kill_new() -> bool:
+            for pid in set(running.workers()) - killed:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            return len(killed) >= 16
+
+        until(kill_new, 30)
+        asking.join(30)
+        assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [1.0] * 20, found
+
+
+def test_a_row_that_is_judged_again_does_not_wait_for_all_others(moody: str, tmp_path: Path) -> None:
+    with served(moody, "--workers", "2", "--threads", "1") as running:
+        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
+        found = running.lines(batch(f"die-once {tmp_path / 'once'}", *["sleep 0.02"] * 300))
+        order = [line["index"] for line in found]
+        assert {line["score"] for line in found} == {1.0} and order.index(0) < 200, order.index(0)
+
+
+def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(pool: Pool) -> None:
+    told: list[bytes] = []
+    chunk = Chunk("numeric", [LINE] * 6, 10, lambda lines, count: told.append(lines))
+    pool.waiting = 6
+    chunk.left -= {0}
+    pool.again(chunk, {2})
+    assert [(one.place, one.tries) for one in pool.suspects] == [(12, 1)]
+    assert sorted((part.place, len(part.rows), part.tries) for part in pool.queue) == [(11, 1, 0), (13, 3, 0)]
+    while pool.suspects:  # it is alone now; a death before it was judged does not count against it
+        one = pool.suspects.popleft()
+        pool.again(one, {0} if one.lost % 2 else ())
+    [line] = told
+    assert b'"index": 12,' in line and b"died %d times" % TRIES in line and b'"score": null' in line
+
+
+def test_a_row_that_is_lost_too_often_is_judged_alone_and_at_last_given_up(pool: Pool) -> None:
+    told: list[bytes] = []
+    pool.queue.append(Chunk("numeric", [LINE] * 2, 0, lambda lines, count: told.append(lines)))
+    pool.waiting, deaths = 2, 0
+    while pool.waiting:
+        deaths += 1
+        held = [*pool.queue, *pool.suspects]
+        assert all(part.alone == (deaths > ALONE) for part in held) and len(held) == (2 if deaths > ALONE else 1)
+        pool.queue.clear()
+        pool.suspects.clear()
+        for part in held:
+            pool.again(part, ())
+    assert deaths == LOST and len(told) == 2 and all(b'"fault": "infra"' in line for line in told)

@@ -1,0 +1,119 @@
+"""One more point for a rubric, that an answer surely meets or surely lacks: the canary of `judge` asks with both."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Sequence
+
+from rlvr.verifiers._decoys import WORDS
+
+SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";": "a semicolon", ":": "a colon", "(": "a round bracket",
+         "%": "a percent sign", "+": "a plus sign", "=": "an equals sign", '"': "a double quotation mark"}  # fmt: skip
+ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
+"""The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
+WORD = re.compile(r"(?<![^\W_])[a-zA-Z]{4,}(?![^\W_])")
+NUMBER = re.compile(r"(?<![\w.,])[0-9]{1,4}(?![\w.,])")
+
+Kind = tuple[Sequence[str], str, str]
+"""Wordings (the first says that something is so, the second that it is not), and what makes the first true and false."""
+
+
+def more(rubric: str, question: str, answer: str, seed: str) -> tuple[str, str]:
+    """The rubric with one more point that the answer meets, and with one in the same words that it lacks.
+
+    Kind, wording and place are drawn by the seed. They are the same in both, so that only who reads the answer can tell the two apart.
+
+    >>> met, lacking = more("It is polite.", "Who?", "Yes, please.", "seed")
+    >>> met.startswith("It is polite. The ") or met.endswith(" It is polite."), met != lacking
+    (True, True)
+    """
+    dice = random.Random(hashlib.sha256(seed.encode("utf-8", "surrogatepass")).digest())
+    kinds = list(KINDS)
+    dice.shuffle(kinds)
+    wordings, true, false = next(found for kind in kinds if (found := kind(question, answer, dice)) is not None)
+    place, negated = dice.random(), dice.random() < 0.5 and len(wordings) > 1
+    met, lacking = (false, true) if negated else (true, false)
+    wording = wordings[negated]
+    return _added(rubric, wording.format(met), place), _added(rubric, wording.format(lacking), place)
+
+
+def _added(rubric: str, point: str, place: float) -> str:
+    """The rubric with a point in it: as an item, if it is a list, else as a sentence before or after it."""
+    lines = rubric.splitlines()
+    found = [(at, item) for at, line in enumerate(lines) if (item := ITEM.match(line)) is not None]
+    top = [(at, item) for at, item in found if item[1] == found[0][1][1]]  # the outer items
+    if len(top) < 2:
+        return f"{rubric.strip()} {point}" if place < 0.5 else f"{point} {rubric.strip()}"
+    before, like = top[int(place * len(top))]
+    lines.insert(before, like[0] + point)
+    number = int(like[3] or 0) and int(top[0][1][3] or 1)
+    for at, line in enumerate(lines if number else ()):
+        item = ITEM.match(line)
+        if item is not None and item[3] and item[1] == like[1]:
+            lines[at] = line[: item.start(3)] + str(number) + line[item.end(3) :]
+            number += 1
+    return "\n".join(lines)
+
+
+def _word(question: str, answer: str, dice: random.Random) -> Kind | None:
+    there = sorted({word.casefold() for word in WORD.findall(answer)})
+    others = sorted({word.casefold() for word in WORD.findall(question)}) + dice.sample(WORDS.split(), 6)
+    absent = [word for word in others if word not in answer.casefold()]
+    if not there or not absent:
+        return None
+    return (
+        ('The answer contains the word "{}".', 'The answer does not contain the word "{}".'),
+        dice.choice(there),
+        dice.choice(absent),
+    )
+
+
+def _number(question: str, answer: str, dice: random.Random) -> Kind | None:
+    there = NUMBER.findall(answer)
+    if not there:
+        return None
+    near = int(dice.choice(there))
+    absent = [str(n) for n in range(max(2, near // 2), 2 * near + 30) if str(n) not in answer]
+    wordings = ("The answer contains the number {}.", "The answer does not contain the number {}.")
+    return (wordings, str(near), dice.choice(absent)) if absent and str(near) in there else None
+
+
+def _sign(question: str, answer: str, dice: random.Random) -> Kind | None:
+    there, absent = [name for sign, name in SIGNS.items() if sign in answer], [name for sign, name in SIGNS.items() if sign not in answer]
+    if not there or not absent:
+        return None
+    return ("The answer contains {}.", "The answer does not contain {}."), dice.choice(there), dice.choice(absent)
+
+
+def _first(question: str, answer: str, dice: random.Random) -> Kind | None:
+    letter = answer.strip()[:1].upper()
+    if not letter.isascii() or not letter.isalpha():
+        return None
+    others = [other for other in "ABCDEFGHILMNOPRSTUW" if other != letter]
+    return ("The answer begins with the letter {}.", "The answer does not begin with the letter {}."), letter, dice.choice(others)
+
+
+def _least(question: str, answer: str, dice: random.Random) -> Kind:
+    """It can be asked of every answer."""
+    few, many = _counts(answer)
+    few = max(1, few)
+    return ("The answer has at least {} words.",), str(dice.randint(max(1, few // 2), few)), str(dice.randint(many, 2 * many))
+
+
+def _most(question: str, answer: str, dice: random.Random) -> Kind | None:
+    few, many = _counts(answer)
+    if few < 3:
+        return None
+    return ("The answer has at most {} words.",), str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
+
+
+def _counts(answer: str) -> tuple[int, int]:
+    """Fewer and more words than the answer has, however words are counted."""
+    least, most = len(answer.split()), len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)
+    return least // 3, 2 * most + 20
+
+
+KINDS: tuple[Callable[[str, str, random.Random], Kind | None], ...] = (_word, _number, _sign, _first, _least, _most)
+"""Word and number ask for content, the others for form: rubrics have points of both sorts."""
