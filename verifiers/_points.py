@@ -11,6 +11,26 @@ from rlvr.verifiers._decoys import WORDS
 
 SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";": "a semicolon", ":": "a colon", "(": "a round bracket",
          "%": "a percent sign", "+": "a plus sign", "=": "an equals sign", '"': "a double quotation mark"}  # fmt: skip
+ALIKE = {
+    "?": "\uff1f\u061f\u037e\u00bf\u2047\u2048\u2049",
+    "!": "\uff01\u00a1\u203c\u2048\u2049",
+    ",": "\uff0c\u060c\u3001\u201a",
+    ";": "\uff1b\u061b\u037e",
+    ":": "\uff1a\u2236",
+    "(": ")\uff08\uff09\u207d\u207e",
+    "%": "\uff05\u066a\u2030",
+    "+": "\uff0b\u207a\u00b1",
+    "=": "\uff1d\u2260\u2261\u2264\u2265",
+    '"': "\u201c\u201d\u201e\u201f\u00ab\u00bb\uff02\u2033\u300c\u300d\u300e\u300f",
+}
+"""What a reader may take for the sign. An answer that has one of these is not asked about the sign as one that it lacks."""
+DOUBLED = ("''", "``", "&quot;")
+SPELLED = re.compile(
+    r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(thir|four|fif|six|seven|eigh|nine)teen|"
+    r"(twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|dozen|half)s?\b",
+    re.IGNORECASE,
+)
+"""Numbers in words. An answer that has one is not asked for a number, because it may have the one that was drawn as lacking."""
 ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
 """The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
 WORD = re.compile(r"(?<![^\W_])[a-zA-Z]{4,}(?![^\W_])")
@@ -33,7 +53,7 @@ def more(rubric: str, question: str, answer: str, seed: str) -> tuple[str, str]:
     kinds = list(KINDS)
     dice.shuffle(kinds)
     wordings, true, false = next(found for kind in kinds if (found := kind(question, answer, dice)) is not None)
-    place, negated = dice.random(), dice.random() < 0.5 and len(wordings) > 1
+    place, negated = dice.random(), dice.random() < 0.5
     met, lacking = (false, true) if negated else (true, false)
     wording = wordings[negated]
     return _added(rubric, wording.format(met), place), _added(rubric, wording.format(lacking), place)
@@ -72,25 +92,32 @@ def _word(question: str, answer: str, dice: random.Random) -> Kind | None:
 
 def _number(question: str, answer: str, dice: random.Random) -> Kind | None:
     there = NUMBER.findall(answer)
-    if not there:
+    if not there or SPELLED.search(answer) or any(sign.isnumeric() and not sign.isascii() for sign in answer):
         return None
-    near = int(dice.choice(there))
-    absent = [str(n) for n in range(max(2, near // 2), 2 * near + 30) if str(n) not in answer]
+    near, joined = int(dice.choice(there)), re.sub(r"(?<=\d)[\s,._'](?=\d)", "", answer)  # 1,000 is the number 1000
+    absent = [str(n) for n in range(max(2, near // 2), 2 * near + 30) if str(n) not in answer and str(n) not in joined]
     wordings = ("The answer contains the number {}.", "The answer does not contain the number {}.")
     return (wordings, str(near), dice.choice(absent)) if absent and str(near) in there else None
 
 
 def _sign(question: str, answer: str, dice: random.Random) -> Kind | None:
-    there, absent = [name for sign, name in SIGNS.items() if sign in answer], [name for sign, name in SIGNS.items() if sign not in answer]
+    there = [name for sign, name in SIGNS.items() if sign in answer]
+    absent = [name for sign, name in SIGNS.items() if not _like(sign, answer)]
     if not there or not absent:
         return None
     return ("The answer contains {}.", "The answer does not contain {}."), dice.choice(there), dice.choice(absent)
 
 
+def _like(sign: str, answer: str) -> bool:
+    """Whether an answer has a sign, or one that looks like it."""
+    return any(one in answer for one in (sign, *ALIKE[sign], *(DOUBLED if sign == '"' else ())))
+
+
 def _first(question: str, answer: str, dice: random.Random) -> Kind | None:
-    letter = answer.strip()[:1].upper()
+    letter = answer.strip()[:1]
     if not letter.isascii() or not letter.isalpha():
         return None
+    letter = letter.upper()
     others = [other for other in "ABCDEFGHILMNOPRSTUW" if other != letter]
     return ("The answer begins with the letter {}.", "The answer does not begin with the letter {}."), letter, dice.choice(others)
 
@@ -99,14 +126,16 @@ def _least(question: str, answer: str, dice: random.Random) -> Kind:
     """It can be asked of every answer."""
     few, many = _counts(answer)
     few = max(1, few)
-    return ("The answer has at least {} words.",), str(dice.randint(max(1, few // 2), few)), str(dice.randint(many, 2 * many))
+    wordings = ("The answer has at least {} words.", "The answer has fewer than {} words.")
+    return wordings, str(dice.randint(max(1, few // 2), few)), str(dice.randint(many, 2 * many))
 
 
 def _most(question: str, answer: str, dice: random.Random) -> Kind | None:
     few, many = _counts(answer)
     if few < 3:
         return None
-    return ("The answer has at most {} words.",), str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
+    wordings = ("The answer has at most {} words.", "The answer has more than {} words.")
+    return wordings, str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
 
 
 def _counts(answer: str) -> tuple[int, int]:
