@@ -121,12 +121,14 @@ def rounded(model: Any) -> dict[str, float]:
     truth = expected(model.eval())
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    learner = Learner(model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=1, temperature=TEMPERATURE)
     with accelerator.autocast():
         try:
             alone = float((expected(model.eval()) - truth).abs().mean())
         except RuntimeError:  # this family's own code in transformers cannot be computed under autocast
             return {"alone": float("nan")}
+        learner = Learner(
+            model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=1, temperature=TEMPERATURE
+        )
         apart = {name: float((scores - truth).abs().mean()) / alone for name, scores in by_arrangement(learner)}
     return {"alone": alone} | apart
 
