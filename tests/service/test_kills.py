@@ -62,6 +62,14 @@ def test_workers_that_are_killed_while_they_start_cost_no_verdict(moody: str) ->
         assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [1.0] * 20, found
 
 
+def test_a_process_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "moody.py"
+    path.write_text(f"{VERIFIERS}\nimport rlvr.mdp.judges\n\nrlvr.mdp.judges.MOST_HUNG = 2\n", "utf-8")
+    with served(f"{path}:Moody", "--workers", "1", "--threads", "1", "--timeout", "0.3") as running:
+        found = running.lines(batch(*["sleep 900"] * 5, "4"))
+        assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [None] * 5 + [1.0], found
+
+
 def test_a_row_that_is_judged_again_does_not_wait_for_all_others(moody: str, tmp_path: Path) -> None:
     with served(moody, "--workers", "2", "--threads", "1") as running:
         until(lambda: running.ask("/healthz")[1]["workers"] == 2)
