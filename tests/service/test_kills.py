@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -96,6 +97,26 @@ def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(poo
         pool.again(one, {0} if one.lost % 2 else ())
     [line] = told
     assert b'"index": 12,' in line and b"died %d times" % TRIES in line and b'"score": null' in line
+
+
+@pytest.mark.parametrize("cut", [b"V 1 0 2 0", b"V 1 0 2 0.00 1", b"V 1 0 2 0.001 9\n{"])
+def test_a_message_that_is_cut_tells_no_row(pool: Pool, cut: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process dies while it writes: where the count of the rows arrived and their verdicts did not, they are judged again."""
+    program = tmp_path / "cut.py"
+    program.write_text(f"#!{sys.executable}\nimport os, sys\nos.read(int(sys.argv[3]), 9999)\nos.write(int(sys.argv[3]), {cut!r})\n", "utf-8")
+    program.chmod(0o700)
+    monkeypatch.setattr("rlvr.commands.service.pool.sys.executable", str(program))
+    told: list[bytes] = []
+    [hand] = pool.hands
+    pool.waiting, hand.running = 2, {1: Chunk("numeric", [LINE] * 2, 0, lambda lines, count: told.append(lines))}
+
+    async def life() -> None:
+        with suppress(EOFError):
+            await hand._life()
+        hand._buried()
+
+    asyncio.run(asyncio.wait_for(life(), 30))
+    assert told == [] and pool.waiting == 2 and [chunk.left for chunk in pool.queue] == [{0, 1}]
 
 
 def test_a_row_that_is_lost_too_often_is_judged_alone_and_at_last_given_up(pool: Pool) -> None:
