@@ -60,8 +60,8 @@ def throughput(asked: argparse.Namespace) -> dict[str, Any]:
                     mine = time.process_time() - began
                     other = lines_of(len(rows), seed=1000 + turn)  # no row comes twice: a verifier may remember it
                     began = time.process_time()
-                    for line in other:
-                        _judged_as_there(verifier, line)
+                    for name, task, answer in map(task_of, other):  # as a worker of the service does it
+                        verdict_line(name, verifier.verify(task, answer))
                     alike = time.process_time() - began
                 else:
                     before, clock = service.cpus(), time.monotonic()
@@ -130,12 +130,6 @@ def _judged(verifier: Any, line: bytes) -> str:
     row = json.loads(line)
     task = Task(str(row["id"]), user(""), row["reference"])
     return json.dumps({"id": row["id"], **verifier.verify(task, row["answer"]).record()})
-
-
-def _judged_as_there(verifier: Any, line: bytes) -> bytes:
-    """The same with the reader and the writer of the service."""
-    name, task, answer = task_of(line)
-    return verdict_line(name, verifier.verify(task, answer))
 
 
 def floor(asked: argparse.Namespace) -> dict[str, Any]:
