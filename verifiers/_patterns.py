@@ -1,27 +1,13 @@
-"""The main program of a worker that matches patterns and schemas: one line of JSON for each request and each reply.
+"""Patterns and schemas, matched in a worker (`worker_main.py`).
 
-It runs as a separate file under `python -I`. Python's own `re` may need exponential time, so it runs here, with a limit on processor
-time that the kernel enforces, and never in the process that trains.
+Python's own `re` may need exponential time, so it runs there, with a limit on processor time that the kernel enforces, and never in the
+process that trains.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import resource
-import signal
-import sys
-import time
 from typing import Any
-
-
-class OutOfTime(BaseException):
-    """The processor time of a request is used up."""
-
-
-def _ring(signum: int, frame: object) -> None:
-    raise OutOfTime
 
 
 def matched(pattern: str, flags: int, text: str, *, search: bool) -> bool:
@@ -68,43 +54,5 @@ def reply(question: dict[str, Any]) -> dict[str, Any]:
     return {"problem": problem(question["schema"], question["value"], formats=question["formats"])}
 
 
-def main() -> None:
-    """Serve until the input ends."""
-    memory_mb, paths = int(sys.argv[1]), json.loads(sys.argv[2])
-    known = [os.path.realpath(p) for p in sys.path]
-    sys.path.extend(p for p in paths if os.path.realpath(p) not in known)
-    limit = memory_mb * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, _ring)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    _say({"pid": os.getpid()})
-    for line in sys.stdin.buffer:
-        question = json.loads(line)
-        start, cpu_s = time.process_time(), float(question["cpu_s"])
-        resource.setrlimit(resource.RLIMIT_CPU, (int(start + cpu_s) + 2, hard))  # for a call that no signal handler interrupts
-        said: dict[str, Any] = {}
-        try:
-            signal.setitimer(signal.ITIMER_PROF, cpu_s)
-            said = reply(question)
-        except OutOfTime:
-            said = {"over": f"it needs more than {cpu_s:.2g} s of processor time"}
-        except (MemoryError, RecursionError) as error:
-            said = {"over": f"it reached a limit: {type(error).__name__}"}
-        except ImportError as error:
-            said = {"missing": str(error)[:200]}
-        except Exception as error:
-            said = {"failed": f"{type(error).__name__}: {error}"[:200]}
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        said["cpu"] = round(time.process_time() - start, 4)
-        _say(said)
-
-
-def _say(said: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(said) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+def warm() -> None:
+    """Nothing is loaded early: jsonschema may be absent where only patterns are matched."""
