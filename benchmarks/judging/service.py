@@ -60,8 +60,8 @@ def throughput(asked: argparse.Namespace) -> dict[str, Any]:
                     mine = time.process_time() - began
                     other = lines_of(len(rows), seed=1000 + turn)  # no row comes twice: a verifier may remember it
                     began = time.process_time()
-                    for name, task, answer in map(task_of, other):  # as a worker of the service does it
-                        verdict_line(name, verifier.verify(task, answer))
+                    for row, task, answer in map(task_of, other):  # as a worker of the service does it
+                        verdict_line(row, verifier.verify(task, answer))
                     alike = time.process_time() - began
                 else:
                     before, clock = service.cpus(), time.monotonic()
