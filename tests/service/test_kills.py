@@ -103,7 +103,9 @@ def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(poo
 def test_a_message_that_is_cut_tells_no_row(pool: Pool, cut: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The process dies while it writes: where the count of the rows arrived and their verdicts did not, they are judged again."""
     program = tmp_path / "cut.py"
-    program.write_text(f"#!{sys.executable}\nimport os, sys\nos.read(int(sys.argv[3]), 9999)\nos.write(int(sys.argv[3]), {cut!r})\n", "utf-8")
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys\nos.read(int(sys.argv[3]), 9999)\nos.write(int(sys.argv[3]), {cut!r})\n", "utf-8"
+    )
     program.chmod(0o700)
     monkeypatch.setattr("rlvr.commands.service.pool.sys.executable", str(program))
     told: list[bytes] = []
