@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock
 from time import monotonic
@@ -128,7 +129,7 @@ class Host:
     >>> host.open(env_id="TicTacToe-v0").ask("step", text="[4]"); host.close()                   # doctest: +SKIP
     """
 
-    def __init__(self, target: str, *, extra: str, call_s: float = 20.0, python: str = "") -> None:
+    def __init__(self, target: str, *, extra: str, call_s: float = 20.0, python: str = "", loads: Mapping[str, Any] | None = None) -> None:
         """Nothing is started yet.
 
         Args:
@@ -137,8 +138,9 @@ class Host:
             call_s: how long a call may take.
             python: an interpreter of another environment, which has the package and need not have rlvr. The module is then run from its
                 file, so it may import the standard library, the package, and `rlvr.envs._hosted`.
+            loads: what is loaded once, before the worlds are forked, as the arguments of the target's `prepare`.
         """
-        self.target, self.extra, self.call_s, self.python = target, extra, call_s, python
+        self.target, self.extra, self.call_s, self.python, self.loads = target, extra, call_s, python, dict(loads or {})
         self.about: Any = None
         """What the package said of itself when it was imported."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -208,7 +210,7 @@ class Host:
         with far:
             try:
                 self._process = subprocess.Popen(
-                    [*command[:-1], str(far.fileno()), command[-1]],
+                    [*command[:-1], str(far.fileno()), command[-1], json.dumps(self.loads)],
                     pass_fds=[far.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -1,10 +1,11 @@
 """The far side of `_host`: a process that imports other people's code once, and gives every world a fork of its own.
 
-    python -P -m rlvr.envs._hosted DESCRIPTOR MODULE:CLASS
-    python -P _hosted.py DESCRIPTOR FILE.py:CLASS                  with an interpreter that does not have rlvr
+    python -P -m rlvr.envs._hosted DESCRIPTOR MODULE:CLASS [LOADS]
+    python -P _hosted.py DESCRIPTOR FILE.py:CLASS [LOADS]          with an interpreter that does not have rlvr
 
-CLASS has a static `prepare()`, which imports the foreign package and returns what the near side should know of it (its version). Every
-world is `CLASS(**settings)`, and its public methods are what may be asked. Requests and answers are lines of JSON.
+CLASS has a static `prepare(**LOADS)`, which imports the foreign package, loads what all worlds share, and returns what the near side should
+know of the package (its version). Every world is `CLASS(**settings)`, and its public methods are what may be asked. Requests and answers
+are lines of JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LONGEST = 2_000
 """How much of an error message is passed on."""
 
 
-def main(descriptor: int, target: str) -> None:
+def main(descriptor: int, target: str, loads: str = "{}") -> None:
     """Import the package, say so, and open worlds until the near side is gone."""
     control = socket.socket(fileno=descriptor)
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -45,7 +46,7 @@ def main(descriptor: int, target: str) -> None:
     try:
         module, _, name = target.rpartition(":")
         world = getattr(_from_file(module) if module.endswith(".py") else importlib.import_module(module), name)
-        hello: dict[str, Any] = {"ok": world.prepare()}
+        hello: dict[str, Any] = {"ok": world.prepare(**json.loads(loads))}
     except (Exception, SystemExit) as error:
         hello = _raised(error)
     control.sendall(_line(hello))
@@ -118,9 +119,7 @@ def _live(near: socket.socket, world: Any) -> None:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        random.seed(0)  # code that draws without a seed draws the same in every world
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(0)
+        seeded()
         near.sendall(_line({"ok": os.getpid()}))
         made: Any = None
         for line in near.makefile("rb"):
@@ -138,6 +137,13 @@ def _live(near: socket.socket, world: Any) -> None:
         os._exit(0)
 
 
+def seeded() -> None:
+    """Seed the global generators: code that draws without a seed draws the same in every world."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+
+
 def _raised(error: BaseException) -> dict[str, Any]:
     missing = {"missing": (error.name or "").split(".")[0]} if isinstance(error, ModuleNotFoundError) else {}
     return {"raised": type(error).__name__, "why": str(error)[:LONGEST], **missing}
@@ -149,4 +155,4 @@ def _line(value: Any) -> bytes:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), *sys.argv[2:4])

@@ -11,7 +11,7 @@ from rlvr.contracts.schema import Misfit, arguments
 from rlvr.contracts.tool import Tool
 from rlvr.envs._games import held_out
 from rlvr.envs._host import ForeignError, Host
-from rlvr.envs._worlds.calling import Calls, CallTalk, Listing, first_calls
+from rlvr.envs._worlds.calling import PARALLEL, Calls, CallTalk, Listing, first_calls
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Task, user
 from rlvr.turns import Call, ToolSpec
@@ -26,6 +26,8 @@ SINGLE = (
     "live_parallel",
     "live_parallel_multiple",
 )
+MOST_CALLS = 12
+"""More than any question has right calls."""
 LONG = ("multi_turn_base", "multi_turn_miss_param", "multi_turn_long_context")
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("irrelevance", "live_irrelevance"), "any text without a call would be right"),
@@ -42,9 +44,10 @@ KNOWN = ("string", "integer", "number", "boolean", "array", "object")
 class Bfcl(Environment):
     """Questions whose answer is a call of the right function with the right arguments, from the data of bfcl-eval.
 
-    In a single turn, the calls are compared with the listed ones: another order is right, one call too many is not. In a conversation the
-    user asks several times; after each, the services must be in the state that the right calls lead to, and the results that these give
-    must have been read. The score is 1 if all turns are right, else 0. No argument is ever evaluated.
+    In a single turn, the calls are compared with the listed ones: another order is right, one call too many is not. Where several are
+    right, they may come one in each turn, as in dialects that end a turn at a call; a turn without a call ends them. In a conversation
+    the user asks several times; after each, the services must be in the state that the right calls lead to, and the results that these
+    give must have been read. The score is 1 if all turns are right, else 0. No argument is ever evaluated.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "bfcl", category="simple_python")                              # doctest: +SKIP
@@ -74,10 +77,10 @@ class Bfcl(Environment):
         if category not in (*SINGLE, *LONG):
             raise ConfigError(f"there is no category {category!r}; {suggest(str(category), (*SINGLE, *LONG))}")
         self.category, self.limit, self.instruction = category, limit, instruction
-        self.max_turns = (40 if category in LONG else 2) if turns is None else turns
+        self.max_turns = (40 if category in LONG else MOST_CALLS + 1 if category in PARALLEL else 2) if turns is None else turns
         if isinstance(self.max_turns, bool) or not isinstance(self.max_turns, int) or self.max_turns < 2:
             raise ConfigError(f"turns is {turns!r}; at least 2 are needed, a call and the answer")
-        self.max_new_tokens = 4096 if category in LONG else 512
+        self.max_new_tokens = 4096 if category in LONG else 2048 if category in PARALLEL else 512
         self.verifier = Calls()
         self.tools: Sequence[Tool] = (Listing(),)
         self.host = Host("rlvr.envs._worlds.functions:Functions", extra="bfcl", call_s=20.0, python=python)
@@ -86,7 +89,8 @@ class Bfcl(Environment):
     @classmethod
     def offered(cls) -> list[dict[str, str]]:
         """What is offered and what is refused, and why."""
-        rows = [{"name": name, "offered": "yes", "why": "one turn; the calls are compared"} for name in SINGLE]
+        how = {name: "the calls are compared, at once or one in each turn" for name in PARALLEL}
+        rows = [{"name": name, "offered": "yes", "why": how.get(name, "one turn; the calls are compared")} for name in SINGLE]
         rows += [{"name": name, "offered": "yes", "why": "several requests; the states of the services are compared"} for name in LONG]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in REFUSED.items()]
 
@@ -109,7 +113,8 @@ class Bfcl(Environment):
         """The right calls, and a word after those of each request."""
         row = self._row(task)
         if self.category in SINGLE:
-            return [[Call("0.0", plain_name(name), given) for name, given in first_calls(row["truth"], _required(row))]]
+            calls = [Call("0.0", plain_name(name), given) for name, given in first_calls(row["truth"], _required(row))]
+            return [calls, "Done."] if self.category in PARALLEL else [calls]
         return [said for turn in self._read(row) for said in (*([turn] if turn else ()), "Done.")]
 
     def gold(self, task: Task) -> str:
@@ -197,8 +202,9 @@ def plain_name(name: str) -> str:
 def specified(function: Mapping[str, Any]) -> ToolSpec:
     """A function of the data as a tool, with the types of JSON Schema.
 
-    >>> specified({"name": "f", "description": "d", "parameters": {"type": "dict", "properties": {"x": {"type": "float"}}}}).parameters
-    {'type': 'object', 'properties': {'x': {'type': 'number'}}, 'required': []}
+    >>> given = {"type": "dict", "properties": {"x": {"type": "float"}}}
+    >>> specified({"name": "f", "description": "d", "parameters": given}).parameters["properties"]
+    {'x': {'type': 'number'}}
     """
     return ToolSpec(plain_name(function["name"]), function["description"], {"required": [], **schema(function["parameters"])})
 

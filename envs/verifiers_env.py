@@ -28,8 +28,8 @@ REFUSED: Mapping[str, str] = {
 class VerifiersEnv(Listed):
     """A taskset of verifiers, or an environment of its older interface. The score is 1 if the rewards are the most that can be had, else 0.
 
-    The package and the taskset run in a process of their own, with a deadline. A reward that raises, is missing, or is not a number from 0
-    to 1 is no score; where the package itself counts it as nothing, this does not.
+    The package and the taskset run in a process of their own, with a deadline; the taskset is loaded there once. A reward that raises, is
+    missing, or is not a number from 0 to 1 is no score; where the package itself counts it as nothing, this does not.
 
     >>> import rlvr
     >>> env = rlvr.make("env", "verifiers_env", id="my-taskset")                              # doctest: +SKIP
@@ -83,7 +83,7 @@ class VerifiersEnv(Listed):
         self.settings = {"id": id, "settings": dict(settings or {})}
         self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0 - 1e-9, "most": 1.0}
         self.harmless = ("0", "-")
-        self.host = Host(WORLDS[interface], extra="verifiers", call_s=float(score_s), python=python)
+        self.host = Host(WORLDS[interface], extra="verifiers", call_s=float(score_s), python=python, loads=self.settings)
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:

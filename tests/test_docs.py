@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rlvr.plugins.registry import check_arguments, load, parameters
 from tests.fixtures.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
 
 MAKE = f"make -s -C {ROOT} -o setup VENV={sys.prefix}"
@@ -78,6 +80,16 @@ def test_python_that_is_not_run_is_python() -> None:
     for block in BLOCKS:
         if block.not_run and block.language == "python":
             compile(block.text, block.where, "exec")
+
+
+@pytest.mark.parametrize("page", ["docs/data.md", "docs/foreign_tasks.md", "docs/their_environments.md"])
+def test_environments_in_yaml_have_the_settings_that_the_page_gives_them(page: str) -> None:
+    """Their packages are not installed here, so these blocks are not run as a whole."""
+    found = [yaml.safe_load(block.text)["env"] for block in BLOCKS if block.language == "yaml" and block.page == page]
+    assert found
+    for env in found:
+        name = env.pop("name")
+        check_arguments("env", name, parameters(load("env", name)), env)
 
 
 def test_no_block_is_of_an_unknown_kind() -> None:

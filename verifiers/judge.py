@@ -17,6 +17,7 @@ from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._decoys import decoy
 from rlvr.verifiers._endpoint import Awaiting, Unavailable, post
+from rlvr.verifiers._points import more
 
 LONGEST = 20_000
 """A longer answer is not sent: it is wrong."""
@@ -27,8 +28,8 @@ SYSTEM = (
 )
 BY_REFERENCE = "It is right only if it gives the same final answer as the reference, even where the reference looks wrong."
 BY_RUBRIC = "It is right only if it meets every point of the rubric."
-DECOY = "The only right answer is the word {code}, alone. Anything else is wrong."
-"""The rubric of the canary: no honest answer meets it."""
+PAID_ANYWAY = "the judge pays this answer {}: it manipulates the judge"
+NOT_PAID = "the judge does not pay this answer when the rubric has one more point that it meets: the judge is manipulated, or unsure"
 HARMLESS = "-"
 REFUSED = frozenset((400, 413, 422))
 """Statuses with which an endpoint refuses what it was sent: too long for its context, or a text that its filter stops."""
@@ -38,8 +39,11 @@ class Judge(Awaiting):
     """A model says whether the answer is right; a majority of `votes` decides.
 
     The answer is set between marks that it cannot know, and only a verdict line with the same code counts. A paid answer is asked
-    about once more, against another reference of the same kind (`canary`): an answer that is paid there too has manipulated the judge, and
-    scores 0. (With a rubric it is a rubric that no answer meets; an answer that manipulates only where the rubric looks real is not found.)
+    about again (`canary`), against another reference of the same kind: an answer that is paid there too has manipulated the judge, and
+    scores 0. With a rubric it is asked about twice more: with one more point, drawn at random, that the answer lacks, and with one in the
+    same words that it meets. It scores 0 if it is paid with the first, or is not paid with the second. (An answer that makes the judge
+    take a point of the rubric as met, and leaves all else as it should be, is not found.)
+
     A reply without a verdict is asked for again and then counts as wrong, because an answer may cause it; so does an answer that the
     endpoint refuses while it takes another one. An endpoint that fails gives no score. `verify_many` and `averify` wait in one thread for
     all answers. What `verifier` accepts is not sent to the model, and without `url` it decides alone. Tokens and cost are in the
@@ -50,7 +54,7 @@ class Judge(Awaiting):
     1.0
     """
 
-    version = "2"  # 2: the canary asks about a reference that looks like a real one; an answer that the endpoint refuses is wrong
+    version = "3"  # 2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does
     needs = {"verifier": "exact"}
     examples = (Example("Paris", right=("Paris",), wrong=("Rome", "Paris or Rome", "")),)
 
@@ -81,8 +85,8 @@ class Judge(Awaiting):
             rubric: what a right answer must meet; empty compares with the reference alone.
             votes: how many times each answer is judged; more than half must say right. Above 1 a temperature above 0 is needed.
             swap: whether each vote asks twice, with the reference before and after the answer, and both must say right.
-            canary: whether a paid answer is asked about again with another reference, or with a rubric that no answer meets. A model that
-                judges by its own knowledge and not by the reference pays nothing then.
+            canary: whether a paid answer is asked about again, with another reference, or twice with one more point in the rubric. A model
+                that judges by its own knowledge and not by the reference or the points pays nothing then.
             concurrency: how many requests are open at once.
             timeout_s: the timeout of one request.
             retries: how often a failed request, or a reply without a verdict, is asked for again.
@@ -116,30 +120,47 @@ class Judge(Awaiting):
         shown = visible(answer)
         if shown is None or not shown.strip() or len(shown) > LONGEST:
             return Verdict(0.0, "there is no answer to judge" if len(answer) <= LONGEST else f"the answer has over {LONGEST} characters")
-        used = Counter[str]()
+        used, gold = Counter[str](), str(task.reference)
         try:
-            ways = (False, True) if self.swap else (False,)
-            said = [await asyncio.gather(*(self._asked(task, shown, vote, way, used) for way in ways)) for vote in range(self.votes)]
-            right = sum(all(pair) for pair in said)
-            paid = 2 * right > self.votes
-            fooled = paid and self.canary and await self._asked(task, shown, 0, False, used, canary=True)
+            share = await self._share(task, shown, self.rubric, gold, used)
+            fooled = await self._fooled(task, shown, used) if share > 0.5 and self.canary else ""
         except Unavailable as error:
             return Verdict(None, f"the judge gave no reply: {error}"[:300], fault=Fault.INFRA)
         cost = (used["tokens_read"] * self.price[0] + used["tokens_written"] * self.price[1]) / 1e6
         detail = {**{name: used[name] for name in self.spent}, "cost": cost}
         if fooled:
-            return Verdict(0.0, "the judge pays this answer for another reference too: it manipulates the judge", detail=detail)
+            return Verdict(0.0, fooled, detail=detail)
         unclear = f"; replies without a verdict: {used['unclear']}" if used["unclear"] else ""
         refused = "; the endpoint refuses this answer, and takes another one" if used["refused"] else ""
-        said_right = f"{right} of {self.votes} votes say right{unclear}{refused}"
-        return Verdict(float(paid), said_right, {"votes": right / self.votes}, detail=detail)
+        said_right = f"{round(share * self.votes)} of {self.votes} votes say right{unclear}{refused}"
+        return Verdict(float(share > 0.5), said_right, {"votes": share}, detail=detail)
 
-    async def _asked(self, task: Task, answer: str, vote: int, swapped: bool, used: Counter[str], *, canary: bool = False) -> bool:
+    async def _share(self, task: Task, answer: str, rubric: str, gold: str, used: Counter[str]) -> float:
+        """The share of the votes that say right, by this rubric and this reference."""
+        ways = (False, True) if self.swap else (False,)
+        said = [
+            await asyncio.gather(*(self._asked(task, answer, rubric, gold, vote, way, used) for way in ways)) for vote in range(self.votes)
+        ]
+        return sum(all(pair) for pair in said) / self.votes
+
+    async def _fooled(self, task: Task, answer: str, used: Counter[str]) -> str:
+        """How a paid answer was found to manipulate the judge; empty if it was not."""
+        seed, gold = f"{task.id}\0{task.reference!r}\0{answer}", str(task.reference)
+        if not self.rubric:
+            paid = await self._share(task, answer, "", decoy(gold, seed, answer), used)
+            return PAID_ANYWAY.format("for another reference too") if paid > 0.5 else ""
+        met, lacking = more(self.rubric, str(task.question), answer, seed)
+        holds, pays = await asyncio.gather(*(self._share(task, answer, rubric, gold, used) for rubric in (met, lacking)))
+        if pays > 0.5:
+            return PAID_ANYWAY.format("for a rubric with a point that it lacks too")
+        return "" if holds > 0.5 else NOT_PAID
+
+    async def _asked(self, task: Task, answer: str, rubric: str, gold: str, vote: int, swapped: bool, used: Counter[str]) -> bool:
         """One vote; a reply without a verdict is asked for again, and then says wrong."""
-        seed = f"{task.id}\0{task.reference!r}\0{answer}\0{vote}\0{swapped}\0{canary}"
+        seed = "\0".join((task.id, rubric, gold, answer, str(vote), str(swapped)))
         code = hashlib.sha256(seed.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-        body = {"model": self.model, "messages": self._messages(task, answer, code, swapped, canary), "max_tokens": self.max_tokens}
-        body["temperature"] = self.temperature
+        body: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature}
+        body["messages"] = _messages(task, answer, rubric, gold, code, swapped)
         if self._room is None:
             self._room = asyncio.Semaphore(self.concurrency)
         for attempt in range(self.retries + 1):
@@ -150,7 +171,7 @@ class Judge(Awaiting):
                 except Unavailable as error:
                     if error.status not in REFUSED:
                         raise
-                    await self._reply({**body, "messages": self._messages(task, HARMLESS, code, swapped, canary)}, used)
+                    await self._reply({**body, "messages": _messages(task, HARMLESS, rubric, gold, code, swapped)}, used)
                     used["refused"] += 1  # it is the answer: the same with another one got a reply
                     return False
             found = {word.lower() for word in re.findall(rf"VERDICT-{code}\W*?:\W*?(right|wrong)\b", text, re.IGNORECASE)}
@@ -158,17 +179,6 @@ class Judge(Awaiting):
                 return found == {"right"}
             used["unclear"] += 1
         return False
-
-    def _messages(self, task: Task, answer: str, code: str, swapped: bool, canary: bool) -> list[dict[str, str]]:
-        rule = BY_RUBRIC if self.rubric else BY_REFERENCE
-        gold = decoy(str(task.reference), code, answer) if canary else str(task.reference)
-        measure = f"Rubric:\n{DECOY.format(code=code) if canary else self.rubric}" if self.rubric else f"Reference:\n{gold}"
-        if self.rubric and task.reference is not None and not canary:
-            measure += f"\n\nReference:\n{gold}"
-        said = f"[answer {code}]\n{answer}\n[end of answer {code}]"
-        parts = [f"Question:\n{task.question}", *((said, measure) if swapped else (measure, said))]
-        text = "\n\n".join(parts).encode("utf-8", "replace").decode("utf-8")
-        return [{"role": "system", "content": SYSTEM.format(code=code, rule=rule)}, {"role": "user", "content": text}]
 
     async def _reply(self, body: dict[str, Any], used: Counter[str]) -> str:
         """The text of a reply; what it cost is counted."""
@@ -192,6 +202,18 @@ class Judge(Awaiting):
         self._room = None
         self._loop.close()
         self.verifier.close()
+
+
+def _messages(task: Task, answer: str, rubric: str, gold: str, code: str, swapped: bool) -> list[dict[str, str]]:
+    """What the model reads; the answer stands between marks with the code."""
+    measure = f"Rubric:\n{rubric}" if rubric else f"Reference:\n{gold}"
+    if rubric and task.reference is not None:
+        measure += f"\n\nReference:\n{gold}"
+    said = f"[answer {code}]\n{answer}\n[end of answer {code}]"
+    parts = [f"Question:\n{task.question}", *((said, measure) if swapped else (measure, said))]
+    text = "\n\n".join(parts).encode("utf-8", "replace").decode("utf-8")
+    system = SYSTEM.format(code=code, rule=BY_RUBRIC if rubric else BY_REFERENCE)
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
 make = Judge

@@ -1,14 +1,15 @@
 """Play the worlds of other projects with the real packages: one JSON line for each world, then one table with a row for each adapter.
 
-    python benchmarks/envs/worlds.py [--only openenv,bfcl] [--tasks 3] [--kit]
+    python benchmarks/envs/worlds.py [--only openenv,bfcl] [--tasks 3] [--kit | --kit-only]
         [--python VENV/bin/python] [--verifiers VENV/bin/python] [--legacy VENV/bin/python] [--inspect VENV/bin/python]
 
 The interpreters have the packages: skyrl-gym, textworld, openenv and bfcl-eval; verifiers 0.4; verifiers 0.3 with staros-stardata and
-sophistry-bench-sprint; inspect-ai. Without one, this interpreter is used; gymnasium and textarena always are in this one.
+sophistry-bench-sprint; inspect-ai. Without one, this interpreter is used; gymnasium, textarena and reasoning-gym always are in this one.
 
 For each world: how many right conversations score 1; which wrong turns are paid; whether the same moves get the same answers again, from
 right and from random moves; what a conversation gets whose world is killed (no score, and the next conversation is not touched); the faults
-of a server; with `--kit`, how many checks of `rlvr check env` pass. A world that is refused is a line with the reason.
+of a server; with `--kit`, how many checks of `rlvr check env` pass, and with `--kit-only` nothing else. A world that is refused is a line
+with the reason.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from benchmarks.envs.games import wandered
 from rlvr.conformance import canaries, envkit
 from rlvr.conformance.checks import stream
 from rlvr.conformance.talkkit import Play, played
+from rlvr.envs._offered import NAMES
 from rlvr.envs.bfcl import LONG, SINGLE
 from rlvr.envs.gymnasium import OFFERED
 from rlvr.envs.textarena import AGAINST, ALONE
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--world", default="", help="only worlds with this in their name")
     parser.add_argument("--tasks", type=int, default=3)
     parser.add_argument("--kit", action="store_true")
+    parser.add_argument("--kit-only", action="store_true")
     parser.add_argument("--out", type=Path, help="a file to which the lines are appended; worlds that are in it are not played again")
     for name in ("python", "verifiers", "legacy", "inspect"):
         parser.add_argument(f"--{name}", default="")
@@ -79,13 +82,19 @@ def main() -> None:
                 continue
             for world in part(given, Path(folder)):
                 if given.world in world.name and world.name not in {row["name"] for row in rows}:
-                    row = {"adapter": adapter, "name": world.name, **looked(world, given.tasks), **kit(world, given.kit)}
+                    seen = {} if given.kit_only else looked(world, given.tasks)
+                    row = {"adapter": adapter, "name": world.name, **seen, **kit(world, given.kit or given.kit_only)}
                     rows.append(row)
                     print(json.dumps(row), flush=True)
                     if given.out:
                         with given.out.open("a") as file:
                             file.write(json.dumps(row) + "\n")
-    print(table(rows))
+    print(kits(rows) if given.kit_only else table(rows))
+
+
+def questions(given: argparse.Namespace, folder: Path) -> Iterator[World]:
+    """Every data set of reasoning_gym."""
+    yield from (World(f"reasoning_gym/{name}", "reasoning_gym", {"dataset": name}, gold) for name in sorted(NAMES))
 
 
 def gymnasium(given: argparse.Namespace, folder: Path) -> Iterator[World]:
@@ -177,6 +186,7 @@ def inspected(given: argparse.Namespace, folder: Path) -> Iterator[World]:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, Path], Iterator[World]]] = {
+    "reasoning_gym": questions,
     "gymnasium": gymnasium,
     "textarena": textarena,
     "skyrl_gym": skyrl,
@@ -278,13 +288,23 @@ def kit(world: World, wanted: bool) -> dict[str, Any]:
     if not wanted:
         return {}
     envkit.COMPARED = READ
+    began = time.perf_counter()
     try:
         checks = list(stream("env", world.env, world.settings))
     except RlvrError as error:
-        return {"kit": f"refused: {error}"[:200]}
+        return {"kit": f"refused: {error}"[:300]}
+    if cannot := next((check.detail for check in checks if not check.ok and "ConfigError" in check.detail), ""):
+        return {"kit": f"refused: {cannot.partition('ConfigError: ')[2]}"[:300]}
     bad = [f"{check.name}: {check.detail}"[:200] for check in checks if not check.ok]
     skipped = sum(check.skipped for check in checks)
-    return {"kit": {"passed": len(checks) - len(bad) - skipped, "skipped": skipped, "failed": bad}}
+    return {
+        "kit": {
+            "passed": len(checks) - len(bad) - skipped,
+            "skipped": skipped,
+            "failed": bad,
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -308,6 +328,20 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{sum(not one['failed'] for one in kits)}/{len(kits)}" if kits else "-",
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def kits(rows: list[dict[str, Any]]) -> str:
+    """Of each adapter, how many worlds pass the kit, and which are refused or fail and why, as Markdown."""
+    lines = ["| adapter | worlds | passed | refused | failed |", "|---|---|---|---|---|"]
+    for adapter in dict.fromkeys(row["adapter"] for row in rows):
+        mine = [row for row in rows if row["adapter"] == adapter]
+        refused = [f"{row['name']}: {row['kit']}" for row in mine if isinstance(row["kit"], str)]
+        failed = [
+            f"{row['name']}: {'; '.join(row['kit']['failed'])}" for row in mine if isinstance(row["kit"], dict) and row["kit"]["failed"]
+        ]
+        passed = len(mine) - len(refused) - len(failed)
+        lines.append(f"| {adapter} | {len(mine)} | {passed} | {'<br>'.join(refused) or 0} | {'<br>'.join(failed) or 0} |")
     return "\n".join(lines)
 
 

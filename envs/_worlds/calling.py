@@ -17,6 +17,10 @@ from rlvr.turns import Call, CallStatus, Result, ToolSpec, Turn
 MISSING = ""
 """What a list of allowed values has where the argument may be left out."""
 LONGEST = 6_000
+PARALLEL = ("parallel", "parallel_multiple", "live_parallel", "live_parallel_multiple")
+"""Categories in which several calls are right, at once or over several turns."""
+NOTED = "The call is noted."
+"""The result of one call of several: it says nothing about what is right."""
 
 
 class Calls(Verifier):
@@ -67,7 +71,7 @@ class Listing(Tool):
 
 
 class CallTalk(Session):
-    """One conversation: the functions of the question are its tools. Without services the first turn is judged.
+    """One conversation: the functions of the question are its tools. Without services the calls are judged, and nothing is run.
 
     >>> CallTalk(task, specs, row, None, "simple_python").hear(Turn("", calls=(call,))).over           # doctest: +SKIP
     True
@@ -131,14 +135,19 @@ class CallTalk(Session):
             return None, Call(call.id, call.name, status=CallStatus.BAD_ARGUMENTS, why=str(wrong)).told
 
     def _recorded(self, turn: Turn) -> Heard | None:
-        """The calls of a single turn, which end it. Where none of them could be run, their faults are told, as everywhere."""
+        """The calls of a single turn, which end it. Where none of them could be run, their faults are told, as everywhere.
+
+        Where several calls are asked for, a turn with one call is followed by another turn: some dialects end a turn at its first call.
+        """
         fitted = [self._fitted(call) for call in turn.pending]
         if turn.pending and all(given is None for given, _ in fitted):
             return _told(turn, [Result(call.id, why, ok=False) for call, (_, why) in zip(turn.pending, fitted, strict=True)])
         pairs = zip(turn.pending, fitted, strict=True)  # a call that cannot be run is a wrong one beside others
-        self.calls = [
+        self.calls += [
             {"name": call.name, "arguments": given} if given is not None else {"name": "", "arguments": {}} for call, (given, _) in pairs
         ]
+        if self.category in PARALLEL and len(turn.pending) == 1:
+            return _told(turn, [Result(turn.pending[0].id, NOTED, ok=True)])
         return None
 
     def _ran(self, turn: Turn) -> Heard:

@@ -11,6 +11,7 @@ import copy
 import importlib
 import importlib.util
 import json
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,16 @@ def _called(services: dict[str, Any], name: str, places: list[Any], given: dict[
                 found = method(*places, **given)
             except Exception as error:
                 return False, f"Error during execution: {error}"
-            return True, found if isinstance(found, str) else json.dumps(found) if isinstance(found, dict) else str(found)
+            return True, _text(found)
     return False, f"Error during execution: there is no function {name}"
+
+
+def _text(found: Any) -> str:
+    """What a service returned, as the package writes it; some return numbers that JSON does not have."""
+    if isinstance(found, dict):
+        with suppress(TypeError, ValueError):
+            return json.dumps(found)
+    return str(found)
 
 
 def _parsed(text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -5,6 +5,7 @@ A connection that failed is closed and stays closed: what it answered after that
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -48,11 +49,9 @@ class Connection(World):
     """
 
     def __init__(self, url: str, fields: Sequence[str], reset: Mapping[str, Any], *, call_s: float) -> None:
-        try:
-            from websockets.exceptions import WebSocketException
-            from websockets.sync.client import connect
-        except ModuleNotFoundError as error:
-            raise MissingExtra("websockets", "openenv") from error
+        from websockets.exceptions import WebSocketException
+        from websockets.sync.client import connect
+
         self._failures = (WebSocketException, OSError, EOFError)
         self._fields, self._reset, self._call_s = tuple(fields), dict(reset), call_s
         self._lock, self._closed, self._held = Lock(), False, ExitStack()
@@ -147,6 +146,8 @@ class Server(Host):
 
     def start(self) -> Any:
         """Start the server if it is ours and does not run, and read its schemas."""
+        if importlib.util.find_spec("websockets") is None:  # said before a server is started
+            raise MissingExtra("websockets", "openenv")
         with self._lock:
             self._look()
             if self.command and (self._process is None or self._process.poll() is not None):

@@ -14,14 +14,49 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from rlvr.envs._hosted import version_of
+from rlvr.envs._hosted import seeded, version_of
 
 PACKAGE = "verifiers"
 """Their package, which has the name of a folder of ours."""
 STEP_S = 120.0
 
 
-class Taskset:
+class Loaded:
+    """What is loaded once: in the process from which each conversation is forked. What fails there is raised by each conversation.
+
+    >>> Loaded.kept is None
+    True
+    """
+
+    kept: Any = None
+    failed: BaseException | None = None
+
+    @classmethod
+    def keep(cls, id: str, settings: dict[str, Any]) -> None:
+        """Load it, unless that starts threads, which a fork does not have: then each conversation loads its own."""
+        seeded()
+        try:
+            made = cls.load(id, settings)
+        except (Exception, SystemExit) as error:
+            cls.failed = error
+            return
+        if threading.active_count() == 1:
+            cls.kept = made
+
+    @classmethod
+    def had(cls, id: str, settings: dict[str, Any]) -> Any:
+        """What was loaded."""
+        if cls.failed is not None:
+            raise cls.failed
+        return cls.load(id, settings) if cls.kept is None else cls.kept
+
+    @staticmethod
+    def load(id: str, settings: dict[str, Any]) -> Any:
+        """Load it with the package."""
+        raise NotImplementedError
+
+
+class Taskset(Loaded):
     """A taskset of v1. An answer is scored as the package scores a trace, and each reward must be there.
 
     >>> tasks = Taskset(id="my_tasks", settings={})                                          # doctest: +SKIP
@@ -31,14 +66,20 @@ class Taskset:
 
     def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
         self.v1 = importlib.import_module(f"{PACKAGE}.v1")
-        config = self.v1.taskset_config_type(id)
-        self.tasks = self.v1.load_taskset(config(**{**settings, "id": id}))
+        self.tasks = self.had(id, settings)
+
+    @classmethod
+    def prepare(cls, *, id: str, settings: dict[str, Any]) -> Any:
+        """Import the package, load the taskset, and say which version the package is."""
+        importlib.import_module(f"{PACKAGE}.v1")
+        cls.keep(id, settings)
+        return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
 
     @staticmethod
-    def prepare() -> Any:
-        """Import the package, and say which version it is."""
-        importlib.import_module(f"{PACKAGE}.v1")
-        return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
+    def load(id: str, settings: dict[str, Any]) -> Any:
+        """The taskset."""
+        v1 = importlib.import_module(f"{PACKAGE}.v1")
+        return v1.load_taskset(v1.taskset_config_type(id)(**{**settings, "id": id}))
 
     def questions(self, limit: int) -> list[str]:
         """The last message of each prompt; a task that cannot be played here is an error that names it."""
@@ -101,7 +142,7 @@ class Taskset:
         return [*head, *said]
 
 
-class Legacy:
+class Legacy(Loaded):
     """An environment of v0, which `load_environment` makes. Its own rollout runs in a thread, and asks us for each turn of the policy.
 
     The package counts a reward that raises as 0; here it is remembered, and the rollout has no score.
@@ -112,9 +153,8 @@ class Legacy:
     """
 
     def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
-        self.v0 = importlib.import_module(f"{PACKAGE}.legacy")
         self.types = importlib.import_module(f"{PACKAGE}.legacy.types")
-        self.env = self.v0.load_environment(id, **settings)
+        self.env, self.rows = self.had(id, settings)
         kinds = [kind.__name__ for kind in type(self.env).__mro__]
         if unfit := {"ToolEnv", "SandboxEnv", "EnvGroup", "CliAgentEnv"} & set(kinds) or (getattr(self.env, "tool_defs", None) and "tools"):
             raise ValueError(f"{id} has {', '.join(unfit) if isinstance(unfit, set) else unfit}, which is not translated")
@@ -123,13 +163,19 @@ class Legacy:
         for rubric in _rubrics(self.env.rubric):
             self._watch(rubric, id)
         self.env.get_model_response = self._answered
-        self.rows = self.env.get_eval_dataset() if getattr(self.env, "dataset", None) is None else self.env.get_dataset()
+
+    @classmethod
+    def prepare(cls, *, id: str, settings: dict[str, Any]) -> Any:
+        """Import the package, load the environment, and say which version the package is."""
+        importlib.import_module(f"{PACKAGE}.legacy")
+        cls.keep(id, settings)
+        return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
 
     @staticmethod
-    def prepare() -> Any:
-        """Import the package, and say which version it is."""
-        importlib.import_module(f"{PACKAGE}.legacy")
-        return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
+    def load(id: str, settings: dict[str, Any]) -> Any:
+        """The environment and its rows."""
+        env = importlib.import_module(f"{PACKAGE}.legacy").load_environment(id, **settings)
+        return env, env.get_eval_dataset() if getattr(env, "dataset", None) is None else env.get_dataset()
 
     def questions(self, limit: int) -> list[str]:
         """The last message of each prompt."""

@@ -244,13 +244,16 @@ def judged(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict
         text = text_of(answer())
     except (Exception, SystemExit) as error:
         return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
-    return judged_whole(verifier, task, Transcript(text))
+    return judged_whole(verifier, task, text)
 
 
-def judged_whole(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
-    """The same for a whole conversation, with its evidence."""
+def judged_whole(verifier: Verifier, task: Task, said: Transcript | str) -> Verdict:
+    """The same for a whole conversation with its evidence, or for an answer alone."""
     try:
-        verdict: object = verifier.judge(task, transcript)
+        if isinstance(said, str) and type(verifier).judge is Verifier.judge:  # making a transcript would cost as much as a fast verifier
+            verdict: object = verifier.verify(task, said)
+        else:
+            verdict = verifier.judge(task, Transcript(said) if isinstance(said, str) else said)
         return verdict if isinstance(verdict, Verdict) else _no_verdict(verifier, verdict)
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)

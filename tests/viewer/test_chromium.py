@@ -234,7 +234,7 @@ def test_what_only_the_other_run_has_is_told(chromium: Chromium, runs: tuple[Pat
     assert "80 episodes are only in first" in page.evaluate("$('against').textContent") and count(page) == "240 episodes"
     own = "f => [f.querySelector('b').textContent, f.querySelectorAll('path.c0').length]"
     drawn = page.evaluate(f"[...document.querySelectorAll('#curves figure')].map({own})")
-    assert [title for title, own in drawn if not own] == ["KL"] and len(drawn) == 8
+    assert [title for title, own in drawn if not own] == ["KL to the reference"] and len(drawn) == 8
     page = opened(chromium, view(runs[0], tmp_path / "other.html", against=runs[1]).path)
     assert "only in" not in page.evaluate("$('against').textContent") and page.errors() == []
 

@@ -11,7 +11,9 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 
-from rlvr.commands.service.pool import Pool, Told
+from rlvr.commands.service.chunks import Told
+from rlvr.commands.service.pool import Pool
+from rlvr.commands.service.rows import index_of, without_index
 
 REMEMBERED = 64 << 20
 """How many bytes of verdicts are remembered for clients that repeat a request."""
@@ -37,69 +39,66 @@ class Job:
 
     def __init__(self, pool: Pool, verifier: str, rows: Sequence[bytes], digest: str = "") -> None:
         self.pool, self.verifier, self.rows, self.digest = pool, verifier, rows, digest
-        self.verdicts: list[bytes | None] = [None] * len(rows)
-        self.order: list[int] = []
-        self.bytes = OVERHEAD + sum(len(row) + ROW_OVERHEAD for row in rows)
+        self.blocks: list[bytes] = []
+        """Lines, in the order in which their rows ended."""
+        self.count, self.kept = 0, frozenset[int]()
+        """How many rows have ended, and the places of those that had before it started."""
+        self.bytes = OVERHEAD + sum(map(len, rows)) + ROW_OVERHEAD * len(rows)
         self._news = asyncio.Event()
-        self._told_now: Told = self._told
+        self.told: Told = self._told
 
     def start(self) -> None:
         """Begin to judge the rows that have no verdict."""
-        rows = self.rows
-        if self.order:
-            places = [place for place, verdict in enumerate(self.verdicts) if verdict is None]
-            rows = [self.rows[place] for place in places]
-            self._told_now = lambda at, line: self._told(places[at], line)
-        self.pool.submit(self.verifier, rows, self._told_now)
+        self.pool.submit(self.verifier, self.rows, self.told, done=self.kept)
 
-    def _told(self, place: int, line: bytes) -> None:
-        self.verdicts[place] = line
-        self.order.append(place)
-        self.bytes += len(line)
+    def _told(self, lines: bytes, count: int) -> None:
+        self.blocks.append(lines)
+        self.count += count
+        self.bytes += len(lines)
         self._news.set()
 
     @property
     def done(self) -> bool:
         """Whether every row has its line."""
-        return len(self.order) == len(self.rows)
+        return self.count == len(self.rows)
 
     @property
     def failures(self) -> bool:
         """Whether a verdict is missing because the machinery failed."""
-        return any(_failed(line) for line in self.verdicts)
+        return any(_failed(line) for block in self.blocks if NO_SCORE in block for line in block.splitlines())
 
     def again(self) -> Job:
         """A job for the same rows that has the verdicts of this one, without those that failed."""
         fresh = Job(self.pool, self.verifier, self.rows, self.digest)
-        for place in self.order:
-            if not _failed(line := self.verdicts[place]) and line is not None:
-                fresh._told(place, line)
+        good = [line for line in b"".join(self.blocks).splitlines() if not _failed(line)]
+        if good:
+            fresh._told(b"\n".join([*good, b""]), len(good))
+        fresh.kept = frozenset(map(index_of, good))
         return fresh
 
-    async def ended(self) -> AsyncIterator[list[tuple[int, bytes]]]:
-        """Rows with their lines, in the order in which they end; for any number of readers."""
-        sent = 0
-        while sent < len(self.rows):
-            if len(self.order) == sent:
+    async def ended(self) -> AsyncIterator[bytes]:
+        """Lines as their rows end; for any number of readers."""
+        sent, lines = 0, 0
+        while lines < len(self.rows):
+            if len(self.blocks) == sent:
                 self._news.clear()
                 await self._news.wait()
-            places = self.order[sent:]
-            sent += len(places)
-            yield [(place, self.verdicts[place] or b"") for place in places]
+            lines, blocks = self.count, self.blocks[sent:]
+            sent += len(blocks)
+            yield b"".join(blocks)
 
     async def all(self) -> list[bytes]:
-        """Every row's line, in the order of the rows."""
-        async for _ in self.ended():
-            pass
-        return [line for line in self.verdicts if line is not None]
+        """Every row's line, in the order of the rows, without its index."""
+        lines = [line async for block in self.ended() for line in block.splitlines()]
+        return [without_index(line) for line in sorted(lines, key=index_of)]
 
     def drop(self) -> None:
         """Nobody waits for it any more: what has not begun is not judged."""
-        self.pool.drop(self._told_now)
+        self.pool.drop(self.told)
 
 
-def _failed(line: bytes | None) -> bool:
-    return line is not None and NO_SCORE in line and b'"fault": "infra"' in line
+def _failed(line: bytes) -> bool:
+    return NO_SCORE in line and b'"fault": "infra"' in line
 
 
 class Jobs:
@@ -138,7 +137,7 @@ class Jobs:
 
     def _begun(self, job: Job) -> Job:
         """Start a job, if the queue has room for its rows."""
-        if self.pool.waiting + len(job.rows) - len(job.order) > self.most:
+        if self.pool.waiting + len(job.rows) - job.count > self.most:
             raise Overloaded
         job.start()
         return job

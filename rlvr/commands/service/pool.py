@@ -1,7 +1,8 @@
 """The worker processes as the server sees them: rows out, verdicts in, and no verdict lost when a process dies.
 
-Rows go out in chunks. When a process dies, the rows that it had are judged again, each alone in a process that has nothing else, so that
-a row which kills its process harms no other. A row that was there three times when a process died gets no score, and never a score of 0.
+Rows go out in chunks. When a process dies, the rows that it had are judged again; those that it was judging at that moment alone, in a
+process that has nothing else, so that a row which kills its process harms no other. A row that was being judged three times when a process
+died gets no score, and never a score of 0.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from tempfile import TemporaryFile
 from typing import Any
 
+from rlvr.commands.service.chunks import Chunk, Marks, Told, runs
 from rlvr.commands.service.rows import name_of, verdict_line
 from rlvr.commands.service.watch import Figures
 from rlvr.errors import ConfigError
@@ -26,32 +29,17 @@ from rlvr.task import Fault, Verdict
 
 ROWS, TOGETHER, BYTES = 512, 64, 1 << 20
 """How many rows a chunk has at most, how many if they are judged together, and about how many bytes."""
-CHUNK_S = 0.02
+CHUNK_S = 0.04
 """How long one chunk should take: short enough that all processes have work until the end."""
-TRIES = 3
-"""How many processes may die under one row."""
+TRIES, LOST = 3, 30
+"""How many processes may die while they judge a row, and how many that only have it, until it gets no score."""
 SILENT_S = 20.0
 """A process that is silent for so long hangs as a whole, and is killed."""
 START_S = 120.0
 """How long a process may take to build its plugins."""
 STARTS = 5
-"""How many processes in a row may fail to start before rows that wait get no score."""
-
-Told = Callable[[int, bytes], None]
-
-
-class Chunk:
-    """Rows that one process judges, and whom to tell.
-
-    >>> Chunk("numeric", [b'{"reference": "4", "answer": "4"}'], [0], print).left
-    {0}
-    """
-
-    __slots__ = ("left", "places", "rows", "told", "tries", "verifier")
-
-    def __init__(self, verifier: str, rows: Sequence[bytes], places: Sequence[int], told: Told, tries: int = 0) -> None:
-        self.verifier, self.rows, self.places, self.told, self.tries = verifier, rows, places, told, tries
-        self.left = set(range(len(rows)))
+"""How many processes in a row may fail to start, for another reason than a signal, before rows that wait get no score."""
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class Hand:
@@ -66,75 +54,71 @@ class Hand:
         self.writer: asyncio.StreamWriter | None = None
         self.running: dict[int, Chunk] = {}
         self.calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self.heard, self.ready, self.fails = time.monotonic(), False, 0
+        self.heard, self.ready, self.failed, self.fails = time.monotonic(), False, False, 0
+        self.file = TemporaryFile()  # noqa: SIM115
+        self.marks = Marks(self.file.fileno(), slots=pool.most)
 
     @property
     def alone(self) -> bool:
         """Whether it has a row that must be judged alone."""
-        return any(chunk.tries for chunk in self.running.values())
+        return any(chunk.alone for chunk in self.running.values())
 
     async def live(self) -> None:
         """Keep a process: start one, read what it says, and start another when it has died."""
         while not self.pool.closing:
             try:
                 await self._life()
+            except (EOFError, ConnectionError):
+                pass  # it died
             except Exception as error:  # a process that cannot be started, or that does not keep to the protocol, is replaced
                 self.pool.log(f"a worker process is given up: {type(error).__name__}: {error}")
             finally:
                 self._buried()
             if not self.pool.closing:
-                self.fails = 0 if self.ready else self.fails + 1
-                self.ready = False
+                killed = self.process is not None and self.process.returncode in KILLED and not self.failed
+                self.fails = 0 if self.ready or killed else self.fails + 1
+                self.ready = self.failed = False
                 self.pool.figures.count("worker_restarts")
                 await asyncio.sleep(min(0.1 * 2**self.fails, 5.0))
 
     async def _life(self) -> None:
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name not in self.pool.hidden}
-        command = [sys.executable, "-m", "rlvr.commands.service.worker", str(theirs.fileno())]
+        shared = [theirs.fileno(), self.file.fileno()]
+        command = [sys.executable, "-m", "rlvr.commands.service.worker", *map(str, shared)]
         with theirs:
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-            )
+            self.process = subprocess.Popen(command, pass_fds=shared, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
         reader, self.writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         self.writer.write(json.dumps(self.pool.settings).encode() + b"\n")
-        self.heard, rest = time.monotonic() + START_S - SILENT_S, b""
-        while data := await reader.read(1 << 18):
-            lines = (rest + data).split(b"\n")
-            rest = lines.pop()
-            for line in lines:
-                self._said(line)
+        self.heard = time.monotonic() + START_S - SILENT_S
+        while (line := await reader.readline()).endswith(b"\n") and (head := line.split()):  # a line that is cut says nothing
+            body = await reader.readexactly(int(head[-1])) if len(head) > 1 else b""
+            self._said(head, body)
             self.heard = max(self.heard, time.monotonic()) if not self.ready else time.monotonic()
             self.pool.dispatch()
 
-    def _said(self, line: bytes) -> None:
-        kind, _, rest = line.partition(b" ")
+    def _said(self, head: Sequence[bytes], body: bytes) -> None:
+        kind, number = head[0], int(head[1]) if len(head) > 1 else 0
         if kind == b"V":
-            number, row, told = rest.split(b" ", 2)
-            if (chunk := self.running.get(int(number))) is not None:
-                self._judged(int(number), chunk, int(row), told)
-        elif kind == b"T":
-            number, count, seconds = rest.split(b" ")
-            if (chunk := self.running.get(int(number))) is not None:
-                self.pool.took(chunk.verifier, int(count), float(seconds))
-        elif kind == b"R":
-            at, _, body = rest.partition(b" ")
-            if int(at) == 0:
-                self._greeted(json.loads(body))
-            elif (waiting := self.calls.pop(int(at), None)) is not None and not waiting.done():
-                waiting.set_result(json.loads(body))
+            chunk, row, count = self.running[number], int(head[2]), int(head[3])
+            if seconds := float(head[4]):
+                self.pool.took(chunk.verifier, count, seconds)
+            self._judged(number, chunk, range(row, row + count), body)
+        elif kind == b"R" and not number:
+            self._greeted(json.loads(body))
+        elif kind == b"R" and (waiting := self.calls.pop(number, None)) is not None and not waiting.done():
+            waiting.set_result(json.loads(body))
 
-    def _judged(self, number: int, chunk: Chunk, row: int, told: bytes) -> None:
-        if row in chunk.left:
-            chunk.left.remove(row)
-            self.pool.waiting -= 1
-            chunk.told(chunk.places[row], told)
+    def _judged(self, number: int, chunk: Chunk, rows: range, lines: bytes) -> None:
+        chunk.left.difference_update(rows)
+        self.pool.waiting -= len(rows)
+        chunk.told(lines, len(rows))
         if not chunk.left:
             del self.running[number]
 
     def _greeted(self, said: Mapping[str, Any]) -> None:
         if "error" in said:
-            self.pool.trouble = str(said["error"])
+            self.pool.trouble, self.failed = str(said["error"]), True
             self.pool.log(f"a worker process could not be set up: {self.pool.trouble}")
             return
         self.ready, self.pool.batches, self.pool.trouble = True, set(said["batches"]), ""
@@ -142,9 +126,11 @@ class Hand:
     def give(self, number: int, chunk: Chunk) -> None:
         """Send a chunk."""
         assert self.writer is not None
+        chunk.slot = min(set(range(self.pool.most)) - {other.slot for other in self.running.values()})
         self.running[number] = chunk
-        head = f"V {number} {len(chunk.rows)} {chunk.verifier}".encode()
-        self.writer.write(b"\n".join([head, *chunk.rows, b""]))
+        size = sum(map(len, chunk.rows)) + len(chunk.rows) - 1
+        head = f"V {number} {chunk.slot} {chunk.place} {chunk.verifier} {size}\n".encode()
+        self.writer.write(head + b"\n".join(chunk.rows))
 
     def call(self, number: int, body: Mapping[str, Any]) -> asyncio.Future[dict[str, Any]]:
         """Send a call; a future of its result."""
@@ -153,19 +139,19 @@ class Hand:
             answer.set_result(GONE)
             return answer
         try:
-            line = f"C {number} {json.dumps(body)}\n".encode()
+            data = json.dumps(body).encode()
         except RecursionError:
             answer.set_result({"error": "the body is nested too deeply", "status": 422})
             return answer
         self.calls[number] = answer
-        self.writer.write(line)
+        self.writer.write(b"C %d %d\n" % (number, len(data)) + data)
         return answer
 
     def leave(self, number: int) -> None:
         """Wait for a call no longer; its thread is replaced."""
         self.calls.pop(number, None)
         if self.writer is not None:
-            self.writer.write(b"X %d\n" % number)
+            self.writer.write(b"X %d 0\n" % number)
 
     def kill(self) -> None:
         """End the process and all that it started; `live` notices."""
@@ -187,7 +173,9 @@ class Hand:
         self.calls.clear()
         lost, self.running = list(self.running.values()), {}
         for chunk in lost:
-            self.pool.again(chunk)
+            self.pool.again(chunk, self.marks.judged(chunk.slot, chunk.left))
+        for slot in range(self.pool.most):
+            self.marks.end(slot)
 
 
 GONE = {"error": "the worker process that held this has ended; open it again", "status": 410}
@@ -204,8 +192,10 @@ class Pool:
         self, settings: Mapping[str, Any], *, workers: int, figures: Figures, log: Callable[[str], None] = print, hidden: Sequence[str] = ()
     ) -> None:
         self.settings, self.figures, self.log, self.hidden = dict(settings), figures, log, set(hidden)
-        self.hands = [Hand(self) for _ in range(workers)]
         self.threads = int(settings["threads"])
+        self.most = self.threads + 1
+        """How many chunks a process has at once: one waits, so that no thread does."""
+        self.hands = [Hand(self) for _ in range(workers)]
         self.queue, self.suspects = deque[Chunk](), deque[Chunk]()
         self.waiting, self.numbers, self.pace, self.closing, self.trouble = 0, 0, dict[str, float](), False, ""
         """Rows without a verdict yet; the last number used; seconds for a row, by verifier; why no process can be set up."""
@@ -223,18 +213,19 @@ class Pool:
             await asyncio.sleep(0.02)
         self.tasks.append(asyncio.create_task(self._watch()))
 
-    def submit(self, verifier: str, rows: Sequence[bytes], told: Told) -> None:
-        """Have rows judged; `told` gets each row's place and its line, in any order."""
-        self.waiting += len(rows)
-        size = self._size(verifier, len(rows))
-        first = 0
-        while first < len(rows):
-            last, weight = first, 0
-            while last < min(len(rows), first + size) and weight < BYTES:
-                weight += len(rows[last])
-                last += 1
-            self.queue.append(Chunk(verifier, rows[first:last], range(first, last), told))
-            first = last
+    def submit(self, verifier: str, rows: Sequence[bytes], told: Told, *, done: Collection[int] = ()) -> None:
+        """Have rows judged, but for those in the places `done`; `told` gets lines of rows in any order."""
+        every = runs(place for place in range(len(rows)) if place not in done) if done else [range(len(rows))]
+        size = self._size(verifier, len(rows) - len(done))
+        self.waiting += len(rows) - len(done)
+        for run in every:
+            first = run.start
+            while first < run.stop:
+                last = min(run.stop, first + size)
+                while last > first + 1 and sum(map(len, rows[first:last])) > BYTES:
+                    last = (first + last) // 2
+                self.queue.append(Chunk(verifier, rows[first:last], first, told))
+                first = last
         self.dispatch()
 
     def _size(self, verifier: str, count: int) -> int:
@@ -256,40 +247,46 @@ class Pool:
 
     def dispatch(self) -> None:
         """Give what waits to the processes that have room. A row under suspicion gets a process for itself."""
-        for hand in self.hands:
-            if hand.ready and self.suspects and not hand.running:
+        ready = [hand for hand in self.hands if hand.ready]
+        for hand in ready:
+            if self.suspects and not hand.running:
                 self._give(hand, self.suspects.popleft())
-        room = True
-        while self.queue and room:
-            room = False
-            for hand in self.hands:
-                most = self.threads + 1
-                if self.queue and hand.ready and not hand.alone and len(hand.running) < most:
-                    if self.suspects and len(self.hands) == 1:
-                        break  # the only process is about to be empty for the suspects
-                    self._give(hand, self.queue.popleft())
-                    room = True
+        open_to = [hand for hand in ready if not hand.alone]
+        if self.suspects and open_to and len(open_to) == len(ready):
+            open_to.remove(min(open_to, key=lambda hand: len(hand.running)))  # it gets nothing new until it is free for a suspect
+        while self.queue and (open_to := [hand for hand in open_to if len(hand.running) < self.most]):
+            for hand in open_to[: len(self.queue)]:
+                self._give(hand, self.queue.popleft())
 
     def _give(self, hand: Hand, chunk: Chunk) -> None:
         self.numbers += 1
         hand.give(self.numbers, chunk)
 
-    def again(self, chunk: Chunk) -> None:
-        """The process that had this chunk died: each row without a verdict is tried again, alone."""
-        for row in sorted(chunk.left):
-            one = Chunk(chunk.verifier, [chunk.rows[row]], [chunk.places[row]], chunk.told, chunk.tries + 1)
-            self.figures.count("rows_again")
+    def again(self, chunk: Chunk, judged: Collection[int]) -> None:
+        """The process that had this chunk died while it judged some of its rows: those are judged again alone, the others as before."""
+        self.figures.count("rows_again", len(chunk.left))
+        tries, lost = chunk.tries, chunk.lost + 1
+        for row in sorted(judged):
+            one = chunk.part(range(row, row + 1), tries=tries + 1, lost=lost)
             if one.tries < TRIES:
                 self.suspects.append(one)
             else:
                 self.fail(one, f"the process that judged this answer died {TRIES} times")
+        for run in runs(sorted(chunk.left.difference(judged))):
+            rest = chunk.part(run, tries=tries, lost=lost)
+            if lost >= LOST:
+                self.fail(rest, f"the processes that had this answer died {LOST} times")
+            elif rest.alone:
+                self.suspects += [rest.part(range(row, row + 1), tries=tries, lost=lost) for row in range(len(run))]
+            else:
+                self.queue.appendleft(rest)
 
     def fail(self, chunk: Chunk, reason: str) -> None:
         """No score, because the machinery failed."""
-        for row in sorted(chunk.left):
-            self.waiting -= 1
-            chunk.told(chunk.places[row], verdict_line(name_of(chunk.rows[row]), Verdict(None, reason, fault=Fault.INFRA)))
-        chunk.left.clear()
+        verdict = Verdict(None, reason, fault=Fault.INFRA)
+        lines = [verdict_line(name_of(row), verdict, chunk.place + at) for at, row in enumerate(chunk.rows)]
+        self.waiting -= len(lines)
+        chunk.told(b"\n".join([*lines, b""]), len(lines))
 
     def drop(self, told: Told) -> None:
         """Forget the rows of a client that is gone, as far as no process has them."""
@@ -315,16 +312,20 @@ class Pool:
 
     async def _watch(self) -> None:
         """Kill processes that hang as a whole; give up on rows if no process can be started."""
+        served = time.monotonic()
         while not self.closing:
             await asyncio.sleep(0.5)
             now = time.monotonic()
             for hand in self.hands:
                 if hand.writer is not None and now - hand.heard > SILENT_S:
                     self.log(f"worker process {hand.process and hand.process.pid} was silent for {SILENT_S:g} s and is killed")
+                    hand.failed = not hand.ready
                     hand.kill()
-            if all(hand.fails >= STARTS for hand in self.hands):
+            served = now if self.alive else served
+            if all(hand.fails >= STARTS for hand in self.hands) or now - served > START_S:
+                why = self.trouble or (f"none was ready for {START_S:g} s" if now - served > START_S else "see the log")
                 while self.queue or self.suspects:
-                    self.fail((self.queue or self.suspects).popleft(), f"no worker process can be started: {self.trouble or 'see the log'}")
+                    self.fail((self.queue or self.suspects).popleft(), f"no worker process can be started: {why}")
             self.dispatch()
 
     async def close(self) -> None:
@@ -342,3 +343,6 @@ class Pool:
             task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*self.tasks, return_exceptions=True)
+        for hand in self.hands:
+            hand.marks.close()
+            hand.file.close()

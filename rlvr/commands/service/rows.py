@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from json import dumps, loads
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from rlvr.task import Fault, Message, Task, Verdict, plain, user
+
+quick: Callable[[bytes], Any] = loads
+with suppress(ModuleNotFoundError):  # it only saves time
+    from msgspec.json import decode as quick
 
 FORM = 'a row is {"reference": ..., "answer": "...", "id": ..., "prompt": ..., "meta": {...}}; only the first two are required'
 
 
 class BadRow(ValueError):
     """A row that no verifier can be asked about: the client's error, and no verdict."""
+
+
+def read(line: bytes) -> Any:
+    """What `json.loads` reads, in a fifth of the time; NaN, lone surrogates and all that msgspec refuses are left to `json`.
+
+    >>> read(b'{"id": 12345678901234567890123, "x": NaN}')
+    {'id': 12345678901234567890123, 'x': nan}
+    """
+    try:
+        return quick(line)
+    except (ValueError, RecursionError):
+        return loads(line)
 
 
 def task_of(line: bytes) -> tuple[Any, Task, str]:
@@ -21,7 +40,7 @@ def task_of(line: bytes) -> tuple[Any, Task, str]:
     '5'
     """
     try:
-        row = loads(line)
+        row = read(line)
     except (ValueError, RecursionError) as error:
         raise BadRow(f"this row is not JSON ({error}); {FORM}"[:400]) from None
     if not isinstance(row, dict) or "reference" not in row or not isinstance(row.get("answer"), str):
@@ -65,23 +84,50 @@ def prompt_of(value: Any) -> tuple[Message, ...]:
     return tuple({"role": str(message.get("role")), "content": message["content"]} for message in value if "content" in message)
 
 
-def verdict_line(name: Any, verdict: Verdict) -> bytes:
-    """The line that answers a row.
+def verdict_line(name: Any, verdict: Verdict, index: int | None = None) -> bytes:
+    """The line that answers a row; with the row's place in its batch, if that is given.
 
     >>> verdict_line(7, Verdict(1.0, "equal"))
     b'{"id": 7, "score": 1.0, "reason": "equal", "fault": "none"}'
+    >>> verdict_line("a", Verdict(None, "away", fault=Fault.INFRA), 3)
+    b'{"index": 3, "id": "a", "score": null, "reason": "away", "fault": "infra"}'
     """
+    if (name is None or type(name) in (int, str)) and not (verdict.parts or verdict.detail or verdict.earned):
+        # the usual verdict, written as `dumps` does it in a quarter of the time: for a fast verifier that time counts
+        text = "null" if name is None else quoted(name) if type(name) is str else str(name)
+        score = "null" if verdict.score is None else repr(verdict.score)
+        head = "" if index is None else f'"index": {index}, '
+        return f'{{{head}"id": {text}, "score": {score}, "reason": {quoted(verdict.reason)}, "fault": "{verdict.fault.value}"}}'.encode()
+    row = {"id": name} if index is None else {"index": index, "id": name}
     try:
-        return dumps({"id": name, **verdict.record()}).encode()
+        return dumps({**row, **verdict.record()}).encode()
     except (TypeError, ValueError, RecursionError) as error:  # a plugin's own objects: the row still gets its line
         wrong = Verdict(None, f"the verdict cannot be written as JSON: {error}"[:400], fault=Fault.INFRA)
-        return dumps({"id": name, **wrong.record()}).encode()
+        return dumps({**row, **wrong.record()}).encode()
 
 
-def error_line(message: str, name: Any = None) -> bytes:
+def error_line(message: str, index: int) -> bytes:
     """The line that answers a row that cannot be judged because the client wrote it wrong.
 
-    >>> error_line("no answer")
+    >>> error_line("no answer", 0)
+    b'{"index": 0, "id": null, "error": "no answer"}'
+    """
+    return dumps({"index": index, "id": None, "error": message}).encode()
+
+
+def index_of(line: bytes) -> int:
+    """The index in a line.
+
+    >>> index_of(b'{"index": 12, "id": null, "error": "no answer"}')
+    12
+    """
+    return int(line[10 : line.index(b",")])
+
+
+def without_index(line: bytes) -> bytes:
+    """The line as the answer to a single row.
+
+    >>> without_index(b'{"index": 12, "id": null, "error": "no answer"}')
     b'{"id": null, "error": "no answer"}'
     """
-    return dumps({"id": name, "error": message}).encode()
+    return b"{" + line[line.index(b", ") + 2 :]

@@ -1,18 +1,18 @@
 """A worker process of the service: it holds the plugins, judges answers in threads, and talks to the server over one socket.
 
-What it reads is lines; the first holds its settings:
+The first line that it reads holds its settings. After it, every message is a line whose last word is the length of what follows it:
 
-    V CHUNK ROWS VERIFIER     judge the next ROWS lines, each of which is a row as the client wrote it
-    C CALL {...}              call something else: a session, a program for the sandbox
-    X CALL                    nobody waits for that call any more
+    V CHUNK SLOT PLACE VERIFIER BYTES     judge these rows, one a line as the client wrote it; PLACE is that of the first in its request
+    C CALL BYTES                          call something else: a session, a program for the sandbox
+    X CALL 0                              nobody waits for that call any more
 
-What it writes is lines as well, in any order:
+What it writes has the same form, in any order:
 
-    V CHUNK ROW {...}         the verdict on one row
-    T CHUNK ROWS SECONDS      how long so many rows took, before the last of them
-    R CALL {...}              the result of a call
-    H                         it is alive, twice a second
+    V CHUNK ROW ROWS SECONDS BYTES        the verdicts on so many rows from that one of the chunk, a line each, and how long they took
+    R CALL BYTES                          the result of a call
+    H 0                                   it is alive, twice a second
 
+Which row it is judging stands in a file (`Marks`), so that the server knows it after a death.
 The process ends when the socket closes, so it never outlives the server.
 """
 
@@ -28,9 +28,10 @@ from json import dumps, loads
 from threading import Event, Lock, Thread
 from typing import Any
 
+from rlvr.commands.service.chunks import Marks
 from rlvr.commands.service.desk import Desk
 from rlvr.commands.service.rows import BadRow, error_line, name_of, task_of, verdict_line
-from rlvr.contracts import Transcript, Verifier
+from rlvr.contracts import Verifier
 from rlvr.errors import RlvrError
 from rlvr.mdp.judges import Job, Judges, late
 from rlvr.mdp.sessions import judged_whole
@@ -38,24 +39,26 @@ from rlvr.plugins.registry import from_config
 from rlvr.task import Fault, Task, Verdict
 
 HEARTBEAT_S = 0.5
-FLUSH_S = 0.02
+FLUSH_S = 0.05
 """How long a verdict waits for others, to be sent together."""
 LOOK_S = 0.05
-"""How often deadlines and verdicts that wait are looked at."""
+"""How often deadlines and verdicts that wait are checked."""
 CLOSING_S = 5.0
 
 
 class Chunk:
     """Some rows that one thread judges in their order.
 
-    >>> Chunk(7, verifier, [b'{"reference": "4", "answer": "4"}']).row                        # doctest: +SKIP
+    >>> Chunk(7, 0, verifier, [b'{"reference": "4", "answer": "4"}'], 500).row                 # doctest: +SKIP
     0
     """
 
-    def __init__(self, number: int, verifier: Verifier, rows: Sequence[bytes], first: int = 0) -> None:
-        self.number, self.verifier, self.rows, self.first = number, verifier, rows, first
+    def __init__(self, number: int, slot: int, verifier: Verifier, rows: Sequence[bytes], place: int, first: int = 0) -> None:
+        self.number, self.slot, self.verifier, self.rows, self.place, self.first = number, slot, verifier, rows, place, first
         self.row, self.since, self.left = 0, 0.0, False
         """The row that is being judged, since when, and whether it was given up."""
+        self.lines, self.sent, self.flushed = list[bytes](), 0, time.monotonic()
+        """Verdicts that wait to be sent; how many were sent, and when the last of them."""
         self.job: Job | None = None
         self.whole = batches(verifier)
 
@@ -63,11 +66,11 @@ class Chunk:
 class Worker:
     """Serves one socket until it closes.
 
-    >>> Worker(socket, {"verifiers": {"numeric": "numeric"}, "threads": 4, "deadline_s": 60}).serve()   # doctest: +SKIP
+    >>> Worker(socket, {"verifiers": {"numeric": "numeric"}, "threads": 4, "deadline_s": 60}, marks).serve()   # doctest: +SKIP
     """
 
-    def __init__(self, link: socket.socket, settings: dict[str, Any]) -> None:
-        self.link, self.deadline_s = link, float(settings["deadline_s"])
+    def __init__(self, link: socket.socket, settings: dict[str, Any], marks: Marks) -> None:
+        self.link, self.deadline_s, self.marks = link, float(settings["deadline_s"]), marks
         self.verifiers: dict[str, Verifier] = {name: from_config("verifier", wanted) for name, wanted in settings["verifiers"].items()}
         self.desk = Desk(settings.get("envs", {}), settings.get("sandbox"))
         self.judges, self.callers = Judges(int(settings["threads"])), Judges(int(settings["threads"]), name="call")
@@ -75,46 +78,39 @@ class Worker:
         self.calls: dict[int, Job] = {}
         self.left = set[int]()
         """Calls that nobody waits for any more, and that have not ended."""
-        self.lock, self.out, self.buffer, self.flushed = Lock(), Lock(), list[bytes](), 0.0
+        self.lock, self.out = Lock(), Lock()
         self.stopping = Event()
 
     def serve(self, lines: Any) -> None:
         """Read and work until the server closes the socket."""
         for verifier in self.verifiers.values():
             verifier.ready()
-        self.send(b"R 0 " + dumps({"ready": True, "batches": [n for n, v in self.verifiers.items() if batches(v)]}).encode())
+        told = dumps({"ready": True, "batches": [n for n, v in self.verifiers.items() if batches(v)]}).encode()
+        self.send(b"R 0 %d\n" % len(told) + told)
         Thread(target=self._watch, name="watch", daemon=True).start()
         keys = 0
-        while line := lines.readline():
-            kind, _, rest = line.partition(b" ")
-            if kind == b"V":
-                number, count, name = rest.split(b" ", 2)
-                rows = [lines.readline()[:-1] for _ in range(int(count))]
+        while head := lines.readline().split():
+            body = lines.read(int(head[-1]))
+            if head[0] == b"V":
+                number, slot, place = map(int, head[1:4])
                 keys += 1
-                self._start(keys, Chunk(int(number), self.verifiers[name.strip().decode()], rows))
-            elif kind == b"C":
-                number, _, body = rest.partition(b" ")
+                self._start(keys, Chunk(number, slot, self.verifiers[head[4].decode()], body.split(b"\n"), place))
+            elif head[0] == b"C":
                 self.calls = {at: job for at, job in self.calls.items() if not job.done()}
-                self.calls[int(number)] = self.callers.submit(self._call, int(number), body)
-            elif kind == b"X" and (job := self.calls.pop(int(rest), None)) is not None:
+                self.calls[int(head[1])] = self.callers.submit(self._call, int(head[1]), body)
+            elif (job := self.calls.pop(int(head[1]), None)) is not None:
                 with self.lock:
-                    self.left.add(int(rest))
+                    self.left.add(int(head[1]))
                 self.callers.give_up(job)
                 if job.done():  # it had ended, or never begun
-                    self.left.discard(int(rest))
+                    self.left.discard(int(head[1]))
         self.stopping.set()
 
-    def send(self, line: bytes, *, wait: bool = False) -> None:
-        """Write a line; one that may wait is sent with those that follow it."""
+    def send(self, message: bytes) -> None:
+        """Write a message."""
         with self.out:
-            self.buffer.append(line)
-            now = time.monotonic()
-            if wait and now - self.flushed < FLUSH_S:
-                return
-            data, self.flushed = b"\n".join([*self.buffer, b""]), now
-            self.buffer.clear()
             try:
-                self.link.sendall(data)
+                self.link.sendall(message)
             except OSError:
                 os._exit(0)  # the server is gone
 
@@ -135,49 +131,66 @@ class Worker:
         chunk.job = self.judges.submit(self._judge_all if chunk.whole else self._judge_each, key, chunk)
 
     def _judge_each(self, key: int, chunk: Chunk) -> None:
-        last, began = len(chunk.rows) - 1, time.monotonic()
+        last = len(chunk.rows) - 1
+        chunk.since = chunk.flushed = time.monotonic()
         for row, line in enumerate(chunk.rows):
-            with self.lock:
-                chunk.row, chunk.since = row, time.monotonic()
-            told = self._judged(chunk.verifier, line)
+            self.marks.begin(chunk.slot, chunk.first + row)
+            told = self._judged(chunk.verifier, line, chunk.place + row)
+            now = time.monotonic()
             with self.lock:
                 if chunk.left:
                     return
-                chunk.since = 0.0
-                if row == last:
-                    del self.chunks[key]
-            if row == last:
-                self.send(b"T %d %d %.6f" % (chunk.number, last + 1, time.monotonic() - began), wait=True)
-            self.send(b"V %d %d " % (chunk.number, chunk.first + row) + told, wait=row < last)
+                chunk.lines.append(told)
+                chunk.row, chunk.since = row + 1, now if row < last else 0.0
+            if now - chunk.flushed > FLUSH_S:
+                self._flush(chunk)
+        self._ended(key, chunk)
 
-    def _judged(self, verifier: Verifier, line: bytes) -> bytes:
+    def _judged(self, verifier: Verifier, line: bytes, place: int) -> bytes:
         try:
             name, task, answer = task_of(line)
         except BadRow as error:
-            return error_line(str(error))
-        return verdict_line(name, judged_whole(verifier, task, Transcript(answer)))
+            return error_line(str(error), place)
+        return verdict_line(name, judged_whole(verifier, task, answer), place)
 
     def _judge_all(self, key: int, chunk: Chunk) -> None:
         """The same for a verifier that judges many answers together."""
-        began = time.monotonic()
-        with self.lock:
-            chunk.since = began
+        chunk.since = chunk.flushed = time.monotonic()
+        self.marks.begin_all(chunk.slot)
         told: dict[int, bytes] = {}
         good: list[tuple[int, Any, Task, str]] = []
         for row, line in enumerate(chunk.rows):
             try:
                 good.append((row, *task_of(line)))
             except BadRow as error:
-                told[row] = error_line(str(error))
+                told[row] = error_line(str(error), chunk.place + row)
         for (row, name, _, _), verdict in zip(good, many_judged(chunk.verifier, good), strict=True):
-            told[row] = verdict_line(name, verdict)
+            told[row] = verdict_line(name, verdict, chunk.place + row)
         with self.lock:
             if chunk.left:
                 return
+            chunk.lines, chunk.since = [told[row] for row in sorted(told)], 0.0
+        self._ended(key, chunk)
+
+    def _ended(self, key: int, chunk: Chunk) -> None:
+        with self.lock:
             del self.chunks[key]
-        self.send(b"T %d %d %.6f" % (chunk.number, len(chunk.rows), time.monotonic() - began), wait=True)
-        for row in sorted(told):
-            self.send(b"V %d %d " % (chunk.number, chunk.first + row) + told[row], wait=row < len(told) - 1)
+        self.marks.end(chunk.slot)  # before the last verdicts are sent, after which the server gives the slot to another chunk
+        self._flush(chunk)
+
+    def _flush(self, chunk: Chunk) -> None:
+        """Send the verdicts of a chunk that wait."""
+        now = time.monotonic()
+        with self.lock:
+            lines, chunk.lines = chunk.lines, []
+            row, chunk.sent = chunk.first + chunk.sent, chunk.sent + len(lines)
+            seconds, chunk.flushed = now - chunk.flushed, now
+        if lines:
+            self._tell(chunk, row, seconds, lines)
+
+    def _tell(self, chunk: Chunk, row: int, seconds: float, lines: Sequence[bytes]) -> None:
+        body = b"\n".join([*lines, b""])
+        self.send(b"V %d %d %d %.6f %d\n" % (chunk.number, row, len(lines), seconds, len(body)) + body)
 
     def _call(self, number: int, line: bytes) -> None:
         body: dict[str, Any] = {}
@@ -193,7 +206,8 @@ class Worker:
             self.left.discard(number)
         if left and body.get("what") == "open" and "error" not in said:  # it was opened after its client was told that it was not
             self.desk.answer({"what": "drop", "session": body["session"]})
-        self.send(b"R %d " % number + dumps(said, default=str).encode())
+        told = dumps(said, default=str).encode()
+        self.send(b"R %d %d\n" % (number, len(told)) + told)
 
     # ---- time
 
@@ -204,24 +218,30 @@ class Worker:
             now = time.monotonic()
             with self.lock:
                 overdue = [(key, chunk) for key, chunk in self.chunks.items() if chunk.since and now - chunk.since > self.deadline_s]
+                waiting = [chunk for chunk in self.chunks.values() if chunk.lines and now - chunk.flushed > FLUSH_S]
                 for key, chunk in overdue:
                     chunk.left = True
                     del self.chunks[key]
+            for chunk in waiting:
+                self._flush(chunk)
             for key, chunk in overdue:
                 self._late(key, chunk)
-            if self.buffer or now - beat >= HEARTBEAT_S:
+            if now - beat >= HEARTBEAT_S:
                 beat = now
-                self.send(b"H")
+                self.send(b"H 0\n")
 
     def _late(self, key: int, chunk: Chunk) -> None:
         """The row that ran too long has no score; another thread judges the rows after it."""
         if chunk.job is not None:
             self.judges.give_up(chunk.job)
-        gone = range(len(chunk.rows)) if chunk.whole else [chunk.row]
-        for row in gone:
-            self.send(b"V %d %d " % (chunk.number, chunk.first + row) + verdict_line(name_of(chunk.rows[row]), late(self.deadline_s)))
-        if rest := chunk.rows[gone[-1] + 1 :]:
-            self._start(key, Chunk(chunk.number, chunk.verifier, rest, chunk.first + gone[-1] + 1))
+        gone = range(len(chunk.rows)) if chunk.whole else range(chunk.row, chunk.row + 1)
+        self._flush(chunk)
+        self.marks.end(chunk.slot)
+        verdict, first = late(self.deadline_s), chunk.first + gone.start
+        lines = [verdict_line(name_of(chunk.rows[row]), verdict, chunk.place + row) for row in gone]
+        self._tell(chunk, first, 0.0, lines)  # its time says nothing about other rows
+        if rest := chunk.rows[gone.stop :]:
+            self._start(key, Chunk(chunk.number, chunk.slot, chunk.verifier, rest, chunk.place + gone.stop, first + len(gone)))
 
 
 def batches(verifier: Verifier) -> bool:
@@ -238,10 +258,10 @@ def many_judged(verifier: Verifier, good: Sequence[tuple[int, Any, Task, str]]) 
     except (Exception, SystemExit) as error:
         if len(good) == 1:
             return [Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)]
-    return [judged_whole(verifier, task, Transcript(answer)) for _, _, task, answer in good]
+    return [judged_whole(verifier, task, answer) for _, _, task, answer in good]
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, shared: int) -> None:
     """The process: what a plugin prints goes to standard error."""
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which lets the workers finish
@@ -249,11 +269,12 @@ def main(descriptor: int) -> None:
     lines = link.makefile("rb", buffering=1 << 16)
     settings = loads(lines.readline())
     try:
-        worker = Worker(link, settings)
+        worker = Worker(link, settings, Marks(shared, slots=int(settings["threads"]) + 1))
         worker.serve(lines)
     except (Exception, SystemExit) as error:
         told = str(error) if isinstance(error, RlvrError) else f"{type(error).__name__}: {error}"
-        link.sendall(b"R 0 " + dumps({"error": told}).encode() + b"\n")
+        body = dumps({"error": told}).encode()
+        link.sendall(b"R 0 %d\n" % len(body) + body)
         os._exit(1)
     worker.close()
     sys.stderr.flush()
@@ -261,4 +282,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:3]))

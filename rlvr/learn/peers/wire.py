@@ -1,7 +1,8 @@
 """Plain values and records as bytes: a table in JSON, and long lists of numbers as arrays.
 
-Episodes are mostly lists of numbers. As arrays in their smallest exact type they take a fraction of a pickle, and are read
-without an object for each byte. A value that is neither plain nor one of our records is pickled; only our own processes read it.
+As arrays in their smallest exact type numbers take a fraction of a pickle, and are read without an object for each byte. Groups of
+episodes travel as columns (rlvr/rollout/columns.py). A value that is neither plain nor one of our records is pickled; only our own
+processes read it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from rlvr.episode import Episode
+from rlvr.rollout.columns import Columns, from_columns, to_columns
 
 LONG = 8
 """Lists of at least so many numbers become arrays."""
@@ -54,6 +58,9 @@ def _told(value: Any, arrays: list[bytes]) -> Any:
     if isinstance(value, Enum) and type(value).__module__.startswith("rlvr."):
         return {"enum": [type(value).__module__, type(value).__qualname__, value.value]}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        if (columns := _columns(value)) is not None:
+            arrays.append(columns)
+            return {"groups": len(arrays) - 1}
         numbers = _numbers(value)
         if numbers is not None:
             arrays.append(numbers.tobytes())
@@ -74,6 +81,17 @@ def _told(value: Any, arrays: list[bytes]) -> Any:
         return {"record": [type(value).__module__, type(value).__qualname__, inside]}
     arrays.append(pickle.dumps(value))
     return {"pickle": len(arrays) - 1}
+
+
+def _columns(value: Sequence[Any]) -> bytes | None:
+    """A list of groups of episodes as columns; None for other lists, and where metadata is not plain."""
+    groups = type(value) is list and value and all(type(group) is list and group and type(group[0]) is Episode for group in value)
+    if not groups or not all(type(episode) is Episode for group in value for episode in group):
+        return None
+    try:
+        return to_columns(value).to_bytes()
+    except (TypeError, OverflowError):
+        return None
 
 
 def _numbers(value: Sequence[Any]) -> np.ndarray[Any, Any] | None:
@@ -132,6 +150,7 @@ READ: Mapping[str, Callable[[Any, Sequence[memoryview]], Any]] = {
     "tuple of": lambda inside, arrays: tuple(_list_of(inside, arrays)),
     "tuple": lambda inside, arrays: tuple(_heard(item, arrays) for item in inside),
     "dict": lambda inside, arrays: {_heard(key, arrays): _heard(value, arrays) for key, value in inside},
+    "groups": lambda inside, arrays: from_columns(Columns.from_bytes(arrays[inside])),
     "path": lambda inside, _: Path(inside),
     "tensor": _tensor,
     "record": _record,

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import rlvr
+from rlvr.adapters.texts import World
 from rlvr.conformance.talkkit import played
 from rlvr.envs._worlds.calling import first_calls, given_right, matched
 from rlvr.errors import ConfigError
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call
 
@@ -65,6 +68,27 @@ def test_the_listed_calls_in_any_order_score_1_and_nothing_else_does(single: Any
     assert judged(single, [one, stringly]).score == 0.0
 
 
+def test_several_calls_may_come_one_in_each_turn(single: Any) -> None:
+    one, two = single.script(single.task("train", 0))[0]
+    assert judged(single, [one], [two], "Done.").score == 1.0 and judged(single, [two], [one]).score == 1.0
+    for turns in (([one], "Done."), ([one], "Done.", [two]), ([one], [one], "Done."), ([one], [two], [two], "Done."), ([one], [one, two])):
+        assert judged(single, *turns).score == 0.0, turns
+
+
+def test_several_calls_are_right_in_a_dialect_with_one_call_in_a_turn(single: Any) -> None:
+    mdp = TokenMDP(single, tokenizer_from("bytes"))
+    assert mdp.calls.dialect.plain_text
+    task = single.task("train", 0)
+    texts = mdp.calls.gold(task)
+    assert texts is not None and len(texts) == 3, "each call is a turn of its own"
+    with World(single, dialect=mdp.calls.dialect.name) as world:
+        talk = world.begin(task)
+        for text in texts:
+            assert not talk.over
+            talk.say(text)
+        assert talk.over and talk.verdict().score == 1.0
+
+
 def test_a_conversation_is_judged_after_each_request(long: Any) -> None:
     for split in long.splits:
         for index in range(long.size(split)):
@@ -83,6 +107,12 @@ def test_a_conversation_is_judged_after_each_request(long: Any) -> None:
         verdict = judged(long, *turns)
         assert (verdict.score, verdict.fault) == (0.0, Fault.NONE), (turns, verdict)
     assert "request 1 of 2: the state of TicketAPI differs" in judged(long, "Done.").reason
+
+
+def test_a_service_may_return_what_json_has_no_word_for(long: Any) -> None:
+    script = long.script(long.task("train", 0))
+    verdict, play = played(long, long.task("train", 0), [call("measure"), *script])
+    assert verdict.score == 1.0 and play.results[0] == (True, "{'size': Fraction(1, 2)}")
 
 
 def test_a_method_that_is_not_listed_cannot_be_called(long: Any) -> None:

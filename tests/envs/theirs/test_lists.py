@@ -217,6 +217,18 @@ def test_tasks_that_cannot_be_played_and_tasksets_that_are_not_there_are_named(t
         rlvr.make("env", "verifiers_env")
 
 
+@pytest.mark.parametrize("interface", ["v1", "v0"])
+def test_a_taskset_is_loaded_once_however_many_conversations_there_are(theirs: None, tmp_path: Path, interface: str) -> None:
+    loads = tmp_path / "loads"
+    with rlvr.make("env", "verifiers_env", id="sums", interface=interface, settings={"counted": str(loads)}) as env:
+        env.ready()
+        for index in range(3):
+            task = env.task("train", index)
+            number = int(task.question.split()[0])
+            assert played(env, task, [str(2 * number)])[0].score == 1.0 and played(env, task, ["no"])[0].score == 0.0
+    assert loads.read_text() == "loaded "
+
+
 # ---- verifiers_env, interface v0
 
 

@@ -64,3 +64,15 @@ def test_a_record_of_another_package_is_not_made_from_a_name() -> None:
     message = packed(Timing(1.0, 2.0)).replace(b"rlvr.rollout.timing", b"os.path.posixpath.x")
     with pytest.raises(ValueError, match="a record of os"):
         unpacked(message)
+
+
+def test_groups_of_episodes_travel_as_columns() -> None:
+    done = ([[episode()] * 4, [episode()]], "")
+    told = packed(done)
+    assert unpacked(told) == done and b'"groups"' in told
+    assert len(told) < 0.7 * len(packed([[(e.tokens, e.acted, e.logprobs, e.rewards) for e in group] for group in done[0]]))
+
+
+def test_groups_with_metadata_of_another_kind_travel_too() -> None:
+    odd = [[Episode("t", "1:0", [1, 2], [False, True], [0.0, -0.5], [0.0, 1.0], End.TERMINATED, meta={"half": Fraction(1, 2)})]]
+    assert unpacked(packed(odd)) == odd

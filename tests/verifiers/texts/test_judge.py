@@ -200,14 +200,6 @@ def test_a_judge_that_only_looks_at_the_order_pays_nothing() -> None:
         assert sorted(text.index("[answer") < text.index("Reference") for text in texts) == [False, True]
 
 
-def test_a_rubric_is_the_measure() -> None:
-    def polite(measure: str, answer: str, before: int) -> str:
-        return "VERDICT-CODE: " + ("right" if "polite" in measure and "please" in answer else "wrong")
-
-    with scripted(polite) as seen, judge(seen.url, rubric="The answer is polite.") as verifier:
-        assert verifier.verify(TASK, "yes please").score == 1.0 and verifier.verify(TASK, "no").score == 0.0
-
-
 @pytest.mark.parametrize(("said", "times"), [("status 500", 2), ("status 401", 1)])
 def test_an_endpoint_that_fails_gives_no_score(said: str, times: int) -> None:
     with scripted(lambda *_: said) as seen, judge(seen.url, retries=1) as verifier:

@@ -1,0 +1,267 @@
+"""Groups of episodes as columns: a few arrays of numbers, and a table for the rest. It is the form in which they travel and wait.
+
+Token ids take 2 or 4 bytes, the mask one bit, the log-probability of a token that the policy chose 4 bytes, a reward its place and 8
+bytes. Texts, verdicts and metadata are one block of JSON. Every value comes back equal and of its type; only an enum of strings comes
+back as the string that it equals. Reading never unpickles or imports anything, so bytes from another machine can do no more than be wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from itertools import accumulate, compress, pairwise
+from typing import Any
+
+import numpy as np
+
+from rlvr.episode import ABOVE_ZERO, End, Episode
+from rlvr.errors import RlvrError
+from rlvr.task import Earned, Fault, Verdict
+
+MAGIC = b"rlvr columns 1\n"
+"""What the bytes begin with. Another layout gets another number."""
+HEAD = struct.Struct("<IQ")
+"""After it: the checksum and the length of all that follows."""
+ARRAYS: Mapping[str, tuple[str, ...]] = {
+    "tokens": ("<u2", "<i4", "<i8"),
+    "acted": ("|u1",),
+    "logprobs": ("<f4", "<f8"),
+    "reward_at": ("<i8",),
+    "rewards": ("<f8",),
+}
+"""The arrays in their order, and the types that each may have."""
+NAMES = tuple(field.name for field in fields(Episode))
+Array = np.ndarray[Any, Any]
+WRONG = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What reading raises where the values in a block are not those of columns."""
+
+
+class Damaged(RlvrError):
+    """Bytes that are not columns, or not as they were written."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Groups of episodes, one array for each kind of number. N = tokens of all episodes, A = those that the policy chose.
+
+    >>> to_columns([[Episode("t", "g", [5, 6], [False, True], [0.0, -0.5], [0.0, 1.0], End.TERMINATED)]]).logprobs   # doctest: +SKIP
+    array([-0.5], dtype=float32)
+    """
+
+    tokens: Array
+    """N token ids."""
+    acted: Array
+    """The mask of the policy's tokens, eight in a byte."""
+    logprobs: Array
+    """A log-probabilities: the others are 0."""
+    reward_at: Array
+    """Which of the N tokens have a reward other than 0."""
+    rewards: Array
+    lengths: list[int]
+    """The number of tokens of each episode."""
+    sizes: list[int]
+    """The number of episodes of each group."""
+    rest: list[Any]
+    """Of each episode what is neither token nor number, as plain JSON."""
+
+    def to_bytes(self) -> bytes:
+        """The columns as one block, with a checksum."""
+        arrays: list[Array] = [getattr(self, name) for name in ARRAYS]
+        shapes = [[part.dtype.str, len(part)] for part in arrays]
+        table = json.dumps([shapes, self.lengths, self.sizes, self.rest], ensure_ascii=False, separators=(",", ":"))
+        text = table.encode("utf-8", "surrogatepass")
+        parts = [struct.pack("<Q", len(text)), text, *(part.data.cast("B") if len(part) else b"" for part in arrays)]
+        checksum = 0
+        for part in parts:
+            checksum = zlib.crc32(part, checksum)
+        return b"".join([MAGIC, HEAD.pack(checksum, sum(map(len, parts))), *parts])
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> Columns:
+        """The columns of a block. The arrays are views of it. Damaged: the block is not one, or not as it was written."""
+        view = memoryview(data).cast("B")
+        if (begins := bytes(view[: len(MAGIC)])) != MAGIC:
+            if begins.startswith(MAGIC[:13]):
+                raise Damaged(f"these columns of episodes have another layout, {begins!r}, than this version of rlvr reads, {MAGIC!r}")
+            raise Damaged(f"these {len(view):,} bytes are not columns of episodes: they begin with {begins!r}, not {MAGIC!r}")
+        begin = len(MAGIC) + HEAD.size
+        if len(view) < begin:
+            raise Damaged(f"columns of episodes end after {len(view):,} bytes, in their head; send them again")
+        checksum, length = HEAD.unpack_from(view, len(MAGIC))
+        if len(view) - begin != length:
+            raise Damaged(f"columns of episodes have {len(view) - begin:,} bytes where {length:,} were written; send them again")
+        if zlib.crc32(view[begin:]) != checksum:
+            raise Damaged(f"columns of episodes ({length:,} bytes) have another checksum than when they were written; send them again")
+        try:
+            return cls._read(view[begin:])
+        except (*WRONG, struct.error) as error:
+            raise Damaged(f"columns of episodes have a right checksum and cannot be read: {type(error).__name__}: {error}") from error
+
+    @classmethod
+    def _read(cls, view: memoryview) -> Columns:
+        [size] = struct.unpack_from("<Q", view)
+        shapes, lengths, sizes, rest = json.loads(bytes(view[8 : 8 + size]).decode("utf-8", "surrogatepass"))
+        arrays, at = list[Array](), 8 + size
+        for (name, kinds), (kind, count) in zip(ARRAYS.items(), shapes, strict=True):
+            if kind not in kinds or count < 0:
+                raise ValueError(f"{count} {name} of type {kind!r}; allowed: {', '.join(kinds)}")
+            arrays.append(np.frombuffer(view, np.dtype(kind), count, at) if count else np.empty(0, kind))
+            at += arrays[-1].nbytes
+        if at != len(view):
+            raise ValueError(f"{len(view) - at} bytes are left over")
+        tokens, acted, logprobs, reward_at, rewards = arrays
+        found = cls(tokens, acted, logprobs, reward_at, rewards, lengths, sizes, rest)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Whether the arrays fit each other."""
+        if not all(isinstance(part, list) for part in (self.lengths, self.sizes, self.rest)):
+            raise TypeError("the lengths, the sizes and the rest must be lists")
+        if not all(type(count) is int for count in (*self.lengths, *self.sizes)):
+            raise TypeError("the lengths and the sizes must be whole numbers")
+        total = sum(self.lengths)
+        fits = min(self.lengths, default=0) >= 0 and len(self.tokens) == total and len(self.acted) == (total + 7) // 8
+        fits = fits and len(self.logprobs) == int(np.unpackbits(self.acted, count=total).sum())
+        fits = fits and len(self.reward_at) == len(self.rewards) and not np.any((self.reward_at < 0) | (self.reward_at >= total))
+        if not fits or min(self.sizes, default=0) < 0 or not len(self.lengths) == len(self.rest) == sum(self.sizes):
+            raise ValueError("the arrays do not fit each other")
+
+
+def to_columns(groups: Iterable[Sequence[Episode]]) -> Columns:
+    """Episodes as columns. TypeError for metadata that is not plain: text, numbers, None, lists, tuples and mappings of these."""
+    groups = list(groups)
+    everyone = [episode for group in groups for episode in group]
+    tokens, logprobs, mask = array("q"), array("d"), bytearray()
+    reward_at, rewards = list[int](), list[float]()
+    for episode in everyone:
+        reward_at += compress(range(len(tokens), len(tokens) + len(episode.rewards)), episode.rewards)
+        rewards += filter(None, episode.rewards)
+        tokens.fromlist(episode.tokens)
+        logprobs.fromlist(episode.logprobs)
+        mask += bytes(episode.acted)
+    acted = np.frombuffer(mask, np.bool_)
+    return Columns(
+        _narrow(np.frombuffer(tokens, np.int64), "tokens"),
+        np.packbits(acted),
+        _narrow(np.frombuffer(logprobs, np.float64)[acted], "logprobs"),
+        np.array(reward_at, "<i8"),
+        np.array(rewards, "<f8"),
+        [len(episode.tokens) for episode in everyone],
+        [len(group) for group in groups],
+        [_rest(episode) for episode in everyone],
+    )
+
+
+def from_columns(columns: Columns) -> list[list[Episode]]:
+    """The episodes, in their groups; each is checked as any episode is."""
+    edges = [0, *accumulate(columns.lengths)]
+    mask = np.unpackbits(columns.acted, count=edges[-1]).view(np.bool_)
+    logprobs = np.zeros(edges[-1])
+    logprobs[mask] = columns.logprobs
+    rewards = [0.0] * edges[-1]
+    for place, reward in zip(columns.reward_at.tolist(), columns.rewards.tolist(), strict=True):
+        rewards[place] = reward
+
+    def episode(begin: int, end: int, rest: list[Any]) -> Episode:
+        numbers = [part[begin:end].tolist() for part in (columns.tokens, mask, logprobs)]
+        return _episode(rest, [*numbers, rewards[begin:end]], sound=sound)
+
+    try:
+        sound = _sound(columns, mask, edges)
+        everyone = iter([episode(*where, rest) for where, rest in zip(pairwise(edges), columns.rest, strict=True)])
+    except WRONG as error:
+        raise Damaged(f"columns hold an episode that cannot be one: {error}") from error
+    return [[next(everyone) for _ in range(size)] for size in columns.sizes]
+
+
+def _sound(columns: Columns, mask: Array, edges: Sequence[int]) -> bool:
+    """Whether the numbers of all episodes are as `Episode` wants them, looked at together: one by one takes as long as all the rest."""
+    firsts = [begin for begin, end in pairwise(edges) if end > begin]
+    numbers = bool(((columns.logprobs > -np.inf) & (columns.logprobs <= ABOVE_ZERO)).all() and np.isfinite(columns.rewards).all())
+    paid_to_policy = bool(mask[columns.reward_at].all()) and not mask[firsts].any()
+    return numbers and paid_to_policy and not (len(columns.rewards) and any(rest[2] == End.FAILED for rest in columns.rest))
+
+
+def _narrow(wide: Array, name: str) -> Array:
+    """The same numbers in the smallest type that has every one of them exactly."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        for kind in ARRAYS[name]:
+            if np.array_equal(narrow := wide.astype(kind), wide):
+                return narrow
+    return wide
+
+
+def _rest(episode: Episode) -> list[Any]:
+    """What `_episode` takes beside the arrays, as plain JSON."""
+    verdict = episode.verdict
+    judged = None
+    try:
+        if verdict is not None:
+            earned = [astuple(part) for part in verdict.earned]
+            judged = [verdict.score, verdict.reason, _told(dict(verdict.parts)), verdict.fault.value, _told(verdict.detail), earned]
+        meta = _told(episode.meta)
+    except (TypeError, RecursionError) as error:
+        raise TypeError(f"the episode of {episode.task_id!r} cannot travel: {error}; put plain values into meta and detail") from error
+    named = [episode.task_id, episode.group, episode.end.value, episode.policy_version]
+    return [*named, judged, episode.text, episode.turns, episode.error, meta]
+
+
+def _episode(rest: Sequence[Any], numbers: Sequence[list[Any]], *, sound: bool) -> Episode:
+    """The episode of a row and its lists. Where all numbers were found sound, they are not looked at again."""
+    task_id, group, end, version, judged, text, turns, error, meta = rest
+    verdict = None
+    if judged is not None:
+        score, reason, parts, fault, detail, earned = judged
+        verdict = Verdict(score, reason, _heard(parts), Fault(fault), _heard(detail), tuple(Earned(*part) for part in earned))
+    values = [task_id, group, *numbers, End(end), version, verdict, text, turns, error, _heard(meta)]
+    if not sound:
+        return Episode(*values)
+    made = object.__new__(Episode)
+    for name, value in zip(NAMES, values, strict=True):
+        object.__setattr__(made, name, value)
+    return made
+
+
+def _told(value: Any) -> list[Any]:
+    """A plain value as JSON: as it is if JSON gives it back, else with a word for each kind that JSON lacks."""
+    try:
+        if json.loads(json.dumps(value)) == value:
+            return ["plain", value]
+    except (TypeError, ValueError):
+        pass
+    return ["marked", _marked(value)]
+
+
+def _heard(told: Sequence[Any]) -> Any:
+    """The value behind the JSON of `_told`."""
+    how, value = told
+    return value if how == "plain" else _unmarked(value)
+
+
+def _marked(value: Any) -> Any:
+    """A value as JSON, in which each list, tuple and mapping begins with its kind."""
+    kind = type(value)
+    if value is None or kind in (str, int, float, bool):
+        return value
+    if kind in (list, tuple):
+        return [kind.__name__, *map(_marked, value)]
+    if isinstance(value, Mapping):
+        return ["dict", *([_marked(key), _marked(item)] for key, item in value.items())]
+    if isinstance(value, str):  # an enum
+        return str(value)
+    raise TypeError(f"{value!r:.80} is a {kind.__name__}, not text, a number, None, a list, a tuple or a mapping")
+
+
+def _unmarked(told: Any) -> Any:
+    """The value behind the JSON of `_marked`."""
+    if not isinstance(told, list):
+        return told
+    kind, *inside = told
+    if kind == "dict":
+        return {_unmarked(key): _unmarked(item) for key, item in inside}
+    return {"list": list, "tuple": tuple}[kind](map(_unmarked, inside))

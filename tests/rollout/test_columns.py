@@ -1,0 +1,185 @@
+"""Episodes as columns: every value comes back, few bytes, and bytes that are not columns are refused in words."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlvr.episode import End, Episode
+from rlvr.rollout.columns import HEAD, MAGIC, Columns, Damaged, from_columns, to_columns
+from rlvr.task import Earned, Fault, Verdict
+from rlvr.turns import CallStatus
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Episode:
+    acted = [False, *draw(st.lists(st.booleans(), max_size=20))] if draw(st.booleans()) else []
+    biggest = draw(st.sampled_from([100, 200_000, 2**40]))
+    numbers = st.floats(-50, 0, width=draw(st.sampled_from([32, 64])))
+    failed = draw(st.booleans())
+    pays = st.sampled_from([0.0, 1.0, -0.1]) if not failed else st.just(0.0)
+    judged = st.sampled_from(
+        [None, Verdict(0.5, "half", {"a": 0.25}, detail={"x": (1, [2])}, earned=[Earned(0.2, 0), Earned(0.3, characters=4)]),
+         Verdict(0.0, "it hung \ud800", fault=Fault.ANSWER), Verdict(None, "no engine", fault=Fault.INFRA)]
+    )  # fmt: skip
+    return Episode(
+        draw(st.text(min_size=1, max_size=5)),
+        "1:0",
+        [draw(st.integers(-1, biggest)) for _ in acted],
+        acted,
+        [draw(numbers) if chosen else 0.0 for chosen in acted],
+        [draw(pays) if chosen else 0.0 for chosen in acted],
+        End.FAILED if failed else draw(st.sampled_from([End.TERMINATED, End.TRUNCATED])),
+        draw(st.integers(-1, 9)),
+        draw(judged),
+        draw(st.text(max_size=9)),
+        draw(st.integers(0, 5)),
+        draw(st.text(max_size=5)),
+        draw(st.dictionaries(st.text(max_size=4), plain, max_size=3)),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(episodes(), max_size=3), max_size=3))
+def test_every_value_comes_back_equal_and_of_its_type(groups: list[list[Episode]]) -> None:
+    back = from_columns(Columns.from_bytes(to_columns(groups).to_bytes()))
+    assert back == groups and repr(back) == repr(groups)
+
+
+def long(members: int = 4, tokens: int = 4000) -> list[Episode]:
+    """A group of long answers, whose log-probabilities fit float32."""
+    acted = [False] * 20 + [True] * (tokens - 20)
+    logprobs = [0.0] * 20 + [-(k % 97) / 64 for k in range(tokens - 20)]
+    rewards = [0.0] * (tokens - 1) + [1.0]
+    ids = [k * 7919 % 150_000 for k in range(tokens)]
+    return [
+        Episode("t", "1:0", ids, acted, logprobs, rewards, End.TERMINATED, verdict=Verdict(1.0, "right"), meta={"index": 7})
+        for _ in range(members)
+    ]
+
+
+def test_a_token_takes_at_most_eight_and_a_half_bytes() -> None:
+    groups = [long()] * 2
+    told = to_columns(groups).to_bytes()
+    assert len(told) < 8.5 * 4000 * 8
+
+
+def test_an_enum_of_strings_comes_back_as_the_string_that_it_equals() -> None:
+    [[back]] = from_columns(to_columns([[Episode("t", "g", [], [], [], [], End.TERMINATED, meta={"status": CallStatus.OK})]]))
+    assert back.meta == {"status": CallStatus.OK} and not math.isnan(len(back.meta["status"]))
+
+
+def test_a_value_that_is_not_plain_is_refused_by_its_name() -> None:
+    odd = Episode("sums/7", "g", [], [], [], [], End.TERMINATED, meta={"tree": object()})
+    with pytest.raises(TypeError, match=r"'sums/7' cannot travel: <object .*> is a object, not text"):
+        to_columns([[odd]])
+
+
+def test_damage_at_any_byte_is_found() -> None:
+    told = to_columns([long(2, 60)]).to_bytes()
+    for place in range(0, len(told), 7):
+        hurt = bytearray(told)
+        hurt[place] ^= 4
+        with pytest.raises(Damaged, match="columns of episodes"):
+            from_columns(Columns.from_bytes(bytes(hurt)))
+
+
+@pytest.mark.parametrize("end", [0, 5, len(MAGIC) + 3, 200, -1])
+def test_a_cut_block_is_refused(end: int) -> None:
+    with pytest.raises(Damaged):
+        Columns.from_bytes(to_columns([long(2, 60)]).to_bytes()[:end])
+
+
+def test_a_pickle_is_not_opened() -> None:
+    with pytest.raises(Damaged, match="are not columns of episodes: they begin with b'"):
+        Columns.from_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.")
+
+
+def forged(table: Any, body: bytes = b"") -> bytes:
+    """A block with a right checksum."""
+    text = json.dumps(table).encode()
+    rest = struct.pack("<Q", len(text)) + text + body
+    return MAGIC + HEAD.pack(zlib.crc32(rest), len(rest)) + rest
+
+
+NONE = [["<u2", 0], ["|u1", 0], ["<f4", 0], ["<i8", 0], ["<f8", 0]]
+ROW = ["t", "g", "terminated", 0, None, "", 1, "", ["plain", {}]]
+
+
+def test_the_forger_of_these_tests_can_write_a_right_block() -> None:
+    assert from_columns(Columns.from_bytes(forged([NONE, [0], [1], [ROW]])))[0][0].task_id == "t"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [],
+        {},
+        7,
+        [NONE, [0], [1]],
+        [NONE, [0], [2], [ROW]],
+        [NONE, [0, 0], [1], [ROW]],
+        [NONE, [-1], [1], [ROW]],
+        [NONE, [3], [1], [ROW]],
+        [[["|O", 1], *NONE[1:]], [0], [1], [ROW]],
+        [[["<u2", 10**9], *NONE[1:]], [0], [1], [ROW]],
+        [[["<u2", -1], *NONE[1:]], [0], [1], [ROW]],
+        [NONE, [0], [1], [ROW[:-1]]],
+        [NONE, [0], [1], [[*ROW[:2], "over", *ROW[3:]]]],
+        [NONE, [0], [1], [[*ROW[:-1], ["marked", ["set", 1]]]]],
+        [NONE, [0], [1], [[*ROW[:4], [2.0, "", ["plain", {}], "none", ["plain", {}], []], *ROW[5:]]]],
+        [[["<u2", 10**30], *NONE[1:]], [0], [1], [ROW]],
+        [NONE, [0], [1.0], [ROW]],
+        [NONE, [True], [1], [ROW]],
+        [NONE, {}, [], []],
+        [NONE, [], [], ""],
+    ],
+    ids=range(20),
+)
+def test_a_forged_block_is_one_sentence(table: Any) -> None:
+    with pytest.raises(Damaged, match=r"columns .*(cannot be read|cannot be one): ") as told:
+        from_columns(Columns.from_bytes(forged(table)))
+    assert "\n" not in str(told.value)
+
+
+PAID = [["<u2", 2], ["|u1", 1], ["<f4", 1], ["<i8", 1], ["<f8", 1]]
+NUMBERS = struct.pack("<HHBfqd", 5, 6, 0b01000000, -0.5, 1, 1.0)
+
+
+@pytest.mark.parametrize("row", [5, None, "ab", [], {}, ["t"]], ids=str)
+def test_a_forged_row_is_one_sentence_where_a_reward_is_paid(row: Any) -> None:
+    assert from_columns(Columns.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS)))[0][0].reward == 1.0
+    with pytest.raises(Damaged, match="columns hold an episode that cannot be one: "):
+        from_columns(Columns.from_bytes(forged([PAID, [2], [1], [row]], NUMBERS)))
+
+
+def test_what_is_left_over_after_the_arrays_is_refused() -> None:
+    with pytest.raises(Damaged, match="3 bytes are left over"):
+        Columns.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS + b"abc"))
+
+
+def test_another_layout_is_named() -> None:
+    with pytest.raises(Damaged, match=r"have another layout, b'rlvr columns 2\\n', than this version of rlvr reads"):
+        Columns.from_bytes(MAGIC.replace(b"1", b"2") + forged([NONE, [0], [1], [ROW]])[len(MAGIC) :])
+
+
+def test_deep_nesting_is_refused_too() -> None:
+    text = ("[" * 100_000 + "]" * 100_000).encode()
+    rest = struct.pack("<Q", len(text)) + text
+    with pytest.raises(Damaged, match="RecursionError"):
+        Columns.from_bytes(MAGIC + HEAD.pack(zlib.crc32(rest), len(rest)) + rest)

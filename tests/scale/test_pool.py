@@ -1,0 +1,365 @@
+"""The pool alone: what it says in small cases, and what always holds in ten thousand random histories."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import pytest
+
+from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
+from rlvr.scale.pool import Pool
+
+HISTORIES = 10_000
+
+
+def ready(*workers: str, room: int = 1, **limits: Any) -> Pool:
+    """A pool at version 0 whose workers have loaded it."""
+    pool = Pool(**limits)
+    pool.made(0)
+    for worker in workers:
+        pool.joined(worker, 0, room=room)
+    return pool
+
+
+def given(orders: Sequence[Order], kind: type = Assign) -> list[Any]:
+    return [order for order in orders if isinstance(order, kind)]
+
+
+# ---- small cases --------------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_dealt_in_order_to_whoever_has_least() -> None:
+    orders = given(ready("a", "b", room=2).ask(range(5), 0))
+    assert [(order.group, order.worker) for order in orders] == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
+
+
+def test_a_worker_gets_nothing_before_it_has_the_version() -> None:
+    pool = ready()
+    pool.ask([0], 0)
+    [load] = given(pool.joined("a", None), Load)
+    assert load == Load("a", 0, 1) and pool.ask([1], 0) == []
+    assert given(pool.loaded(load))[0].group == 0
+    pool.lost("a", "killed")
+    [again] = given(pool.joined("a", None), Load)
+    assert pool.loaded(load) == []  # said by the earlier worker of this name
+    assert given(pool.loaded(again))[0] == Assign("a", 0, 0, 2)
+
+
+def test_what_a_lost_worker_says_later_is_dropped() -> None:
+    pool = ready("a")
+    [old] = given(pool.ask(["g"], 0))
+    assert pool.lost("a", "killed") == [Again("g", "killed")]
+    [new] = given(pool.joined("a", 0))
+    assert pool.ended(old) == [] and pool.left == 1
+    assert pool.ended(new) == [Keep(new)] and pool.left == 0
+    assert pool.ended(new) == []
+
+
+def test_a_lost_group_comes_before_all_others() -> None:
+    pool = ready("a", "b")
+    first, _ = given(pool.ask(range(4), 0))
+    pool.lost("a", "killed")
+    assert given(pool.ended(Assign("b", 1, 0, 1)))[0].group == first.group
+
+
+def test_a_group_that_ends_its_worker_twice_is_given_up() -> None:
+    pool = ready("a", "b")
+    pool.ask(["bad", "good"], 0)
+    assert given(pool.lost("a", "killed"), Again)
+    assert given(pool.ended(Assign("b", "good", 0, 1)))[0].group == "bad"
+    assert pool.lost("b", "out of memory") == [GiveUp("bad", "out of memory")] and pool.left == 0
+
+
+def test_a_loss_that_is_nobodys_fault_is_not_counted() -> None:
+    pool = ready("a")
+    pool.ask(["g"], 0)
+    for _ in range(5):
+        assert given(pool.lost("a", "its machine is gone", blame=False), Again)
+        assert given(pool.joined("a", 0))[0].group == "g"
+
+
+def test_the_company_of_a_bad_group_is_not_given_up() -> None:
+    pool, up, kept = ready(backups=0.0), list[Hashable](), list[Hashable]()
+    pool.ask(["bad", *range(7)], 0)
+    for _ in range(3):  # each time it takes three others with it, until it has its worker to itself
+        running = given(pool.joined("a", 0, room=4))
+        while not any(order.group == "bad" for order in running):
+            said = pool.ended(running.pop(0))
+            kept += [keep.order.group for keep in given(said, Keep)]
+            running += given(said)
+        up += [order.group for order in given(pool.lost("a", "killed"), GiveUp)]
+    running = given(pool.joined("a", 0, room=4))
+    while running:
+        said = pool.ended(running.pop(0))
+        kept += [keep.order.group for keep in given(said, Keep)]
+        running += given(said)
+    assert up == ["bad"] and sorted(kept, key=str) == list(range(7))
+
+
+def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work() -> None:
+    pool = ready("a", "b", backups=0.0)
+    pool.ask(["0:0", "0:1"], 0)
+    pool.ask(["1:0"], 1)
+    assert pool.ended(Assign("a", "0:0", 0, 1)) == [Keep(Assign("a", "0:0", 0, 1))]  # version 1 does not exist yet
+    [load] = given(pool.made(1), Load)
+    assert load == Load("a", 1, 1) and given(pool.loaded(load))[0].group == "1:0"
+    assert pool.needed == {0, 1}
+
+
+def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
+    pool = ready("a", "b", backups=0.0)
+    pool.ask(["0:0"], 0)
+    pool.made(1)
+    pool.ask(["1:0", "1:1", "1:2"], 1)
+    [old] = [load for load in pool.lost("a", "killed") if isinstance(load, Load)] or [Load("b", 1, 1)]
+    orders = pool.loaded(old)
+    seen = [old.version]
+    while pool.left:
+        for order in orders:
+            if isinstance(order, Assign):
+                assert order.version == seen[-1] == int(str(order.group)[0])
+                orders = pool.ended(order)
+                break
+            if isinstance(order, Load):
+                seen.append(order.version)
+                orders = pool.loaded(order)
+                break
+        else:
+            raise AssertionError(orders)
+    assert 0 in seen and 1 in seen
+
+
+def test_the_last_groups_are_copied_and_the_slower_copy_is_cancelled() -> None:
+    pool = ready("a", "b", backups=0.5)
+    first, second = given(pool.ask(["g", "h"], 0))
+    copy = Assign("b", "g", 0, 2)
+    assert pool.ended(second) == [Keep(second), copy]
+    assert pool.ended(copy) == [Keep(copy), Cancel(first)]
+    assert pool.ended(first) == [] and pool.left == 0  # it stopped, or it had ended too
+
+
+def test_all_workers_without_work_take_copies_once_few_groups_are_left() -> None:
+    pool = ready("a", "b", "c", "d", backups=0.5)
+    orders = given(pool.ask(range(4), 0))
+    assert given(pool.ended(orders[3])) == []  # three of four are left
+    assert {(order.worker, order.group) for order in given(pool.ended(orders[2]))} == {("c", 0), ("d", 1)}
+
+
+def test_a_copy_whose_worker_is_lost_costs_nothing() -> None:
+    pool = ready("a", "b", backups=0.5)
+    first, second = given(pool.ask(["g", "h"], 0))
+    pool.ended(second)
+    assert pool.lost("b", "killed") == []
+    assert pool.ended(first) == [Keep(first)]
+
+
+def test_a_worker_that_has_had_its_time_is_dropped() -> None:
+    pool = ready("a", group_s=10, load_s=5)
+    pool.ask(["g"], 0)
+    assert pool.late(100) == [] and pool.late(110) == []
+    drop, again = pool.late(110.1)
+    assert drop == Drop("a", "group g did not end in 10 s") and isinstance(again, Again)
+    pool.joined("b", None)
+    assert pool.late(200) == []
+    assert pool.late(206)[0] == Drop("b", "version 0 was not loaded in 5 s")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda pool: pool.ask(["g"], 0), "'g' is asked already"),
+        (lambda pool: pool.made(0), "version 0 of the weights is not newer than 0"),
+        (lambda pool: pool.joined("a", 0), "'a' is there already"),
+        (lambda pool: pool.joined("b", 0, room=0), "room for 0 groups"),
+        (lambda pool: (pool.ended(Assign("a", "g", 0, 1)), pool.made(1), pool.ask(["h"], 0)), "version 0 of the weights is gone"),
+    ],
+)
+def test_a_driver_that_errs_is_told(call: Any, words: str) -> None:
+    pool = ready("a")
+    pool.ask(["g"], 0)
+    with pytest.raises(ValueError, match=words):
+        call(pool)
+
+
+def test_no_version_can_be_left_out_while_groups_of_it_are_asked() -> None:
+    pool = ready("a")
+    pool.ask(["g"], 5)
+    with pytest.raises(ValueError, match="version 6 of the weights was made before version 5, of which groups are asked"):
+        pool.made(6)
+    [load] = given(pool.made(5), Load)
+    assert given(pool.loaded(load))[0].group == "g"
+
+
+def test_a_version_that_is_needed_no_more_cannot_be_asked() -> None:
+    pool = ready("a")
+    [order] = given(pool.ask(["g"], 0))
+    pool.made(1)
+    assert pool.needed == {0, 1}
+    pool.ask(["h"], 0)  # its weights are still there
+    [other] = given(pool.ended(order))
+    pool.ended(other)
+    assert pool.needed == {1}  # now the driver may free them
+    with pytest.raises(ValueError, match="version 0 of the weights is gone"):
+        pool.ask(["i"], 0)
+
+
+def test_an_ask_that_is_refused_changes_nothing() -> None:
+    pool = ready("a")
+    with pytest.raises(ValueError, match="'g' is asked already"):
+        pool.ask(["f", "g", "g"], 0)
+    assert pool.left == 0 and [order.group for order in given(pool.ask(["f"], 0))] == ["f"]
+
+
+def test_a_worker_that_is_dropped_too_gets_nothing_of_one_that_is_dropped_with_it() -> None:
+    pool = ready("a", "b", "c", room=4, group_s=10)
+    pool.ask(["f", "g", "h"], 0)
+    pool.late(0)
+    said = pool.late(11)
+    assert [order.worker for order in given(said, Drop)] == ["a", "b", "c"] and not given(said)
+    assert [order.group for order in given(said, Again)] == ["f", "g", "h"]
+
+
+# ---- ten thousand random histories --------------------------------------------------------------------------------------
+
+
+class History:
+    """A driver and its workers, which do at random whatever can happen. It checks each order, and what must hold at the end."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.k, self.steps, self.size = self.draw.randrange(3), 4, self.draw.randrange(1, 6)
+        self.early = self.draw.random() < 0.5  # asks before the version exists
+        self.rooms = self.draw.choice([(1,), (1, 2, 3)])
+        self.killers = {(step, place) for step in range(self.steps) for place in range(self.size) if self.draw.random() < 0.03}
+        self.pool = Pool(group_s=20, load_s=20, backups=self.draw.choice([0.0, 0.1, 0.5]))
+        self.workers = dict[str, dict[str, Any]]()
+        self.said = list[tuple[str, Any]]()  # what lost workers may still say
+        self.kept, self.given_up, self.losses = Counter[Hashable](), Counter[Hashable](), Counter[Hashable]()
+        self.made, self.asked, self.now, self.births = -1, 0, 0.0, 0
+        self.storm = True
+
+    def follow(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            match order:
+                case Assign(name, tuple() as group, version, _):
+                    worker = self.workers[name]
+                    assert worker["version"] == version == max(0, group[0] - self.k) <= self.made and worker["loading"] is None
+                    assert sum(order.group == other.group for w in self.workers.values() for other in w["holds"]) <= 1
+                    worker["holds"].add(order)
+                    assert len(worker["holds"]) <= worker["room"]
+                    assert order.group not in self.kept and order.group not in self.given_up
+                case Load(name, version, _):
+                    assert not self.workers[name]["holds"] and self.workers[name]["loading"] is None and version in self.pool.needed
+                    self.workers[name]["loading"] = order
+                case Keep(kept):
+                    self.kept[kept.group] += 1
+                case GiveUp(group, _):
+                    self.given_up[group] += 1
+                    assert self.losses[group] >= 2
+                case Cancel(cancelled):
+                    assert (
+                        cancelled in self.workers[cancelled.worker]["holds"] and self.kept[cancelled.group] + self.given_up[cancelled.group]
+                    )
+                    self.workers[cancelled.worker]["cancelled"].add(cancelled)
+                case Drop(name, _):
+                    self.bury(name, blame=True)
+                case Again(group, _):
+                    assert group not in self.kept
+
+    def bury(self, name: str, *, blame: bool) -> None:
+        gone = self.workers.pop(name)
+        self.said += [("ended", order) for order in gone["holds"]] + ([("loaded", gone["loading"])] if gone["loading"] else [])
+        if blame:
+            self.losses.update(order.group for order in gone["holds"])
+
+    def join(self) -> None:
+        name = self.draw.choice("abcd")
+        if name not in self.workers:
+            self.births += 1
+            version = self.draw.choice([None, 0]) if self.storm else None
+            worker: dict[str, Any] = {"version": version, "room": self.draw.choice(self.rooms), "loading": None, "frozen": False}
+            self.workers[name] = worker | {"holds": set(), "cancelled": set()}
+            self.follow(self.pool.joined(name, version, room=worker["room"]))
+
+    def lose(self) -> None:
+        if self.workers:
+            name, blame = self.draw.choice(sorted(self.workers)), self.draw.random() < 0.2
+            self.bury(name, blame=blame)
+            self.follow(self.pool.lost(name, "killed", blame=blame))
+
+    def work(self) -> None:
+        awake = [name for name in sorted(self.workers) if not self.workers[name]["frozen"]]
+        if not awake:
+            return
+        name = self.draw.choice(awake)
+        worker = self.workers[name]
+        if (load := worker["loading"]) is not None:
+            worker["loading"], worker["version"] = None, load.version
+            self.follow(self.pool.loaded(load))
+        elif bad := [order for order in worker["holds"] if order.group in self.killers and order not in worker["cancelled"]]:
+            self.bury(name, blame=True)
+            self.follow(self.pool.lost(name, f"{bad[0].group} is bad"))
+        elif worker["holds"]:
+            order = self.draw.choice(sorted(worker["holds"], key=str))
+            worker["holds"].remove(order)
+            self.follow(self.pool.ended(order))
+
+    def freeze(self) -> None:
+        if self.workers:
+            self.workers[self.draw.choice(sorted(self.workers))]["frozen"] = True
+
+    def speak(self) -> None:
+        """A worker that is lost says what it had to say."""
+        if self.said:
+            what, order = self.said.pop(self.draw.randrange(len(self.said)))
+            assert getattr(self.pool, what)(order) == []
+
+    def go_on(self) -> None:
+        """The trainer: batch t is asked, and when it is all there, version t + 1 exists."""
+        if self.made < 0:
+            self.made = 0
+            self.follow(self.pool.made(0))
+        if self.asked < self.steps and (self.early or max(0, self.asked - self.k) <= self.made):
+            step, self.asked = self.asked, self.asked + 1
+            self.follow(self.pool.ask([(step, place) for place in range(self.size)], max(0, step - self.k)))
+        over = sum(group[0] == self.made for group in [*self.kept, *self.given_up])  # type: ignore[index]
+        in_time = self.asked >= min(self.steps, self.made + 1 + self.k)  # what this version is to sample was asked
+        if self.made < self.steps and over == self.size and in_time:
+            self.made += 1
+            self.follow(self.pool.made(self.made))
+
+    def tick(self, seconds: float = 5.0) -> None:
+        self.now += seconds
+        self.follow(self.pool.late(self.now))
+
+    def run(self) -> None:
+        doings = [self.join, *[self.work] * 4, *[self.go_on] * 2, self.lose, self.freeze, self.speak, self.tick]
+        for _ in range(40):
+            self.draw.choice(doings)()
+        self.storm = False
+        for _ in range(600):  # from now on, whoever is lost comes back, and nobody is lost but by a bad group
+            if self.pool.left == 0 and self.asked == self.steps:
+                break
+            if not self.workers:
+                self.join()
+            for doing in (self.work, self.work, self.go_on, self.speak):
+                doing()
+            if any(worker["frozen"] for worker in self.workers.values()):
+                self.tick(10)
+        every = {(step, place) for step in range(self.steps) for place in range(self.size)}
+        assert {*self.kept, *self.given_up} == every and {*self.kept.values(), *self.given_up.values()} == {1}, (self.kept, self.given_up)
+        assert not self.kept.keys() & self.given_up.keys() and not self.kept.keys() & self.killers
+        assert self.pool.left == 0 and math.isfinite(self.now)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_histories(part: int) -> None:
+    for seed in range(part, HISTORIES, 4):
+        try:
+            History(seed).run()
+        except AssertionError as error:
+            raise AssertionError(f"history {seed}: {error}") from error

@@ -1,0 +1,121 @@
+"""One more point for a rubric, that an answer surely meets or surely lacks: the canary of `judge` asks with both."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Sequence
+from unicodedata import normalize
+
+from rlvr.verifiers._decoys import WORDS
+
+SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";": "a semicolon", ":": "a colon",
+         "(": "an opening round bracket", "%": "a percent sign", "+": "a plus sign", "=": "an equals sign"}  # fmt: skip
+ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
+"""The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
+WORD = re.compile(r"(?<![\w\\])[a-zA-Z]{4,}(?!\w)")
+NUMBER = re.compile(r"(?<![\w.,])[1-9][0-9]{1,3}(?![\w.,])")
+SPELLED = 20
+"""Numbers up to here may be in an answer as words."""
+
+Kind = tuple[Sequence[str], str, str]
+"""Wordings (the first says that something is so, the second that it is not), and what makes the first true and false."""
+
+
+def more(rubric: str, question: str, answer: str, seed: str) -> tuple[str, str]:
+    """The rubric with one more point that the answer meets, and with one in the same words that it lacks.
+
+    Kind, wording and place are drawn by the seed. They are the same in both, so that only who reads the answer can tell the two apart.
+
+    >>> met, lacking = more("It is polite.", "Who?", "Yes, please.", "seed")
+    >>> met.startswith("It is polite. The ") or met.endswith(" It is polite."), met != lacking
+    (True, True)
+    """
+    dice = random.Random(hashlib.sha256(seed.encode("utf-8", "surrogatepass")).digest())
+    kinds = list(KINDS)
+    dice.shuffle(kinds)
+    wordings, true, false = next(found for kind in kinds if (found := kind(question, answer, dice)) is not None)
+    place, negated = dice.random(), dice.random() < 0.5 and len(wordings) > 1
+    met, lacking = (false, true) if negated else (true, false)
+    wording = wordings[negated]
+    return _added(rubric, wording.format(met), place), _added(rubric, wording.format(lacking), place)
+
+
+def _added(rubric: str, point: str, place: float) -> str:
+    """The rubric with a point in it: as an item, if it is a list, else as a sentence before or after it."""
+    lines = rubric.splitlines()
+    found = [(at, item) for at, line in enumerate(lines) if (item := ITEM.match(line)) is not None]
+    top = [(at, item) for at, item in found if item[1] == found[0][1][1]]  # the outer items
+    if len(top) < 2:
+        return f"{rubric.strip()} {point}" if place < 0.5 else f"{point} {rubric.strip()}"
+    before, like = top[int(place * len(top))]
+    lines.insert(before, like[0] + point)
+    number = int(like[3] or 0) and int(top[0][1][3] or 1)
+    for at, line in enumerate(lines if number else ()):
+        item = ITEM.match(line)
+        if item is not None and item[3] and item[1] == like[1]:
+            lines[at] = line[: item.start(3)] + str(number) + line[item.end(3) :]
+            number += 1
+    return "\n".join(lines)
+
+
+def _word(question: str, answer: str, dice: random.Random) -> Kind | None:
+    there = sorted({word.casefold() for word in WORD.findall(answer)})
+    others = sorted({word.casefold() for word in WORD.findall(question)}) + dice.sample(WORDS.split(), 6)
+    absent = [word for word in others if word[:4] not in answer.casefold()]  # nor another form of the word
+    if not there or not absent:
+        return None
+    wordings = ('The answer contains the word "{}".', 'The answer does not contain the word "{}".')
+    return wordings, dice.choice(there), dice.choice(absent)
+
+
+def _number(question: str, answer: str, dice: random.Random) -> Kind | None:
+    there = [int(number) for number in NUMBER.findall(answer) if int(number) > SPELLED]
+    if not there:
+        return None
+    near = dice.choice(there)
+    absent = [str(n) for n in range(max(SPELLED + 1, near // 2), 2 * near + 30) if str(n) not in answer]
+    wordings = ("The answer contains the number {}.", "The answer does not contain the number {}.")
+    return (wordings, str(near), dice.choice(absent)) if absent else None
+
+
+def _sign(question: str, answer: str, dice: random.Random) -> Kind | None:
+    wide = normalize("NFKC", answer)
+    there, absent = [name for sign, name in SIGNS.items() if sign in answer], [name for sign, name in SIGNS.items() if sign not in wide]
+    if not there or not absent:
+        return None
+    return ("The answer contains {}.", "The answer does not contain {}."), dice.choice(there), dice.choice(absent)
+
+
+def _first(question: str, answer: str, dice: random.Random) -> Kind | None:
+    letter = answer.strip()[:1].upper()
+    if not letter.isascii() or not letter.isalpha():
+        return None
+    others = [other for other in "ABCDEFGHILMNOPRSTUW" if other != letter]
+    return ("The answer begins with the letter {}.", "The answer does not begin with the letter {}."), letter, dice.choice(others)
+
+
+def _least(question: str, answer: str, dice: random.Random) -> Kind:
+    """It can be asked of every answer."""
+    size = len(answer.strip())
+    few, many = max(size // 3, min(size, 2)), 2 * size + 20
+    low = max(few // 2, min(few, 2))
+    return (
+        ("The answer has at least {} characters.",),
+        str(dice.randint(low, few)),
+        str(dice.randint(many, 2 * many)),
+    )
+
+
+def _most(question: str, answer: str, dice: random.Random) -> Kind | None:
+    """Words are counted as generously as can be for the bound that holds, and as strictly for the other."""
+    few = len(answer.split()) // 3
+    many = 2 * (len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)) + 20
+    if few < 3:
+        return None
+    return ("The answer has at most {} words.",), str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
+
+
+KINDS: tuple[Callable[[str, str, random.Random], Kind | None], ...] = (_word, _number, _sign, _first, _least, _most)
+"""Word and number ask for content, the others for form: rubrics have points of both sorts."""
