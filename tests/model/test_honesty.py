@@ -195,6 +195,21 @@ def test_a_wrong_sampler_stops_the_run_before_the_warm_start(tmp_path: Path, mon
     assert "warm start" not in screen.getvalue() and not (tmp_path / "run").exists()
 
 
+def test_a_sampler_that_fails_on_a_model_refuses_it_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does on recurrent_gemma of transformers 4.56, which keeps the batch of the last pass in its modules."""
+
+    def broken(*given: Any) -> Any:
+        raise IndexError("list index\nout of range")
+
+    monkeypatch.setattr(hf_module, "choose", broken)
+    with pytest.raises(ConfigError, match=r"llama cannot be trained: sampling from it fails \(IndexError: list index out of range\);"):
+        train(tiny_run(), out=tmp_path / "run", console=Console(file=io.StringIO()))
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(hf_module, "choose", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        train(tiny_run(), out=tmp_path / "run", console=Console(file=io.StringIO()))
+
+
 def test_a_sampler_that_becomes_wrong_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     off_after(100, monkeypatch)
     with pytest.raises(RlvrError, match=r"sampler and trainer differ by 0\.01 in the log-probability of a token"):
