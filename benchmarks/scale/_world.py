@@ -69,9 +69,7 @@ class Figures:
     ages: Counter[int] = field(default_factory=Counter)
     """Trained tokens by age, in steps."""
     again: int = 0
-    copies: int = 0
     given_up: int = 0
-    trained_s: float = 0.0
     busy: float = 0.0
     """The share of the engines' time in which they sample."""
 
@@ -100,8 +98,7 @@ class World:
         self.open, self.tokens = Counter[int](), Counter[tuple[int, int, int]]()
         """By step, how many parts have not ended; by group and version, how many tokens."""
         self.asked, self.trained, self.training = 0, 0, False
-        self.late_parts = Counter[int]()
-        self.events = 0
+        self.events, self.spent = 0, 0.0
 
     def run(self) -> Figures:
         """Until the last step is trained."""
@@ -114,8 +111,8 @@ class World:
             self.now, _, what, data = heapq.heappop(self.clock)
             self.events += 1
             getattr(self, f"_{what}")(data)
-        spent = sum(engine.busy for engine in self.engines.values())
-        self.figures.busy = spent / max(1e-9, self.now * len(self.engines))
+        self.spent += sum(engine.busy for engine in self.engines.values())
+        self.figures.busy = self.spent / max(1e-9, self.now * self.setup.engines)
         return self.figures
 
     # ---- events
@@ -157,7 +154,7 @@ class World:
         self._follow(self.pool.joined(name, None if self.now else 0, room=self.setup.room))
 
     def _die(self, name: str) -> None:
-        del self.engines[name]
+        self.spent += self.engines.pop(name).busy
         self.stamps[name] += 1
         self._at(self.now + self.setup.back_s, "join", name)
         self._follow(self.pool.lost(name, "its machine is gone", blame=False))
@@ -182,8 +179,7 @@ class World:
         changed = dict[str, None]()
         for order in orders:
             match order:
-                case Assign(name, part, _, attempt):
-                    self.figures.copies += attempt > 1 and self.setup.up_s == 0
+                case Assign(name, part, _, _):
                     self.engines[name].begin(order, self._answers(part), self.now)  # type: ignore[arg-type]
                     changed[name] = None
                 case Load():
@@ -216,7 +212,6 @@ class World:
         answers = self._answers(part)
         self.tokens[step, place, version] += sum(more for _, more in answers)
         if any(length > (number + 1) * (self.rule.cut or self.setup.lengths.limit) for length in self.lengths[step, place]):
-            self.late_parts[here] += 1
             self._ask([(step, place, number + 1)], here + 1)
         else:
             for sampled in range(max(0, step - self.rule.k), here + 1):
@@ -233,5 +228,4 @@ class World:
         step = self.trained
         if not self.training and step < self.asked and not self.open[step]:
             self.training = True
-            self.figures.trained_s += self.setup.train_s
             self._at(self.now + self.setup.train_s, "made", step + 1)

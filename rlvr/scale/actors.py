@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Mapping, Set
 from contextlib import suppress
+from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
@@ -44,7 +45,7 @@ class _Actor:
 
         self.collector = Collector(check(config, "the run"), facts)
         context = importlib.import_module("ray").get_runtime_context()
-        return {"pid": os.getpid(), "host": socket.gethostname(), "node": context.get_node_id()}
+        return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "node": context.get_node_id()}
 
     def load(self, version: int, data: bytes, checksum: int) -> None:
         self.collector.load(version, data, checksum)
@@ -75,6 +76,7 @@ class Actors:
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
         self.settings, self.began = settings, (dict(config), facts)
         self.ray, self._ours = ray_of(settings)
+        self._check_room()
         self._kind = self.ray.remote(concurrency_groups={"control": 2}, max_restarts=0, max_task_retries=0)(_Actor)
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
@@ -83,6 +85,18 @@ class Actors:
         self._pulses = dict[str, tuple[Any, float]]()
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
         self._weights = dict[int, tuple[Any, int]]()
+
+    def _check_room(self) -> None:
+        """ConfigError if the cluster has too little for all collectors: those that Ray cannot place would wait without a word."""
+        there, asked = self.ray.cluster_resources(), self.settings
+        for name, each in (("CPU", asked.cpus), ("GPU", asked.gpus)):
+            if (wanted := each * asked.collectors) > (found := there.get(name, 0)):
+                if self._ours:
+                    self.ray.shutdown()
+                raise ConfigError(
+                    f"cluster.collectors is {asked.collectors} with cluster.{name.lower()}s {each:g}, which needs {wanted:g} {name}s, "
+                    f"and the cluster has {found:g}; ask for fewer, or add machines"
+                )
 
     # ---- orders
 
@@ -101,7 +115,7 @@ class Actors:
         if actor is not None:
             with suppress(Exception):
                 self.ray.kill(actor, no_restart=True)
-        if place is not None and place["host"] == socket.gethostname():
+        if place is not None and place["pids"] and place["pids"] == pids_of():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(place["pid"], SIGKILL)
 
@@ -182,7 +196,7 @@ class Actors:
     def _why(self, worker: str, error: Exception) -> str:
         place = self._places.get(worker, {})
         where = f" (process {place['pid']} on {place['host']})" if place else ""
-        return f"{type(error).__name__}{where}: {' '.join(str(error).split())[:200]}"
+        return f"{type(error).__name__}{where}: {' '.join(str(error).split()).split('. ')[0][:200]}"
 
     def close(self) -> None:
         """End all collectors, and the cluster if it was started for this run."""
@@ -195,6 +209,14 @@ class Actors:
 
 def _worker(meant: Started | Loaded | Ended) -> str:
     return meant.worker if isinstance(meant, Started) else meant.order.worker
+
+
+def pids_of() -> str:
+    """Where the number of a process of ours means the same: the machine since its start, and the namespace. Empty if that is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
