@@ -6,15 +6,18 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Sequence
+from unicodedata import normalize
 
 from rlvr.verifiers._decoys import WORDS
 
-SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";": "a semicolon", ":": "a colon", "(": "a round bracket",
-         "%": "a percent sign", "+": "a plus sign", "=": "an equals sign", '"': "a double quotation mark"}  # fmt: skip
+SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";": "a semicolon", ":": "a colon",
+         "(": "an opening round bracket", "%": "a percent sign", "+": "a plus sign", "=": "an equals sign"}  # fmt: skip
 ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
 """The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
-WORD = re.compile(r"(?<![^\W_])[a-zA-Z]{4,}(?![^\W_])")
-NUMBER = re.compile(r"(?<![\w.,])[0-9]{1,4}(?![\w.,])")
+WORD = re.compile(r"(?<![\w\\])[a-zA-Z]{4,}(?!\w)")
+NUMBER = re.compile(r"(?<![\w.,])[1-9][0-9]{1,3}(?![\w.,])")
+SPELLED = 20
+"""Numbers up to here may be in an answer as words."""
 
 Kind = tuple[Sequence[str], str, str]
 """Wordings (the first says that something is so, the second that it is not), and what makes the first true and false."""
@@ -60,28 +63,26 @@ def _added(rubric: str, point: str, place: float) -> str:
 def _word(question: str, answer: str, dice: random.Random) -> Kind | None:
     there = sorted({word.casefold() for word in WORD.findall(answer)})
     others = sorted({word.casefold() for word in WORD.findall(question)}) + dice.sample(WORDS.split(), 6)
-    absent = [word for word in others if word not in answer.casefold()]
+    absent = [word for word in others if word[:4] not in answer.casefold()]  # nor another form of the word
     if not there or not absent:
         return None
-    return (
-        ('The answer contains the word "{}".', 'The answer does not contain the word "{}".'),
-        dice.choice(there),
-        dice.choice(absent),
-    )
+    wordings = ('The answer contains the word "{}".', 'The answer does not contain the word "{}".')
+    return wordings, dice.choice(there), dice.choice(absent)
 
 
 def _number(question: str, answer: str, dice: random.Random) -> Kind | None:
-    there = NUMBER.findall(answer)
+    there = [int(number) for number in NUMBER.findall(answer) if int(number) > SPELLED]
     if not there:
         return None
-    near = int(dice.choice(there))
-    absent = [str(n) for n in range(max(2, near // 2), 2 * near + 30) if str(n) not in answer]
+    near = dice.choice(there)
+    absent = [str(n) for n in range(max(SPELLED + 1, near // 2), 2 * near + 30) if str(n) not in answer]
     wordings = ("The answer contains the number {}.", "The answer does not contain the number {}.")
-    return (wordings, str(near), dice.choice(absent)) if absent and str(near) in there else None
+    return (wordings, str(near), dice.choice(absent)) if absent else None
 
 
 def _sign(question: str, answer: str, dice: random.Random) -> Kind | None:
-    there, absent = [name for sign, name in SIGNS.items() if sign in answer], [name for sign, name in SIGNS.items() if sign not in answer]
+    wide = normalize("NFKC", answer)
+    there, absent = [name for sign, name in SIGNS.items() if sign in answer], [name for sign, name in SIGNS.items() if sign not in wide]
     if not there or not absent:
         return None
     return ("The answer contains {}.", "The answer does not contain {}."), dice.choice(there), dice.choice(absent)
@@ -97,22 +98,23 @@ def _first(question: str, answer: str, dice: random.Random) -> Kind | None:
 
 def _least(question: str, answer: str, dice: random.Random) -> Kind:
     """It can be asked of every answer."""
-    few, many = _counts(answer)
-    few = max(1, few)
-    return ("The answer has at least {} words.",), str(dice.randint(max(1, few // 2), few)), str(dice.randint(many, 2 * many))
+    size = len(answer.strip())
+    few, many = max(size // 3, min(size, 2)), 2 * size + 20
+    low = max(few // 2, min(few, 2))
+    return (
+        ("The answer has at least {} characters.",),
+        str(dice.randint(low, few)),
+        str(dice.randint(many, 2 * many)),
+    )
 
 
 def _most(question: str, answer: str, dice: random.Random) -> Kind | None:
-    few, many = _counts(answer)
+    """Words are counted as generously as can be for the bound that holds, and as strictly for the other."""
+    few = len(answer.split()) // 3
+    many = 2 * (len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)) + 20
     if few < 3:
         return None
     return ("The answer has at most {} words.",), str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
-
-
-def _counts(answer: str) -> tuple[int, int]:
-    """Fewer and more words than the answer has, however words are counted."""
-    least, most = len(answer.split()), len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)
-    return least // 3, 2 * most + 20
 
 
 KINDS: tuple[Callable[[str, str, random.Random], Kind | None], ...] = (_word, _number, _sign, _first, _least, _most)

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rlvr.commands.cli import run
 from rlvr.contracts import Tokenizer
@@ -133,6 +136,19 @@ def test_one_unlikely_token_that_rounding_moved_far_does_not_refuse_a_model_in_b
         assert honesty.apart(one, torch.zeros(80), exact) == pytest.approx(gap)
         assert honesty.apart(all_, torch.zeros(80), exact) == pytest.approx(0.8)
     assert honesty.apart(torch.tensor([0.0, torch.nan]), torch.zeros(2), exact=False) == float("inf")
+
+
+def test_a_family_whose_own_code_fails_under_autocast_is_one_sentence() -> None:
+    sizes = {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4},
+    }
+    config = CONFIG_MAPPING["dbrx"](vocab_size=12, d_model=32, n_heads=4, n_layers=1, max_seq_len=64, **sizes)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"^dbrx cannot be computed in bfloat16: .*BFloat16.*; set train\.mixed_precision: 'no'$"):
+        checked(model, None, CharTokenizer("0123456789"), autocast=autocast)
+    assert checked(model, None, CharTokenizer("0123456789"))
 
 
 def test_a_model_that_is_wrong_only_in_batches_is_refused() -> None:

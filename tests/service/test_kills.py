@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlvr.commands.service.chunks import ALONE, Chunk
-from rlvr.commands.service.pool import LOST, TRIES, Pool
+from rlvr.commands.service.pool import LOST, TRIES, Hand, Pool
 from rlvr.commands.service.watch import Figures
 from tests.service.served import VERIFIERS, served, until
 
@@ -61,12 +62,26 @@ def test_workers_that_are_killed_while_they_start_cost_no_verdict(moody: str) ->
         assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [1.0] * 20, found
 
 
-def test_a_row_that_is_judged_again_does_not_wait_for_all_others(moody: str, tmp_path: Path) -> None:
-    with served(moody, "--workers", "2", "--threads", "1") as running:
-        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
-        found = running.lines(batch(f"die-once {tmp_path / 'once'}", *["sleep 0.02"] * 300))
-        order = [line["index"] for line in found]
-        assert {line["score"] for line in found} == {1.0} and order.index(0) < 200, order.index(0)
+def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only process that is left gets no more of the queue until it is empty, and then the row, with nothing else."""
+    monkeypatch.setattr(Hand, "give", lambda hand, number, chunk: hand.running.update({number: chunk}))
+    [hand] = pool.hands
+    hand.ready = True
+    rows = [Chunk("numeric", [LINE], place, print) for place in range(9)]
+    pool.queue.extend(rows[:8])
+    pool.dispatch()
+    assert len(hand.running) == pool.most
+    pool.suspects.append(rows[8].part(range(1), tries=1, lost=1))
+    for left in (2, 1):
+        hand.running.pop(min(hand.running))
+        pool.dispatch()
+        assert len(hand.running) == left and not hand.alone
+    hand.running.clear()
+    pool.dispatch()
+    assert [chunk.tries for chunk in hand.running.values()] == [1]
+    hand.running.clear()
+    pool.dispatch()
+    assert len(hand.running) == pool.most and not hand.alone
 
 
 def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(pool: Pool) -> None:
@@ -82,6 +97,28 @@ def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(poo
         pool.again(one, {0} if one.lost % 2 else ())
     [line] = told
     assert b'"index": 12,' in line and b"died %d times" % TRIES in line and b'"score": null' in line
+
+
+@pytest.mark.parametrize("cut", [b"V 1 0 2 0", b"V 1 0 2 0.00 1", b"V 1 0 2 0.001 9\n{"])
+def test_a_message_that_is_cut_tells_no_row(pool: Pool, cut: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process dies while it writes: where the count of the rows arrived and their verdicts did not, they are judged again."""
+    program = tmp_path / "cut.py"
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys\nos.read(int(sys.argv[3]), 9999)\nos.write(int(sys.argv[3]), {cut!r})\n", "utf-8"
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr("rlvr.commands.service.pool.sys.executable", str(program))
+    told: list[bytes] = []
+    [hand] = pool.hands
+    pool.waiting, hand.running = 2, {1: Chunk("numeric", [LINE] * 2, 0, lambda lines, count: told.append(lines))}
+
+    async def life() -> None:
+        with suppress(EOFError):
+            await hand._life()
+        hand._buried()
+
+    asyncio.run(asyncio.wait_for(life(), 30))
+    assert told == [] and pool.waiting == 2 and [chunk.left for chunk in pool.queue] == [{0, 1}]
 
 
 def test_a_row_that_is_lost_too_often_is_judged_alone_and_at_last_given_up(pool: Pool) -> None:

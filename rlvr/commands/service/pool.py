@@ -29,7 +29,7 @@ from rlvr.task import Fault, Verdict
 
 ROWS, TOGETHER, BYTES = 512, 64, 1 << 20
 """How many rows a chunk has at most, how many if they are judged together, and about how many bytes."""
-CHUNK_S = 0.02
+CHUNK_S = 0.04
 """How long one chunk should take: short enough that all processes have work until the end."""
 TRIES, LOST = 3, 30
 """How many processes may die while they judge a row, and how many that only have it, until it gets no score."""
@@ -91,7 +91,7 @@ class Hand:
         reader, self.writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         self.writer.write(json.dumps(self.pool.settings).encode() + b"\n")
         self.heard = time.monotonic() + START_S - SILENT_S
-        while head := (await reader.readline()).split():
+        while (line := await reader.readline()).endswith(b"\n") and (head := line.split()):  # a line that is cut says nothing
             body = await reader.readexactly(int(head[-1])) if len(head) > 1 else b""
             self._said(head, body)
             self.heard = max(self.heard, time.monotonic()) if not self.ready else time.monotonic()
