@@ -101,7 +101,8 @@ class FolderTests(Verifier):
             if outcome.stop is Stop.IE:
                 raise ToolCrash(f"the sandbox failed: {outcome.reason}")
             if (ended := _report(outcome)) is None:
-                return Found(None, f"the tests were stopped ({outcome.reason or outcome.stop.value})"[:300])
+                said = outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+                return Found(None, f"the tests were stopped ({outcome.reason or outcome.stop.value}{said and ': '}{said})"[:300])
             if folder.form == "terminal-bench":
                 return replace(summed(outcome.stdout.decode("utf-8", "replace"), ended["exit"]), strays=ended["strays"])
             return replace(_reward(box), writes=ended["changes"], strays=ended["strays"])

@@ -48,7 +48,7 @@ def row_of(task: Task, split: str, index: int) -> dict[str, Any]:
 def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
     """The task of a row. An error if the row names none, or if the environment now poses another question there."""
     split, index = row.get("split"), row.get("index")
-    if not isinstance(split, str) or isinstance(index, bool) or not isinstance(index, int):
+    if not isinstance(split, str) or isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise ConfigError(f"a row with split {split!r} and index {index!r} names no task; keep both columns of the rows that rlvr wrote")
     task = posed(environment.task(split, index))
     asked = row.get("prompt")
@@ -57,7 +57,7 @@ def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
             f"the label of {split}/{index} is of another question than {type(environment).__name__} poses there, {task.question!r:.80}; "
             "write the rows again with the settings of this environment"
         )
-    if isinstance(asked, Sequence) and not isinstance(asked, str):
+    if isinstance(asked, Sequence) and all(isinstance(message, Mapping) for message in asked):
         same = [(m.get("role"), m.get("content")) for m in asked[: len(task.prompt)]] == [(m["role"], m["content"]) for m in task.prompt]
     else:
         same = asked is None or asked == "\n".join(message["content"] for message in task.prompt)
@@ -92,7 +92,7 @@ def labelled(label: object) -> dict[str, Any]:
     """
     try:
         found = json.loads(label) if isinstance(label, str) else label
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping) or not {"split", "index"} <= found.keys():
         raise ConfigError(f'the label is {label!r:.80}; it must be {{"index": ..., "split": ...}}, as in the rows that rlvr wrote')

@@ -99,6 +99,11 @@ class Judges:
                 self.workers += 1
                 self._staff()
 
+    @property
+    def spent(self) -> bool:
+        """Whether so many threads hang that no further one is replaced."""
+        return len(self._given_up) >= MOST_HUNG
+
     def _staff(self) -> None:
         if len(self._threads) < min(self._busy, self.workers):
             self._threads.append(Thread(target=self._serve, name=f"{self.name}_{len(self._threads)}", daemon=True))

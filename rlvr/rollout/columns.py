@@ -36,6 +36,8 @@ ARRAYS: Mapping[str, tuple[str, ...]] = {
 """The arrays in their order, and the types that each may have."""
 NAMES = tuple(field.name for field in fields(Episode))
 Array = np.ndarray[Any, Any]
+WRONG = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What reading raises where the values in a block are not those of columns."""
 
 
 class Damaged(RlvrError):
@@ -82,8 +84,9 @@ class Columns:
     def from_bytes(cls, data: bytes | memoryview) -> Columns:
         """The columns of a block. The arrays are views of it. Damaged: the block is not one, or not as it was written."""
         view = memoryview(data).cast("B")
-        if bytes(view[: len(MAGIC)]) != MAGIC:
-            begins = bytes(view[: len(MAGIC)])
+        if (begins := bytes(view[: len(MAGIC)])) != MAGIC:
+            if begins.startswith(MAGIC[:13]):
+                raise Damaged(f"these columns of episodes have another layout, {begins!r}, than this version of rlvr reads, {MAGIC!r}")
             raise Damaged(f"these {len(view):,} bytes are not columns of episodes: they begin with {begins!r}, not {MAGIC!r}")
         begin = len(MAGIC) + HEAD.size
         if len(view) < begin:
@@ -95,7 +98,7 @@ class Columns:
             raise Damaged(f"columns of episodes ({length:,} bytes) have another checksum than when they were written; send them again")
         try:
             return cls._read(view[begin:])
-        except (ValueError, TypeError, KeyError, IndexError, struct.error, RecursionError) as error:
+        except (*WRONG, struct.error) as error:
             raise Damaged(f"columns of episodes have a right checksum and cannot be read: {type(error).__name__}: {error}") from error
 
     @classmethod
@@ -108,6 +111,8 @@ class Columns:
                 raise ValueError(f"{count} {name} of type {kind!r}; allowed: {', '.join(kinds)}")
             arrays.append(np.frombuffer(view, np.dtype(kind), count, at) if count else np.empty(0, kind))
             at += arrays[-1].nbytes
+        if at != len(view):
+            raise ValueError(f"{len(view) - at} bytes are left over")
         tokens, acted, logprobs, reward_at, rewards = arrays
         found = cls(tokens, acted, logprobs, reward_at, rewards, lengths, sizes, rest)
         found._check()
@@ -115,6 +120,10 @@ class Columns:
 
     def _check(self) -> None:
         """Whether the arrays fit each other."""
+        if not all(isinstance(part, list) for part in (self.lengths, self.sizes, self.rest)):
+            raise TypeError("the lengths, the sizes and the rest must be lists")
+        if not all(type(count) is int for count in (*self.lengths, *self.sizes)):
+            raise TypeError("the lengths and the sizes must be whole numbers")
         total = sum(self.lengths)
         fits = min(self.lengths, default=0) >= 0 and len(self.tokens) == total and len(self.acted) == (total + 7) // 8
         fits = fits and len(self.logprobs) == int(np.unpackbits(self.acted, count=total).sum())
@@ -157,15 +166,15 @@ def from_columns(columns: Columns) -> list[list[Episode]]:
     rewards = [0.0] * edges[-1]
     for place, reward in zip(columns.reward_at.tolist(), columns.rewards.tolist(), strict=True):
         rewards[place] = reward
-    sound = _sound(columns, mask, edges)
 
     def episode(begin: int, end: int, rest: list[Any]) -> Episode:
         numbers = [part[begin:end].tolist() for part in (columns.tokens, mask, logprobs)]
         return _episode(rest, [*numbers, rewards[begin:end]], sound=sound)
 
     try:
+        sound = _sound(columns, mask, edges)
         everyone = iter([episode(*where, rest) for where, rest in zip(pairwise(edges), columns.rest, strict=True)])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except WRONG as error:
         raise Damaged(f"columns hold an episode that cannot be one: {error}") from error
     return [[next(everyone) for _ in range(size)] for size in columns.sizes]
 

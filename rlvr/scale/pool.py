@@ -106,13 +106,15 @@ class Pool:
 
     def ask(self, groups: Iterable[Hashable], version: int) -> list[Order]:
         """Ask for groups by a version of the weights, which may not exist yet. They come after all that was asked before."""
-        if version < self._newest and version not in self._versions:
+        if version < self._newest and version not in self.needed:
             raise ValueError(
                 f"version {version} of the weights is gone; what is asked now must be of version {self._newest} or a later one"
             )
-        for name in groups:
-            if name in self._work:
+        groups = list(groups)
+        for name, times in Counter(groups).items():
+            if times > 1 or name in self._work:
                 raise ValueError(f"group {name!r} is asked already")
+        for name in groups:
             self._work[name] = _Work(name, self._places, version)
             heapq.heappush(self._waiting[version], (self._places, name))
             self._places += 1
@@ -124,6 +126,8 @@ class Pool:
         """A new version of the weights exists."""
         if version <= self._newest:
             raise ValueError(f"version {version} of the weights is not newer than {self._newest}")
+        if skipped := [asked for asked, left in self._left.items() if left and self._newest < asked < version]:
+            raise ValueError(f"version {version} of the weights was made before version {min(skipped)}, of which groups are asked")
         self._newest = version
         self._versions = {old for old in self._versions if self._left[old] or old >= version - self.older} | {version}
         for counts in (self._asked, self._left, self._waiting, self._suspects):
@@ -207,6 +211,8 @@ class Pool:
             if worker.loading is not None and now - self._since.setdefault(worker.loading, now) > self.load_s:
                 over[name] = f"version {worker.loading.version} was not loaded in {self.load_s:g} s"
         said: list[Order] = []
+        for name in over:
+            self._workers[name].closed = True  # none of them gets what another one loses
         for name, why in over.items():
             said += [Drop(name, why), *self.lost(name, why)]
         return said

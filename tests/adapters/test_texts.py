@@ -43,9 +43,17 @@ def test_rows_made_with_other_settings_are_refused() -> None:
         task_of(Sums(below=5), row)
     with pytest.raises(ConfigError, match="names no task"):
         task_of(Sums(), {"prompt": row["prompt"]})
+    with pytest.raises(ConfigError, match="index -1 names no task"):  # a list would give its last task
+        task_of(Sums(), {"split": "train", "index": -1})
 
 
-@pytest.mark.parametrize("label", ["", "4", None, "{}", "[1]", '{"index": 7}'])
+@pytest.mark.parametrize("asked", [["2+1="], [7], b"2+1=", {"role": "user"}, []])
+def test_a_prompt_in_another_form_is_another_question(asked: object) -> None:
+    with pytest.raises(ConfigError, match="and Sums poses"):
+        task_of(Sums(), {"split": "train", "index": 7, "prompt": asked})
+
+
+@pytest.mark.parametrize("label", ["", "4", None, "{}", "[1]", '{"index": 7}', "[" * 100_000], ids=range(7))
 def test_a_label_that_names_no_task_is_refused(label: object) -> None:
     with pytest.raises(ConfigError, match="the label is"):
         labelled(label)

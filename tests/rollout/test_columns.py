@@ -143,13 +143,39 @@ def test_the_forger_of_these_tests_can_write_a_right_block() -> None:
         [NONE, [0], [1], [[*ROW[:2], "over", *ROW[3:]]]],
         [NONE, [0], [1], [[*ROW[:-1], ["marked", ["set", 1]]]]],
         [NONE, [0], [1], [[*ROW[:4], [2.0, "", ["plain", {}], "none", ["plain", {}], []], *ROW[5:]]]],
+        [[["<u2", 10**30], *NONE[1:]], [0], [1], [ROW]],
+        [NONE, [0], [1.0], [ROW]],
+        [NONE, [True], [1], [ROW]],
+        [NONE, {}, [], []],
+        [NONE, [], [], ""],
     ],
-    ids=range(15),
+    ids=range(20),
 )
 def test_a_forged_block_is_one_sentence(table: Any) -> None:
     with pytest.raises(Damaged, match=r"columns .*(cannot be read|cannot be one): ") as told:
         from_columns(Columns.from_bytes(forged(table)))
     assert "\n" not in str(told.value)
+
+
+PAID = [["<u2", 2], ["|u1", 1], ["<f4", 1], ["<i8", 1], ["<f8", 1]]
+NUMBERS = struct.pack("<HHBfqd", 5, 6, 0b01000000, -0.5, 1, 1.0)
+
+
+@pytest.mark.parametrize("row", [5, None, "ab", [], {}, ["t"]], ids=str)
+def test_a_forged_row_is_one_sentence_where_a_reward_is_paid(row: Any) -> None:
+    assert from_columns(Columns.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS)))[0][0].reward == 1.0
+    with pytest.raises(Damaged, match="columns hold an episode that cannot be one: "):
+        from_columns(Columns.from_bytes(forged([PAID, [2], [1], [row]], NUMBERS)))
+
+
+def test_what_is_left_over_after_the_arrays_is_refused() -> None:
+    with pytest.raises(Damaged, match="3 bytes are left over"):
+        Columns.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS + b"abc"))
+
+
+def test_another_layout_is_named() -> None:
+    with pytest.raises(Damaged, match=r"have another layout, b'rlvr columns 2\\n', than this version of rlvr reads"):
+        Columns.from_bytes(MAGIC.replace(b"1", b"2") + forged([NONE, [0], [1], [ROW]])[len(MAGIC) :])
 
 
 def test_deep_nesting_is_refused_too() -> None:

@@ -185,6 +185,44 @@ def test_a_driver_that_errs_is_told(call: Any, words: str) -> None:
         call(pool)
 
 
+def test_no_version_can_be_left_out_while_groups_of_it_are_asked() -> None:
+    pool = ready("a")
+    pool.ask(["g"], 5)
+    with pytest.raises(ValueError, match="version 6 of the weights was made before version 5, of which groups are asked"):
+        pool.made(6)
+    [load] = given(pool.made(5), Load)
+    assert given(pool.loaded(load))[0].group == "g"
+
+
+def test_a_version_that_is_needed_no_more_cannot_be_asked() -> None:
+    pool = ready("a")
+    [order] = given(pool.ask(["g"], 0))
+    pool.made(1)
+    assert pool.needed == {0, 1}
+    pool.ask(["h"], 0)  # its weights are still there
+    [other] = given(pool.ended(order))
+    pool.ended(other)
+    assert pool.needed == {1}  # now the driver may free them
+    with pytest.raises(ValueError, match="version 0 of the weights is gone"):
+        pool.ask(["i"], 0)
+
+
+def test_an_ask_that_is_refused_changes_nothing() -> None:
+    pool = ready("a")
+    with pytest.raises(ValueError, match="'g' is asked already"):
+        pool.ask(["f", "g", "g"], 0)
+    assert pool.left == 0 and [order.group for order in given(pool.ask(["f"], 0))] == ["f"]
+
+
+def test_a_worker_that_is_dropped_too_gets_nothing_of_one_that_is_dropped_with_it() -> None:
+    pool = ready("a", "b", "c", room=4, group_s=10)
+    pool.ask(["f", "g", "h"], 0)
+    pool.late(0)
+    said = pool.late(11)
+    assert [order.worker for order in given(said, Drop)] == ["a", "b", "c"] and not given(said)
+    assert [order.group for order in given(said, Again)] == ["f", "g", "h"]
+
+
 # ---- ten thousand random histories --------------------------------------------------------------------------------------
 
 

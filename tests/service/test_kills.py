@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -83,6 +84,22 @@ def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: Pool, monkeypa
     assert len(hand.running) == pool.most and not hand.alone
 
 
+def test_a_process_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "moody.py"
+    path.write_text(f"{VERIFIERS}\nimport rlvr.mdp.judges\n\nrlvr.mdp.judges.MOST_HUNG = 2\n", "utf-8")
+    with served(f"{path}:Moody", "--workers", "1", "--threads", "1", "--timeout", "0.3") as running:
+        found = running.lines(batch(*["sleep 900"] * 5, "4"))
+        assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [None] * 5 + [1.0], found
+
+
+def test_a_row_that_is_judged_again_does_not_wait_for_all_others(moody: str, tmp_path: Path) -> None:
+    with served(moody, "--workers", "2", "--threads", "1") as running:
+        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
+        found = running.lines(batch(f"die-once {tmp_path / 'once'}", *["sleep 0.02"] * 300))
+        order = [line["index"] for line in found]
+        assert {line["score"] for line in found} == {1.0} and order.index(0) < 200, order.index(0)
+
+
 def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(pool: Pool) -> None:
     told: list[bytes] = []
     chunk = Chunk("numeric", [LINE] * 6, 10, lambda lines, count: told.append(lines))
@@ -96,6 +113,27 @@ def test_only_the_row_that_was_judged_when_a_process_died_is_under_suspicion(poo
         pool.again(one, {0} if one.lost % 2 else ())
     [line] = told
     assert b'"index": 12,' in line and b"died %d times" % TRIES in line and b'"score": null' in line
+
+
+@pytest.mark.parametrize("cut", [b"V 1 0 2 0", b"V 1 0 2 0.00 1", b"V 1 0 2 0.001 9\n{"])
+def test_a_message_that_is_cut_tells_no_row(pool: Pool, cut: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process dies while it writes: where the count of the rows arrived and their verdicts did not, they are judged again."""
+    program = tmp_path / "cut.py"
+    lines = (f"#!{sys.executable}", "import os, sys", "os.read(int(sys.argv[3]), 9999)", f"os.write(int(sys.argv[3]), {cut!r})", "")
+    program.write_text("\n".join(lines), "utf-8")
+    program.chmod(0o700)
+    monkeypatch.setattr("rlvr.commands.service.pool.sys.executable", str(program))
+    told: list[bytes] = []
+    [hand] = pool.hands
+    pool.waiting, hand.running = 2, {1: Chunk("numeric", [LINE] * 2, 0, lambda lines, count: told.append(lines))}
+
+    async def life() -> None:
+        with suppress(EOFError):
+            await hand._life()
+        hand._buried()
+
+    asyncio.run(asyncio.wait_for(life(), 30))
+    assert told == [] and pool.waiting == 2 and [chunk.left for chunk in pool.queue] == [{0, 1}]
 
 
 def test_a_row_that_is_lost_too_often_is_judged_alone_and_at_last_given_up(pool: Pool) -> None:

@@ -91,7 +91,7 @@ class Hand:
         reader, self.writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         self.writer.write(json.dumps(self.pool.settings).encode() + b"\n")
         self.heard = time.monotonic() + START_S - SILENT_S
-        while head := (await reader.readline()).split():
+        while (line := await reader.readline()).endswith(b"\n") and (head := line.split()):  # a line that is cut says nothing
             body = await reader.readexactly(int(head[-1])) if len(head) > 1 else b""
             self._said(head, body)
             self.heard = max(self.heard, time.monotonic()) if not self.ready else time.monotonic()
