@@ -6,8 +6,10 @@ import json
 import math
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -183,3 +185,20 @@ def test_deep_nesting_is_refused_too() -> None:
     rest = struct.pack("<Q", len(text)) + text
     with pytest.raises(Damaged, match="RecursionError"):
         Columns.from_bytes(MAGIC + HEAD.pack(zlib.crc32(rest), len(rest)) + rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("logprobs", math.nan, r"logprobs\[20\] is nan"),
+        ("logprobs", 0.5, "above 0"),
+        ("logprobs", -math.inf, "not a finite number"),
+        ("rewards", math.inf, r"rewards\[59\] is inf"),
+        ("reward_at", 3, "where the policy did not choose"),
+    ],
+)
+def test_numbers_that_no_episode_may_have_are_refused(name: str, value: float, words: str) -> None:
+    columns = to_columns([long(1, 60)])
+    wrong = np.full_like(getattr(columns, name), value)
+    with pytest.raises(Damaged, match=f"an episode that cannot be one: .*{words}"):
+        from_columns(replace(columns, **{name: wrong}))

@@ -1,0 +1,183 @@
+"""The transport over a pretended Ray: pulses, errors and messages. With the real one: benchmarks/scale/equal.py."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Sampling
+from rlvr.errors import ConfigError
+from rlvr.scale.actors import Actors
+from rlvr.scale.collector import Facts
+from rlvr.scale.orders import Assign, Load
+from rlvr.scale.transport import Ended, Loaded, Lost, Started
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Call:
+    """One call of an actor; the test says how it ends."""
+
+    def __init__(self, name: str, given: tuple[Any, ...]) -> None:
+        self.name, self.given, self.done, self.value = name, given, False, None
+
+    def ends(self, value: Any = None) -> None:
+        self.done, self.value = True, value
+
+
+class Ray:
+    """As much of Ray as the transport uses."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self, **resources: float) -> None:
+        self.resources, self.calls, self.killed = resources, list[Call](), 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return self.resources
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "n1", "Alive": True}, {"NodeID": "n2", "Alive": False}]
+
+    def remote(self, **how: Any) -> Any:
+        assert how["max_restarts"] == how["max_task_retries"] == 0
+        return lambda kind: SimpleNamespace(options=lambda **asked: SimpleNamespace(remote=lambda: Actor(self)))
+
+    def put(self, data: bytes) -> bytes:
+        return data
+
+    def wait(self, calls: list[Call], *, num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
+        assert 0 < num_returns <= len(calls)
+        done = [call for call in calls if call.done][:num_returns]
+        return done, [call for call in calls if call not in done]
+
+    def get(self, call: Call, *, timeout: float) -> Any:
+        if isinstance(call.value, Exception):
+            raise call.value
+        return call.value
+
+    def kill(self, actor: Any, *, no_restart: bool) -> None:
+        self.killed += 1
+
+    def last(self, name: str) -> Call:
+        return [call for call in self.calls if call.name == name][-1]
+
+
+class Actor:
+    def __init__(self, ray: Ray) -> None:
+        self.ray = ray
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*given: Any) -> Call:
+            self.ray.calls.append(Call(name, given))
+            return self.ray.calls[-1]
+
+        return SimpleNamespace(remote=remote, options=lambda **how: SimpleNamespace(remote=remote))
+
+
+PLACE = {"pid": 2**22 + 1, "host": "far", "pids": "elsewhere", "node": "n1"}
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    made = Ray(CPU=4.0)
+    monkeypatch.setitem(sys.modules, "ray", made)
+    return made
+
+
+def started(**place: Any) -> Actors:
+    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+    transport.start("c0.0")
+    transport.ray.last("begin").ends(PLACE | place)
+    assert transport.poll(0) == [Started("c0.0")]
+    return transport
+
+
+def test_orders_come_back_as_events(ray: Ray) -> None:
+    transport = started()
+    transport.hold(3, b"w")
+    load, assign = Load("c0.0", 3, 1), Assign("c0.0", "g", 3, 1)
+    transport.load(load)
+    assert ray.last("load").given == (3, b"w", zlib.crc32(b"w")) and transport.poll(0) == []
+    ray.last("load").ends()
+    assert transport.poll(0) == [Loaded(load)]
+    transport.sample(assign, [], Sampling(), 9)
+    ray.last("collect").ends((b"data", 0.5))
+    assert transport.poll(0) == [Ended(assign, b"data", 0.5)]
+
+
+@pytest.mark.parametrize(("node", "blame"), [("n1", True), ("n2", False)])
+def test_a_dead_process_is_a_loss_and_its_work_is_to_blame_unless_its_machine_is_gone(ray: Ray, node: str, blame: bool) -> None:
+    transport = started(node=node)
+    transport.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    ray.last("collect").ends(RayError("The actor died. See the logs."))
+    [lost] = transport.poll(0)
+    assert lost == Lost("c0.0", f"RayError (process {PLACE['pid']} on far): The actor died", blame=blame)
+    transport.stop("c0.0")
+    assert ray.killed == 1 and transport.poll(0) == []
+
+
+def test_an_error_of_ours_at_the_start_is_hopeless_and_any_other_is_not(ray: Ray) -> None:
+    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+    for error, hopeless in ((ConfigError("no\nsuch file"), True), (OSError("no memory"), False)):
+        transport.start("c0.0")
+        ray.last("begin").ends(RayTaskError(error))
+        [lost] = transport.poll(0)
+        assert lost == Lost("c0.0", f"{type(error).__name__}: {' '.join(str(error).split())}", hopeless=hopeless)
+
+
+def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
+    transport._pulses["c0.0"] = (None, clock[0])
+    clock[0] += 600  # the trainer has trained meanwhile, and nobody asked
+    assert transport.poll(0) == []
+    ray.last("pulse").ends(1.0)
+    clock[0] += 1
+    assert transport.poll(0) == []
+    clock[0] += 6
+    assert transport.poll(0) == [] and len([call for call in ray.calls if call.name == "pulse"]) == 2
+    clock[0] += 9
+    assert transport.poll(0) == []
+    clock[0] += 2
+    assert transport.poll(0) == [Lost("c0.0", "no pulse in 15 s")]
+
+
+def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
+    transport = started()
+    transport.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    transport.stop("c0.0")
+    ray.last("collect").ends((b"data", 0.5))
+    assert transport.poll(0) == []
+
+
+def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
+    words = r"cluster.collectors is 3 with cluster.gpus 1, which needs 3 GPUs, and the cluster has 0; ask for fewer, or add machines"
+    with pytest.raises(ConfigError, match=words):
+        Actors(ClusterConfig(collectors=3, gpus=1.0), {}, Facts("float32", False, 1))
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**how: Any) -> None:
+        raise ConnectionError("nobody\nthere")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init, raising=False)
+    with pytest.raises(ConfigError, match=r"no Ray cluster answers at cluster.address 'far:6379': nobody there; start one with"):
+        Actors(ClusterConfig(address="far:6379"), {}, Facts("float32", False, 1))
