@@ -33,7 +33,8 @@ SPELLED = re.compile(
 """Numbers in words. An answer that has one is not asked for a number, because it may have the one that was drawn as lacking."""
 ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
 """The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
-WORD = re.compile(r"(?<![^\W_])[a-zA-Z]{4,}(?![^\W_])")
+WORD = re.compile(r"(?<![\w'\u2019\\@/.<&-])[a-zA-Z]{4,}(?![\w'\u2019@/\\-]|\.\w)")
+"""A word by itself: not a part of `doesn't`, of a name such as `max_length`, of a command of LaTeX, of an address."""
 NUMBER = re.compile(r"(?<![\w.,])[0-9]{1,4}(?![\w.,])")
 
 Kind = tuple[Sequence[str], str, str]

@@ -114,6 +114,14 @@ def test_an_answer_that_leaves_only_its_length_to_ask_about_is_not_told_by_long_
     assert min(longer.count((False, True)), longer.count((True, False))) > 60
 
 
+@pytest.mark.parametrize(
+    "answer", ["It doesn't, nor couldn\u2019t it.", "max_length of \\frac{a}{b}", "see www.example.com/page", "well-known"]
+)
+def test_a_part_of_a_word_is_not_asked_for(answer: str) -> None:
+    """A fair judge may say that it is no word of the answer."""
+    assert not any("the word" in more(RUBRIC, "q", answer, str(seed))[0] for seed in range(100))
+
+
 LIST = """Check these:
 1. It is polite.
    - no rude word
