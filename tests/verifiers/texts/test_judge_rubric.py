@@ -77,6 +77,14 @@ def test_the_added_point_is_met_once_and_lacking_once(answer: str) -> None:
     assert more(RUBRIC, "q", answer, "1") == more(RUBRIC, "q", answer, "1")
 
 
+@pytest.mark.parametrize(
+    "answer", ["It doesn't, nor couldn\u2019t it.", "max_length of \\frac{a}{b}", "see www.example.com/page", "well-known"]
+)
+def test_a_part_of_a_word_is_not_asked_for(answer: str) -> None:
+    """A fair judge may say that it is no word of the answer."""
+    assert not any("the word" in more(RUBRIC, "q", answer, str(seed))[0] for seed in range(100))
+
+
 LIST = """Check these:
 1. It is polite.
    - no rude word
