@@ -14,7 +14,7 @@ SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";"
          "(": "an opening round bracket", "%": "a percent sign", "+": "a plus sign", "=": "an equals sign"}  # fmt: skip
 ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
 """The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
-WORD = re.compile(r"(?<![\w\\'\u2019-])(?<!\w\.)[a-zA-Z]{4,}(?![\w'\u2019-])(?!\.\w)")
+WORD = re.compile(r"(?<![\w\\/@'\u2019-])(?<!\w\.)[a-zA-Z]{4,}(?![\w/@'\u2019-])(?!\.\w)")
 NUMBER = re.compile(r"(?<![\w.,])[1-9][0-9]{1,3}(?![\w.,])")
 SPELLED = 20
 """Numbers up to here may be in an answer as words."""
