@@ -202,8 +202,9 @@ def plain_name(name: str) -> str:
 def specified(function: Mapping[str, Any]) -> ToolSpec:
     """A function of the data as a tool, with the types of JSON Schema.
 
-    >>> specified({"name": "f", "description": "d", "parameters": {"type": "dict", "properties": {"x": {"type": "float"}}}}).parameters
-    {'type': 'object', 'properties': {'x': {'type': 'number'}}, 'required': []}
+    >>> given = {"type": "dict", "properties": {"x": {"type": "float"}}}
+    >>> specified({"name": "f", "description": "d", "parameters": given}).parameters["properties"]
+    {'x': {'type': 'number'}}
     """
     return ToolSpec(plain_name(function["name"]), function["description"], {"required": [], **schema(function["parameters"])})
 

@@ -29,6 +29,7 @@ REFUSED: Mapping[str, str] = {
     "several containers": "a conversation has one",
     "GPUs, MCP servers, health checks, windows": "a box has none",
     "root": "the policy is a user without rights, and can write to the working folder, /tmp, /logs and its home only",
+    "an answer that is a change of the image's own virtual environment": "those are restored before the tests run",
     "a verifier with an environment of its own": "the tests run in the image of the task",
 }
 
@@ -36,7 +37,8 @@ REFUSED: Mapping[str, str] = {
 class Harbor(Environment):
     """Task folders: the policy works in a box with bash, and the tests of the folder decide in a fresh box on the files that it left.
 
-    Nothing of the conversation's own box takes part in the verdict: no process, no variable, no file outside of what is collected. The
+    Nothing of the conversation's own box takes part in the verdict: no process, no variable, no file outside of what is collected. What the
+    tests use is the image's own, and every process of theirs has ended before the reward is read. The
     score is 1 for a reward of 1, else 0, unless `partial` is set. Images are built by the engine at the first use, and kept.
 
     >>> import rlvr

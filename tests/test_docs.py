@@ -88,7 +88,8 @@ def test_environments_in_yaml_have_the_settings_that_the_page_gives_them(page: s
     found = [yaml.safe_load(block.text)["env"] for block in BLOCKS if block.language == "yaml" and block.page == page]
     assert found
     for env in found:
-        check_arguments("env", env["name"], {"name": None, **parameters(load("env", env["name"]))}, env)
+        name = env.pop("name")
+        check_arguments("env", name, parameters(load("env", name)), env)
 
 
 def test_no_block_is_of_an_unknown_kind() -> None:

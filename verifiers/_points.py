@@ -6,36 +6,19 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Sequence
+from unicodedata import normalize
 
 from rlvr.verifiers._decoys import WORDS
 
-SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";": "a semicolon", ":": "a colon", "(": "a round bracket",
-         "%": "a percent sign", "+": "a plus sign", "=": "an equals sign", '"': "a double quotation mark"}  # fmt: skip
-ALIKE = {
-    "?": "\uff1f\u061f\u037e\u00bf\u2047\u2048\u2049",
-    "!": "\uff01\u00a1\u203c\u2048\u2049",
-    ",": "\uff0c\u060c\u3001\u201a",
-    ";": "\uff1b\u061b\u037e",
-    ":": "\uff1a\u2236",
-    "(": ")\uff08\uff09\u207d\u207e",
-    "%": "\uff05\u066a\u2030",
-    "+": "\uff0b\u207a\u00b1",
-    "=": "\uff1d\u2260\u2261\u2264\u2265",
-    '"': "\u201c\u201d\u201e\u201f\u00ab\u00bb\uff02\u2033\u300c\u300d\u300e\u300f",
-}
-"""What a reader may take for the sign. An answer that has one of these is not asked about the sign as one that it lacks."""
-DOUBLED = ("''", "``", "&quot;")
-SPELLED = re.compile(
-    r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(thir|four|fif|six|seven|eigh|nine)teen|"
-    r"(twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|dozen|half)s?\b",
-    re.IGNORECASE,
-)
-"""Numbers in words. An answer that has one is not asked for a number, because it may have the one that was drawn as lacking."""
+SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";": "a semicolon", ":": "a colon",
+         "(": "an opening round bracket", "%": "a percent sign", "+": "a plus sign", "=": "an equals sign"}  # fmt: skip
 ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
 """The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
 WORD = re.compile(r"(?<![\w'\u2019\\@/.<&-])[a-zA-Z]{4,}(?![\w'\u2019@/\\-]|\.\w)")
 """A word by itself: not a part of `doesn't`, of a name such as `max_length`, of a command of LaTeX, of an address."""
-NUMBER = re.compile(r"(?<![\w.,])[0-9]{1,4}(?![\w.,])")
+NUMBER = re.compile(r"(?<![\w.,])[1-9][0-9]{1,3}(?![\w.,])")
+SPELLED = 20
+"""Numbers up to here may be in an answer as words."""
 
 Kind = tuple[Sequence[str], str, str]
 """Wordings (the first says that something is so, the second that it is not), and what makes the first true and false."""
@@ -81,68 +64,59 @@ def _added(rubric: str, point: str, place: float) -> str:
 def _word(question: str, answer: str, dice: random.Random) -> Kind | None:
     there = sorted({word.casefold() for word in WORD.findall(answer)})
     others = sorted({word.casefold() for word in WORD.findall(question)}) + dice.sample(WORDS.split(), 6)
-    absent = [word for word in others if word not in answer.casefold()]
+    absent = [word for word in others if word[:4] not in answer.casefold()]  # nor another form of the word
     if not there or not absent:
         return None
-    return (
-        ('The answer contains the word "{}".', 'The answer does not contain the word "{}".'),
-        dice.choice(there),
-        dice.choice(absent),
-    )
+    wordings = ('The answer contains the word "{}".', 'The answer does not contain the word "{}".')
+    return wordings, dice.choice(there), dice.choice(absent)
 
 
 def _number(question: str, answer: str, dice: random.Random) -> Kind | None:
-    there = NUMBER.findall(answer)
-    if not there or SPELLED.search(answer) or any(sign.isnumeric() and not sign.isascii() for sign in answer):
+    there = [int(number) for number in NUMBER.findall(answer) if int(number) > SPELLED]
+    if not there:
         return None
-    near, joined = int(dice.choice(there)), re.sub(r"(?<=\d)[\s,._'](?=\d)", "", answer)  # 1,000 is the number 1000
-    absent = [str(n) for n in range(max(2, near // 2), 2 * near + 30) if str(n) not in answer and str(n) not in joined]
+    near = dice.choice(there)
+    absent = [str(n) for n in range(max(SPELLED + 1, near // 2), 2 * near + 30) if str(n) not in answer]
     wordings = ("The answer contains the number {}.", "The answer does not contain the number {}.")
-    return (wordings, str(near), dice.choice(absent)) if absent and str(near) in there else None
+    return (wordings, str(near), dice.choice(absent)) if absent else None
 
 
 def _sign(question: str, answer: str, dice: random.Random) -> Kind | None:
-    there = [name for sign, name in SIGNS.items() if sign in answer]
-    absent = [name for sign, name in SIGNS.items() if not _like(sign, answer)]
+    wide = normalize("NFKC", answer)
+    there, absent = [name for sign, name in SIGNS.items() if sign in answer], [name for sign, name in SIGNS.items() if sign not in wide]
     if not there or not absent:
         return None
     return ("The answer contains {}.", "The answer does not contain {}."), dice.choice(there), dice.choice(absent)
 
 
-def _like(sign: str, answer: str) -> bool:
-    """Whether an answer has a sign, or one that looks like it."""
-    return any(one in answer for one in (sign, *ALIKE[sign], *(DOUBLED if sign == '"' else ())))
-
-
 def _first(question: str, answer: str, dice: random.Random) -> Kind | None:
-    letter = answer.strip()[:1]
+    letter = answer.strip()[:1].upper()
     if not letter.isascii() or not letter.isalpha():
         return None
-    letter = letter.upper()
     others = [other for other in "ABCDEFGHILMNOPRSTUW" if other != letter]
     return ("The answer begins with the letter {}.", "The answer does not begin with the letter {}."), letter, dice.choice(others)
 
 
 def _least(question: str, answer: str, dice: random.Random) -> Kind:
     """It can be asked of every answer."""
-    few, many = _counts(answer)
-    few = max(1, few)
-    wordings = ("The answer has at least {} words.", "The answer has fewer than {} words.")
-    return wordings, str(dice.randint(max(1, few // 2), few)), str(dice.randint(many, 2 * many))
+    size = len(answer.strip())
+    few, many = max(size // 3, min(size, 2)), 2 * size + 20
+    low = max(few // 2, min(few, 2))
+    return (
+        ("The answer has at least {} characters.", "The answer has fewer than {} characters."),
+        str(dice.randint(low, few)),
+        str(dice.randint(many, 2 * many)),
+    )
 
 
 def _most(question: str, answer: str, dice: random.Random) -> Kind | None:
-    few, many = _counts(answer)
+    """Words are counted as generously as can be for the bound that holds, and as strictly for the other."""
+    few = len(answer.split()) // 3
+    many = 2 * (len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)) + 20
     if few < 3:
         return None
     wordings = ("The answer has at most {} words.", "The answer has more than {} words.")
     return wordings, str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
-
-
-def _counts(answer: str) -> tuple[int, int]:
-    """Fewer and more words than the answer has, however words are counted."""
-    least, most = len(answer.split()), len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)
-    return least // 3, 2 * most + 20
 
 
 KINDS: tuple[Callable[[str, str, random.Random], Kind | None], ...] = (_word, _number, _sign, _first, _least, _most)

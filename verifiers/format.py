@@ -12,8 +12,7 @@ from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError, suggest
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._languages import LANGUAGES, foreign
-from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
-from rlvr.verifiers.regex import MAIN
+from rlvr.verifiers._math.value.workers import PATTERNS, Lost, Overrun, Pool
 from rlvr.verifiers.structure import NAME, read
 
 LONGEST, SECONDS = 20_000, 0.5
@@ -81,7 +80,7 @@ class Format(Verifier):
             raise ConfigError(f"language is {language!r}; {suggest(language, LANGUAGES, limit=40)}")
         self.tags, self.pattern, self.partial = tuple(tags or ()), checked(pattern), partial
         self.words, self.language = (least_words, most_words), language
-        self.matcher = Pool(1, cpu_s=SECONDS, memory_mb=1024, main=MAIN, work="matching") if pattern else None
+        self.matcher = Pool(1, cpu_s=SECONDS, memory_mb=1024, code=PATTERNS, work="matching") if pattern else None
         self.instruction = asked(self.tags)
 
     def verify(self, task: Task, answer: str) -> Verdict:

@@ -7,16 +7,14 @@ import json
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from rlvr.answers import find, visible
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import MissingExtra
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
+from rlvr.verifiers._math.value.workers import PATTERNS, Lost, Overrun, Pool
 
-MAIN = Path(__file__).with_name("_patterns_main.py")
 LONGEST, DEEPEST = 1_000_000, 200
 """Characters of an answer, and levels of its lists and objects."""
 PROBES: tuple[Any, ...] = (None, True, 0, 1.5, "", "text", [], [1], {}, {"a": 1})
@@ -56,7 +54,7 @@ class JsonSchema(Verifier):
         if importlib.util.find_spec("jsonschema") is None:
             raise MissingExtra("jsonschema", "json")
         self.formats = formats
-        self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=1024, main=MAIN, work="validation")
+        self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=1024, code=PATTERNS, work="validation")
         self._flaws: dict[str, str] = {}
 
     def verify(self, task: Task, answer: str) -> Verdict:

@@ -6,16 +6,14 @@ import re
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from rlvr.answers import find
 from rlvr.contracts import Example, Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._math.value.workers import Lost, Overrun, Pool
+from rlvr.verifiers._math.value.workers import PATTERNS, Lost, Overrun, Pool
 
-MAIN = Path(__file__).with_name("_patterns_main.py")
 FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "u": re.UNICODE}
 LONGEST_PATTERN, LONGEST_TEXT = 10_000, 200_000
 
@@ -53,7 +51,7 @@ class Regex(Verifier):
         if isinstance(cpu_s, bool) or not isinstance(cpu_s, int | float) or not 0 < cpu_s <= 60:
             raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number of seconds from 0 to 60")
         self.channel, self.search = channel, search
-        self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=1024, main=MAIN, work="matching")
+        self.pool = Pool(workers, cpu_s=cpu_s, memory_mb=1024, code=PATTERNS, work="matching")
 
     def verify(self, task: Task, answer: str) -> Verdict:
         """Match the declared answer."""

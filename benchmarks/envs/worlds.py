@@ -293,6 +293,8 @@ def kit(world: World, wanted: bool) -> dict[str, Any]:
         checks = list(stream("env", world.env, world.settings))
     except RlvrError as error:
         return {"kit": f"refused: {error}"[:300]}
+    if cannot := next((check.detail for check in checks if not check.ok and "ConfigError" in check.detail), ""):
+        return {"kit": f"refused: {cannot.partition('ConfigError: ')[2]}"[:300]}
     bad = [f"{check.name}: {check.detail}"[:200] for check in checks if not check.ok]
     skipped = sum(check.skipped for check in checks)
     return {

@@ -14,6 +14,7 @@ transformers has no such family, or cannot build the tiny configuration. The exi
 After the training two more things are compared, in each arrangement. `gradient`: of a weighted sum of all log-probabilities, against the
 oracle's; the largest difference relative to the largest element, bar 1e-5. `bf16`: under autocast in bfloat16, the mean distance to the
 float32 oracle divided by that of the oracle's own pass under the same autocast; 1 is the rounding of the model itself, the bar is 2.
+`alone` NaN: the code of this family in transformers fails under autocast.
 """
 
 from __future__ import annotations
@@ -120,9 +121,14 @@ def rounded(model: Any) -> dict[str, float]:
     truth = expected(model.eval())
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    learner = Learner(model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=1, temperature=TEMPERATURE)
     with accelerator.autocast():
-        alone = float((expected(model.eval()) - truth).abs().mean())
+        try:
+            alone = float((expected(model.eval()) - truth).abs().mean())
+        except RuntimeError:  # this family's own code in transformers cannot be computed under autocast
+            return {"alone": float("nan")}
+        learner = Learner(
+            model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=1, temperature=TEMPERATURE
+        )
         apart = {name: float((scores - truth).abs().mean()) / alone for name, scores in by_arrangement(learner)}
     return {"alone": alone} | apart
 
@@ -178,7 +184,7 @@ def examined(family: str, steps: int) -> dict[str, Any]:
     ]
     line["worst"] = max(gap for gap, _ in gaps)
     right = all(gap <= BAR * scale for gap, scale in gaps) and max(line["gradient"].values()) <= BAR
-    right &= max(value for name, value in line["bf16"].items() if name != "alone") <= ROUNDING
+    right &= all(value <= ROUNDING for name, value in line["bf16"].items() if name != "alone")
     return line | {"state": "right" if right else "wrong"}
 
 

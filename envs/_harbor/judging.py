@@ -6,45 +6,24 @@ import json
 import math
 import re
 import shlex
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from rlvr.contracts import Box, Example, Sandbox, Stop, Transcript, Verifier
-from rlvr.envs._harbor.boxes import PATH, SETUP_S, begun, collected, judged, place, solving
+from rlvr.contracts import Box, Example, Outcome, Sandbox, Stop, Transcript, Verifier
+from rlvr.envs._harbor.boxes import PATH, begun, collected, place, solving
 from rlvr.envs._harbor.folders import Folder
 from rlvr.envs._harbor.images import Image, prepared
+from rlvr.envs._harbor.laying import lay
 from rlvr.errors import ToolCrash
 from rlvr.task import Fault, Task, Verdict
 
 LONGEST = 64_000
 """How much of a reward file, or of a summary, is read."""
-REPLACING = ("pytest", "_pytest", "pluggy", "iniconfig", "sitecustomize", "usercustomize", *sorted(sys.stdlib_module_names))
-"""Modules that judge, or that those import: a file of this name in the working folder would be imported in their place."""
-UNPACK = """(
-set -e
-export PATH={path}
-{cleared}
-mkdir /tmp/.left
-/bin/tar -xzf /tmp/.left.tgz -C /tmp/.left
-for one in {wanted}; do
-  [ -e /tmp/.left/$one ] || [ -L /tmp/.left/$one ] || continue
-  rm -rf /tmp/$one && mkdir -p $(dirname /tmp/$one) && mv -T /tmp/.left/$one /tmp/$one
-done
-rm -rf /tmp/.left /tmp/.left.tgz /tmp/.home /tmp/tests /tmp/solution /tmp/logs/verifier /tmp/logs/agent
-mkdir -p /tmp/.home /tmp/tests /tmp/logs/verifier
-[ -d {inner} ] || {{ rm -rf {inner}; mkdir -p {inner}; }}
-for one in {planted}; do
-  for made in {inner}/$one.py {inner}/$one.pyc {inner}/$one.so {inner}/$one.*.so {inner}/$one/__init__.*; do
-    [ -e $made ] || [ -L $made ] || continue
-    [ -e {seeded}${{made#{inner}}} ] || rm -rf $made
-  done
-done
-)
-"""
-"""The archive is the policy's word: of it, only what is judged is taken. Paths are plain (see `folders.PATH`), so they need no quotes."""
+INSIDE = Path(__file__).with_name("inside.py").read_text("utf-8")
+"""Runs the tests in the box."""
 SUMMARY = re.compile(r"^=+ (.+) in [0-9.]+s(?: \([0-9:]+\))? =+$", re.MULTILINE)
 COUNT = re.compile(r"(\d+) (passed|failed|error|errors|skipped|xfailed|xpassed|warning|warnings|deselected|rerun)")
 
@@ -61,6 +40,10 @@ class Found:
     trouble: str = ""
     others: Mapping[str, float] = field(default_factory=dict)
     """Further rewards by name, for the record."""
+    writes: int = 1
+    """How often a reward was written while the tests ran."""
+    strays: int = 0
+    """How many processes outlived the process that started them."""
 
 
 class FolderTests(Verifier):
@@ -77,7 +60,7 @@ class FolderTests(Verifier):
 
     def __init__(self, folders: Mapping[str, Folder], *, sandbox: Sandbox | None, disk_mb: int, partial: bool) -> None:
         self.folders, self.sandbox, self.disk_mb, self.partial = folders, sandbox, disk_mb, partial
-        self._sound: dict[str, str] = {}
+        self._solutions: dict[str, Found] = {}
         self._lock = Lock()
 
     def verify(self, task: Task, answer: str) -> Verdict:
@@ -96,6 +79,8 @@ class FolderTests(Verifier):
             return Verdict(None, f"the folder {folder.name!r} has changed since the task was made", fault=Fault.TASK)
         try:
             found = self.tested(folder, left)
+            if found.reward and found.writes > 1 and (why := self._doubt(folder, found)):
+                found = Found(None, why)
             if found.reward is None:
                 return self._blame(folder, found)
         except ToolCrash as error:
@@ -110,45 +95,54 @@ class FolderTests(Verifier):
         image = prepared(folder)
         with self._open(folder, image) as box:
             begun(box, image, {})
-            if wrong := _laid(box, image, folder, left):
+            if wrong := lay(box, image, folder, left):
                 return Found(None, wrong)
             outcome = box.run(_command(folder, image), timeout=folder.test_seconds)
             if outcome.stop is Stop.IE:
                 raise ToolCrash(f"the sandbox failed: {outcome.reason}")
-            if outcome.stop not in (Stop.OK, Stop.RE):
-                return Found(None, f"the tests were stopped ({outcome.reason or outcome.stop.value})"[:300])
+            if (ended := _report(outcome)) is None:
+                said = outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+                return Found(None, f"the tests were stopped ({outcome.reason or outcome.stop.value}{said and ': '}{said})"[:300])
             if folder.form == "terminal-bench":
-                return summed(outcome.stdout.decode("utf-8", "replace"), outcome.exit_code)
-            return _reward(box)
+                return replace(summed(outcome.stdout.decode("utf-8", "replace"), ended["exit"]), strays=ended["strays"])
+            return replace(_reward(box), writes=ended["changes"], strays=ended["strays"])
 
     def _open(self, folder: Folder, image: Image) -> Box:
         if self.sandbox is None:
             raise ToolCrash("the environment has no sandbox; its tools need one")
         return self.sandbox.open(place(image, folder, self.disk_mb))
 
+    def _doubt(self, folder: Folder, found: Found) -> str:
+        """Why a reward that was written more than once may not be that of the tests; '' if the solution's is written just so."""
+        solved = self._solution(folder)
+        if found.strays and not solved.strays:
+            return "a process that had outlived its program was running while the reward was written"
+        differs = found.writes > solved.writes or (found.reward == 1.0 and found.writes < solved.writes)
+        if folder.solver and solved.reward is not None and differs:
+            return f"the reward was written {found.writes} times, and {solved.writes} times for the solution"
+        return ""
+
     def _blame(self, folder: Folder, found: Found) -> Verdict:
         """Whose fault it is that there is no reward: the task's, unless its own solution gets one."""
-        with self._lock:
-            if folder.name not in self._sound:
-                self._sound[folder.name] = self._unsound(folder)
-            why = self._sound[folder.name]
-        if why:
+        solved = self._solution(folder)
+        what = "its solution" if folder.solver else "the unchanged files"
+        if solved.reward is None or (folder.solver and solved.reward < 1):
+            why = f"{what} gets none either: {solved.trouble}" if solved.reward is None else f"{what} gets {solved.reward:g}"
             return Verdict(None, f"the tests of {folder.name} gave no valid reward: {found.trouble}; {why}", fault=Fault.TASK)
         return Verdict(0.0, f"the answer broke the tests: {found.trouble}; the solution of the task does not", fault=Fault.ANSWER)
 
-    def _unsound(self, folder: Folder) -> str:
-        """'' if the tests give the solution a reward of 1 (or, where there is none, the unchanged files a valid one); else what they do."""
-        image = prepared(folder)
-        with self._open(folder, image) as box:
-            begun(box, image, folder.variables)
-            if folder.solver:
-                box.run(solving(folder), timeout=folder.test_seconds)
-            left = collected(box, image, folder).get("left", b"")
-        found = self.tested(folder, left) if left else Found(None, "nothing is left")
-        what = "its solution" if folder.solver else "the unchanged files"
-        if found.reward is None:
-            return f"{what} gets none either: {found.trouble}"
-        return f"{what} gets {found.reward:g}" if folder.solver and found.reward < 1 else ""
+    def _solution(self, folder: Folder) -> Found:
+        """What the tests say of the solution (or, where there is none, of the unchanged files); they are run once."""
+        with self._lock:
+            if folder.name not in self._solutions:
+                image = prepared(folder)
+                with self._open(folder, image) as box:
+                    begun(box, image, folder.variables)
+                    if folder.solver:
+                        box.run(solving(folder), timeout=folder.test_seconds)
+                    left = collected(box, image, folder).get("left", b"")
+                self._solutions[folder.name] = self.tested(folder, left) if left else Found(None, "nothing is left")
+            return self._solutions[folder.name]
 
 
 def summed(text: str, exit_code: int | None) -> Found:
@@ -162,7 +156,8 @@ def summed(text: str, exit_code: int | None) -> Found:
         return Found(None, f"pytest wrote no summary (exit status {exit_code})")
     counts = {kind.rstrip("s"): int(count) for count, kind in COUNT.findall(found[-1])}
     passed = counts.get("passed", 0) and not any(counts.get(kind) for kind in ("failed", "error", "skipped", "xfailed", "xpassed"))
-    return Found(float(bool(passed) and exit_code == 0), others={f"tests/{kind}": float(count) for kind, count in counts.items()})
+    others = {f"tests/{kind}": float(count) for kind, count in counts.items()}
+    return Found(float(bool(passed) and exit_code == 0), others=others, writes=len(found))
 
 
 def rewarded(text: str, *, structured: bool) -> Found:
@@ -192,40 +187,23 @@ def _is_reward(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 1
 
 
-def _laid(box: Box, image: Image, folder: Folder, left: bytes) -> str:
-    """The files that were left first, and the tests after them, so that nothing of an answer is in the place of a test. Why not, or ''."""
-    inner = f"/tmp{image.workdir}"
-    cleared = f"find {inner} -mindepth 1 -delete" if folder.mode == "shared" else ":"
-    script = UNPACK.format(
-        path=PATH, cleared=cleared, wanted=" ".join(judged(image, folder)), inner=inner, seeded=f"/opt/rlvr/seed{image.workdir}",
-        planted=" ".join(name for name in REPLACING if not _asked_for(name, folder)),
-    )  # fmt: skip
-    try:
-        box.put(".left.tgz", left)
-        outcome = box.run(script, timeout=SETUP_S)
-        if outcome.stop is Stop.IE:
-            raise ToolCrash(f"the sandbox failed: {outcome.reason}")
-        if outcome.stop is not Stop.OK:
-            said = outcome.stderr.decode("utf-8", "replace").strip()[-200:]
-            return f"the files that were left cannot be laid into a fresh box: {said or outcome.reason}"
-        for name, data in folder.tests.items():
-            box.put(f"tests/{name}", data)
-    except OSError as error:
-        return f"the files that were left have no room beside the tests: {error.strerror}"
-    return ""
-
-
-def _asked_for(module: str, folder: Folder) -> bool:
-    """Whether the task is about a file of this name: then it is an answer, and in nobody's place."""
-    said = [folder.instruction.encode(), *folder.tests.values(), *folder.solution.values()]
-    return any(f"{module}.py".encode() in text or f"{module}/__init__".encode() in text for text in said)
-
-
 def _command(folder: Folder, image: Image) -> str:
     exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in {**folder.variables, **folder.test_variables}.items())
-    run = f"/bin/bash /tests/{shlex.quote(folder.script)} </dev/null"
-    run += " 2>&1" if folder.form == "terminal-bench" else " >/logs/verifier/test-stdout.txt 2>&1"
-    return f"{exported}cd {shlex.quote(image.workdir)}\n/bin/chmod -R a+rx /tmp/tests\n{run}"
+    log = "" if folder.form == "terminal-bench" else "/logs/verifier/test-stdout.txt"
+    run = f"-I -S -c {shlex.quote(INSIDE)} {shlex.quote(log)} /bin/bash /tests/{shlex.quote(folder.script)}"
+    found = f'python3=$(PATH="{PATH}:$PATH"; type -P python3)'
+    return f'{found}\n{exported}cd {shlex.quote(image.workdir)}\n/bin/chmod -R a+rx /tmp/tests\nexec "$python3" {run}'
+
+
+def _report(outcome: Outcome) -> dict[str, Any] | None:
+    """What `inside` reports; None if the tests were stopped before it could."""
+    if outcome.stop not in (Stop.OK, Stop.RE):
+        return None
+    try:
+        said = json.loads(outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2])
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and {"exit", "strays", "changes"} <= said.keys() else None
 
 
 def _reward(box: Box) -> Found:

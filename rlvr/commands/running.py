@@ -46,6 +46,8 @@ def train_run(
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
     method: Any = train if config.reward_model is None else train_reward_model
+    if config.cluster is not None:
+        from rlvr.scale.training import train as method
     console = screen.err() if json else screen.out()
     report = method(config, out=out, resume=resume, verify=verify, console=console)
     if os.environ.get("RANK", "0") != "0":  # of several processes only rank 0 prints

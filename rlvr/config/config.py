@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, field_validator, model_validator
 
+from rlvr.config.cluster import ClusterConfig
 from rlvr.config.hub import folder_of, refuse_own_code
 from rlvr.config.overrides import number, overridden, yielding
 from rlvr.config.reference import ReferenceConfig
@@ -237,6 +238,7 @@ class RunConfig(Section):
     reference: ReferenceConfig | None = None
     """Unset: the policy as it was before training on rewards."""
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    cluster: ClusterConfig | None = None  # sample on other machines, by Ray
     data: DataConfig | None = None
     reward_model: RewardModelConfig | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})  # `rlvr list algorithms`
@@ -256,6 +258,8 @@ class RunConfig(Section):
             raise ValueError("tokenizer is not set; a model created from a config needs one, for example tokenizer: 'chars'")
         if self.data is not None and self.rollout.max_staleness:
             raise ValueError(f"rollout.max_staleness is {self.rollout.max_staleness}, but with `data` nothing is sampled; set it to 0")
+        if self.data is not None and self.cluster is not None:
+            raise ValueError("cluster is set, but with `data` nothing is sampled; remove it")
         rounds = self.algorithm.get("dynamic_sampling_rounds", 1)
         for name, given, usual in (
             ("rollout.curriculum", self.rollout.curriculum, None),

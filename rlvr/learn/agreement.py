@@ -95,7 +95,7 @@ def checked(
             found = list(honesty.compared(model, ways, temperature=temperature, dtype=dtype, longest=longest))
         found += [honesty.Finding("packed rows", note=f"not used: {how.padded}")] if how.padded else []
         if sampler is not None:
-            found.append(said_as_computed(model, sampler, honesty.material(model, longest), temperature, dtype, autocast))
+            found.append(trial(model, sampler, honesty.material(model, longest), temperature, dtype, autocast))
         return [*found, honesty.attending(model), honesty.endings(model, tokenizer)]
 
 
@@ -162,6 +162,17 @@ def examined(folder: str, sampler: str, *, device: str | None = None) -> tuple[l
         asked.suits(model)
         found = checked(model, asked if in_process(asked) else None, tokenizer)
     return found, honesty.refusal(model.config.model_type, found)
+
+
+def trial(model: Any, sampler: Sampler, *how: Any) -> honesty.Finding:
+    """What `said_as_computed` finds, or that the sampler fails on this model."""
+    try:
+        return said_as_computed(model, sampler, *how)
+    except (RlvrError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # each family fails in its own way
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return honesty.Finding(SAMPLER, note=f"sampling from it fails ({why}); sample with vllm, or use another family", wrong=True)
 
 
 def said_as_computed(

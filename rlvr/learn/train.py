@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -85,15 +85,13 @@ class TrainReport:
 
 
 def train(
-    config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
-) -> TrainReport:
+    config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None,
+    crew_from: Callable[..., Crew] = assemble,
+) -> TrainReport:  # fmt: skip
     """Train as configured, and write a run folder; `verify` first repeats one recorded step of a resumed run."""
     transformers.utils.logging.disable_progress_bar()  # only our own progress bar
     began = time.monotonic()
-    if resume and out is None:
-        raise ConfigError("--resume needs --out: the folder of the run to continue")
-    if verify and not resume:
-        raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
+    check_call(config, out, resume=resume, verify=verify, elsewhere=crew_from is not assemble)
     env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
     folder = Path(out or Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}")
     ready(config, device_from())
@@ -113,7 +111,7 @@ def train(
         place = by_main(accelerator, lambda: checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None)
         if not fresh:
             RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
-        crew = assemble(config, accelerator, stack, weights=place)
+        crew = crew_from(config, accelerator, stack, weights=place)
         ahead = look_ahead(crew, stack)
         if fresh:
             by_main(accelerator, lambda: RunLog.create(folder, config).close())
@@ -144,6 +142,16 @@ def train(
         accelerator.free_memory()
         accelerator.end_training()
         return ended
+
+
+def check_call(config: RunConfig, out: str | Path | None, *, resume: bool, verify: bool, elsewhere: bool) -> None:
+    """Refuse arguments of `train` that do not fit each other, before anything is done."""
+    if resume and out is None:
+        raise ConfigError("--resume needs --out: the folder of the run to continue")
+    if verify and not resume:
+        raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
+    if config.cluster is not None and not elsewhere:
+        raise ConfigError("cluster is set, which this function does not know; call rlvr.scale.training.train, or use `rlvr train`")
 
 
 def about_model(crew: Crew) -> Iterator[str]:

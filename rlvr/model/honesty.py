@@ -131,11 +131,19 @@ def compared(
 ) -> Iterator[Finding]:
     """A row for a second plain pass; and two for each way: against the plain pass, and whether a row depends on another.
 
-    `dtype`: what is computed in, if it is not the type of the weights.
+    `dtype`: what is computed in, if it is not the type of the weights. ConfigError if the model's own code cannot.
     """
     exact = is_exact(dtype or model.dtype, next(model.parameters()).device)
     rows, changed = material(model, longest), material(model, longest, changed=True)
-    expected = plain(model, rows, temperature)
+    try:
+        expected = plain(model, rows, temperature)
+    except RuntimeError as error:
+        kind = next(model.parameters()).device.type
+        mixed = torch.is_autocast_enabled(kind)
+        computed = str(torch.get_autocast_dtype(kind) if mixed else model.dtype).removeprefix("torch.")
+        family, way_out = model.config.model_type, "; set train.mixed_precision: 'no'" if mixed else ""
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(f"{family} cannot be computed in {computed}: its own code fails ({said}){way_out}") from error
     room = room_for(expected, exact)
     yield Finding("a second pass", apart(plain(model, rows, temperature), expected, exact), room)
     others = slice(int(rows.trained[0]), None)

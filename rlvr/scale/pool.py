@@ -95,7 +95,7 @@ class Pool:
         self._asked, self._left = Counter[int](), Counter[int]()
         """How many groups of a version were asked, and have not ended."""
         self._coming = Counter[int]()
-        """How many groups the workers can take that are about to have a version."""
+        """How many workers are about to have a version."""
         self._versions = set[int]()
         """The versions that exist and may still be loaded."""
         self._newest, self._places, self._loads = -1, 0, 0
@@ -300,7 +300,8 @@ class Pool:
         found = (math.inf, -1)
         for version in self._versions - {worker.version}:
             queues = [queue for queues in (self._suspects, self._waiting) if (queue := queues.get(version))]
-            if sum(map(len, queues)) > self._coming[version]:
+            each = min(worker.room, max(1.0, self._asked[version] / len(self._workers)))
+            if sum(map(len, queues)) > self._coming[version] * each:
                 found = min(found, (min(queue[0][0] for queue in queues), version))
         return found
 
@@ -308,7 +309,7 @@ class Pool:
         """Keep a worker free until it can load this version; None: no more."""
         for turning, by in ((worker.turning, -1), (version, 1)):
             if turning is not None:
-                self._coming[turning] += by * worker.room
+                self._coming[turning] += by
         worker.turning = version
 
     def _last(self, version: int) -> bool:

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rlvr.commands.cli import run
 from rlvr.contracts import Tokenizer
@@ -135,6 +138,19 @@ def test_one_unlikely_token_that_rounding_moved_far_does_not_refuse_a_model_in_b
     assert honesty.apart(torch.tensor([0.0, torch.nan]), torch.zeros(2), exact=False) == float("inf")
 
 
+def test_a_family_whose_own_code_fails_under_autocast_is_one_sentence() -> None:
+    sizes = {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4},
+    }
+    config = CONFIG_MAPPING["dbrx"](vocab_size=12, d_model=32, n_heads=4, n_layers=1, max_seq_len=64, **sizes)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"^dbrx cannot be computed in bfloat16: .*BFloat16.*; set train\.mixed_precision: 'no'$"):
+        checked(model, None, CharTokenizer("0123456789"), autocast=autocast)
+    assert checked(model, None, CharTokenizer("0123456789"))
+
+
 def test_a_model_that_is_wrong_only_in_batches_is_refused() -> None:
     model = model_of("llama")
     model.model.norm = Blend(model.model.norm, 0.3)
@@ -177,6 +193,21 @@ def test_a_wrong_sampler_stops_the_run_before_the_warm_start(tmp_path: Path, mon
     with pytest.raises(ConfigError, match="family llama cannot be trained: the sampler's tokens do not give the probabilities of a plain"):
         train(tiny_run(), out=tmp_path / "run", console=Console(file=screen))
     assert "warm start" not in screen.getvalue() and not (tmp_path / "run").exists()
+
+
+def test_a_sampler_that_fails_on_a_model_refuses_it_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does on recurrent_gemma of transformers 4.56, which keeps the batch of the last pass in its modules."""
+
+    def broken(*given: Any) -> Any:
+        raise IndexError("list index\nout of range")
+
+    monkeypatch.setattr(hf_module, "choose", broken)
+    with pytest.raises(ConfigError, match=r"llama cannot be trained: sampling from it fails \(IndexError: list index out of range\);"):
+        train(tiny_run(), out=tmp_path / "run", console=Console(file=io.StringIO()))
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(hf_module, "choose", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    with pytest.raises(torch.OutOfMemoryError):
+        train(tiny_run(), out=tmp_path / "run", console=Console(file=io.StringIO()))
 
 
 def test_a_sampler_that_becomes_wrong_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

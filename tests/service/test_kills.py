@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rlvr.commands.service.chunks import ALONE, Chunk
-from rlvr.commands.service.pool import LOST, TRIES, Pool
+from rlvr.commands.service.pool import LOST, TRIES, Hand, Pool
 from rlvr.commands.service.watch import Figures
 from tests.service.served import VERIFIERS, served, until
 
@@ -60,6 +60,28 @@ def test_workers_that_are_killed_while_they_start_cost_no_verdict(moody: str) ->
         until(kill_new, 30)
         asking.join(30)
         assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [1.0] * 20, found
+
+
+def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only process that is left gets no more of the queue until it is empty, and then the row, with nothing else."""
+    monkeypatch.setattr(Hand, "give", lambda hand, number, chunk: hand.running.update({number: chunk}))
+    [hand] = pool.hands
+    hand.ready = True
+    rows = [Chunk("numeric", [LINE], place, print) for place in range(9)]
+    pool.queue.extend(rows[:8])
+    pool.dispatch()
+    assert len(hand.running) == pool.most
+    pool.suspects.append(rows[8].part(range(1), tries=1, lost=1))
+    for left in (2, 1):
+        hand.running.pop(min(hand.running))
+        pool.dispatch()
+        assert len(hand.running) == left and not hand.alone
+    hand.running.clear()
+    pool.dispatch()
+    assert [chunk.tries for chunk in hand.running.values()] == [1]
+    hand.running.clear()
+    pool.dispatch()
+    assert len(hand.running) == pool.most and not hand.alone
 
 
 def test_a_process_whose_threads_hang_is_replaced(tmp_path: Path) -> None:

@@ -228,7 +228,8 @@ class _Stream:
     async def _send(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", LINES.encode())]})
         async for lines in self.job.ended():
-            await asyncio.wait_for(send({"type": "http.response.body", "body": lines, "more_body": True}), SLOW_S)
+            async with asyncio.timeout(SLOW_S):
+                await send({"type": "http.response.body", "body": lines, "more_body": True})
             self.counted(lines)
         await send({"type": "http.response.body", "body": b""})
 

@@ -124,7 +124,8 @@ class _Body:
         if self.done:
             return dict(await self.receive())
         try:
-            message = await asyncio.wait_for(self.receive(), max(0.0, self.until - time.monotonic()))
+            async with asyncio.timeout(max(0.0, self.until - time.monotonic())):
+                message = await self.receive()
         except TimeoutError:
             raise Refused(408, "the body did not arrive in time", Connection="close") from None
         self.read += len(message.get("body", b""))

@@ -29,7 +29,7 @@ from rlvr.task import Fault, Verdict
 
 ROWS, TOGETHER, BYTES = 512, 64, 1 << 20
 """How many rows a chunk has at most, how many if they are judged together, and about how many bytes."""
-CHUNK_S = 0.02
+CHUNK_S = 0.04
 """How long one chunk should take: short enough that all processes have work until the end."""
 TRIES, LOST = 3, 30
 """How many processes may die while they judge a row, and how many that only have it, until it gets no score."""

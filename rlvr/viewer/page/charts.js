@@ -34,7 +34,7 @@ function scaleOf(series, points, size) {
   return { low, high, first, last, x, y, stepAt: (place) => first + ((place - size.left) / across) * span };
 }
 
-const SMALL = { width: 320, height: 132, left: 40, right: 8, top: 6, bottom: 16, marks: 3 };
+const SMALL = { width: 320, height: 132, left: 44, right: 8, top: 6, bottom: 16, marks: 3 };
 
 /** A figure: title, drawing, and a legend with the values under the pointer. `size` is SMALL unless told. */
 function chart({ title, series, points = [], size = SMALL, labels = {} }) {

@@ -38,7 +38,7 @@ function short(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e5 || size < 1e-3) return value.toExponential(1);
+  if (size >= 1e5 || size < 1e-3) return value.toExponential(1).replace(".0e", "e");
   return String(Number(value.toPrecision(size >= 100 ? 4 : digits)));
 }
 

@@ -14,15 +14,16 @@ from rlvr.envs._harbor.folders import Unplayable, read
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call
-from tests.fixtures.theirs.folders import FOLDERS, PASSES, lay
+from tests.fixtures.theirs.folders import DOCKERFILE, FOLDERS, PASSES, lay
 
 RUN = (
     "python3 /app/made.py > /tmp/said\n"
     '[ "$(cat /tmp/said)" = 42 ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n'
 )
+RUNS = {"tests/test.sh": RUN, "solution/solve.sh": "echo 'print(42)' > made.py"}
 SAME = "assert int(open('/logs/artifacts/count').read()) == len(open('/app/data/words.txt').readlines())"
 WORKS = {
-    "runs-it": {**FOLDERS["hello"], "tests/test.sh": RUN, "solution/solve.sh": "echo 'print(42)' > made.py"},
+    "runs-it": {**FOLDERS["hello"], **RUNS},
     "compared": {**FOLDERS["counted"], "tests/check.py": SAME},
     "module": {
         **FOLDERS["hello"],
@@ -38,6 +39,28 @@ WORKS = {
         "tests/test.sh": PASSES.replace("python3 /tests/check.py", 'python3 -c "import calendar; assert calendar.days() == 7"'),
         "solution/solve.sh": "echo 'def days(): return 7' > calendar.py",
     },
+    "commands": {
+        **FOLDERS["hello"],
+        "instruction.md": "Write /app/bin/greet, which prints hello, and make it executable.",
+        "environment/Dockerfile": f"{DOCKERFILE}RUN mkdir bin && echo true > bin/tool && chmod 755 bin/tool\nENV PATH=/app/bin:.:$PATH\n",
+        "tests/test.sh": "tool && " + PASSES,
+        "tests/check.py": "import subprocess; assert subprocess.run(['greet'], stdout=-1, check=True).stdout == b'hello\\n'",
+        "solution/solve.sh": "printf '#!/bin/sh\\necho hello\\n' > bin/greet; chmod 755 bin/greet",
+    },
+    "virtual": {
+        **FOLDERS["hello"],
+        "environment/Dockerfile": f"{DOCKERFILE}RUN python3 -m venv --without-pip .venv\nENV PATH=/app/.venv/bin:$PATH PYTHONPATH=src\n",
+        "tests/test.sh": ". .venv/bin/activate\n" + PASSES,
+    },
+    "serves": {  # its tests start the answer in the background, and end it
+        **FOLDERS["hello"],
+        "tests/test.sh": "python3 made.py &\nfor n in {1..99}; do [ -e up ] && break; sleep 0.1; done\n"
+        + PASSES.replace("python3 /tests/check.py", "[ -e ran ]")
+        + "sleep 0.3; kill $!; wait\n",
+        "solution/solve.sh": "echo \"open('ran', 'w'); open('up', 'w')\" > made.py",
+    },
+    "lingers": {**FOLDERS["hello"], **RUNS, "tests/test.sh": f"{RUN}sleep 0.3\n"},
+    "written-twice": {**FOLDERS["hello"], **RUNS, "tests/test.sh": "echo 0 > /logs/verifier/reward.txt\n" + RUN},
 }
 
 
@@ -58,6 +81,23 @@ def judged(env: Any, name: str, command: str = "") -> Verdict:
 
 
 EXIT = "import os; os._exit(0)"
+LIES = "printf '#!/bin/sh\\nexit 0\\n'"
+STAYS = """cat > made.py <<'END'
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    {waits}
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        with open("/logs/verifier/new", "w") as file:
+            file.write("1")
+        os.replace("/logs/verifier/new", "/logs/verifier/reward.txt")
+        {stops}
+print(41)
+END
+"""
+WRITES = "open('/logs/verifier/reward.txt', 'w').write('1')\n"
+UNTIL = "while not (os.path.exists(NAME) and open(NAME).read().strip()): pass".replace("NAME", '"/logs/verifier/reward.txt"')
 PACKS = "builtin cd /tmp; mkdir -p app/data logs/artifacts; : > app/data/words.txt; echo 0 > logs/artifacts/count"
 COMPILED = "import py_compile; py_compile.compile('s.py', 'signal.pyc')"
 MOVED = "s,logs/artifacts/w,app/data/words.txt,"
@@ -72,6 +112,24 @@ ATTACKS = {
     "options of the packer": (
         "compared", f"export TAR_OPTIONS='--transform={MOVED}'; cd /logs/artifacts; : > w; echo 0 > count",
     ),
+    "a command in a folder of the search path": ("commands", f"{LIES} | tee bin/python3 > bin/greet; chmod 755 bin/*"),
+    "one that replaces a command of the image": (
+        "commands", "echo 'echo 1 > /logs/verifier/reward.txt; false' > bin/tool; chmod 755 bin/tool",
+    ),
+    "a command in the working folder, which is searched, too": ("commands", f"{LIES} > python3; chmod 755 python3"),
+    "a link in the place of that folder": (
+        "commands",
+        f"mv bin /logs/artifacts/b; {LIES} > /logs/artifacts/b/python3; chmod 755 /logs/artifacts/b/p*; ln -s /logs/artifacts/b bin",
+    ),
+    "the python of the image's own virtual environment": (
+        "virtual", f"rm .venv/bin/python*; {LIES} > .venv/bin/python3; chmod 755 .venv/bin/python3",
+    ),
+    "a script that the tests source": ("virtual", "echo 'echo 1 > /logs/verifier/reward.txt; exit' > .venv/bin/activate"),
+    "a module in a folder of the search path": ("virtual", f"mkdir src; echo '{EXIT}' > src/sitecustomize.py"),
+    "a process of the answer that stays while the tests write": ("runs-it", STAYS.format(waits="", stops="")),
+    "one that writes once, after the tests": ("runs-it", STAYS.format(waits=UNTIL, stops="break")),
+    "one that stays where the tests write twice": ("written-twice", STAYS.format(waits="", stops="")),
+    "one that stops the process that watches": ("runs-it", "echo 'import os; os.kill(os.getppid(), 9); os.kill(-1, 9)' > made.py"),
     "the end of every process": ("runs-it", "kill -9 -1"),
     "no room, and no folder": ("runs-it", "head -c 999999999 /dev/zero > /tmp/z; chmod 000 /tmp/app; rm -rf /tmp/*; chmod 000 /tmp"),
     "a shell that has become another program": ("runs-it", "exec sleep 2"),
@@ -83,6 +141,15 @@ ATTACKS = {
 def test_the_solutions_score_1(harbor: Any) -> None:
     for name in WORKS:
         assert judged(harbor, name).score == 1.0, name
+
+
+@pytest.mark.docker
+def test_a_reward_that_was_written_beside_the_tests_is_named(harbor: Any) -> None:
+    stayed = judged(harbor, "lingers", STAYS.format(waits="", stops=""))
+    assert "the answer broke the tests: a process that had outlived its program was running" in stayed.reason, stayed
+    assert (stayed.score, stayed.fault) == (0.0, Fault.ANSWER)
+    served = judged(harbor, "serves", f"cat > made.py <<'END'\nimport os\nopen('up', 'w')\n{UNTIL}\n{WRITES}END")
+    assert (served.score, served.fault) == (0.0, Fault.ANSWER) and "times for the solution" in served.reason, served
 
 
 @pytest.mark.docker

@@ -1,11 +1,13 @@
-"""The main program of an algebra worker: reads requests, one line of JSON each, and replies until its input ends.
+"""The main program of a worker: reads requests, one line of JSON each, and replies until its input ends.
 
-It runs as a separate file under `python -I`; the paths of sympy and rlvr come as an argument. It sets its own limits
-before the first request: memory permanently, processor time again for every request.
+It runs as a separate file under `python -I`. Its arguments are the memory that it may have, the paths of rlvr and of what it needs, and
+the file whose `reply` answers the requests (it is loaded as a file, so that it need not import rlvr, which takes longer than to match a
+pattern). It sets its own limits before the first request: memory permanently, processor time again for every request.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -24,15 +26,13 @@ def _ring(signum: int, frame: object) -> None:
 
 def main() -> None:
     """Serve until the input ends."""
-    memory_mb, paths = int(sys.argv[1]), json.loads(sys.argv[2])
+    memory_mb, paths, file = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     known = [os.path.realpath(p) for p in sys.path]
     sys.path.extend(p for p in paths if os.path.realpath(p) not in known)
     import resource
 
-    from rlvr.verifiers._math.value.algebra import equal, warm
-
-    sys.setrecursionlimit(5000)
-    warm()
+    answering = _loaded(file)
+    answering.warm()
     limit = memory_mb * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -44,28 +44,34 @@ def main() -> None:
         start, cpu_s = time.process_time(), float(question["cpu_s"])
         # the second guard: a long C call delays Python's signal handlers, but the kernel kills the process
         resource.setrlimit(resource.RLIMIT_CPU, (int(start + cpu_s) + 2, hard))
-        reply: dict[str, Any] = {}
+        said: dict[str, Any] = {}
         try:
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
-            reply["same"] = equal(_tree(question["a"]), _tree(question["b"]))
+            said = answering.reply(question)
         except OutOfTime:
-            reply["over"] = f"algebra needs more than {cpu_s:.2g} s of processor time"
+            said = {"over": f"it needs more than {cpu_s:.2g} s of processor time"}
         except (MemoryError, RecursionError) as error:
-            reply["over"] = f"algebra reached a limit: {type(error).__name__}"
+            said = {"over": f"it reached a limit: {type(error).__name__}"}
+        except ImportError as error:
+            said = {"missing": str(error)[:200]}
         except Exception as error:
-            reply["failed"] = type(error).__name__
+            said = {"failed": f"{type(error).__name__}: {error}"[:200]}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        reply["cpu"] = round(time.process_time() - start, 4)
-        _say(reply)
+        said["cpu"] = round(time.process_time() - start, 4)
+        _say(said)
 
 
-def _tree(value: Any) -> Any:
-    return tuple(_tree(item) for item in value) if isinstance(value, list) else value
+def _loaded(file: str) -> Any:
+    spec = importlib.util.spec_from_file_location("answering", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def _say(reply: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(reply) + "\n")
+def _say(said: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
 
 

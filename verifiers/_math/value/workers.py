@@ -1,7 +1,7 @@
-"""A pool of warm algebra processes, killed when they exceed their limits.
+"""A pool of warm processes for work without a bound, such as algebra; they are killed when they exceed their limits.
 
-A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each. Only trees
-are sent: no pickle, no text of the answer.
+A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each. Algebra gets only trees:
+no pickle, no text of the answer.
 
 Processor time decides whose fault a failure is. A worker that used up its CPU budget got too much work: the answer's fault (`Overrun`).
 One that died, or hardly ran, was unlucky: a fresh worker gets the same request, several times, before `Lost` is raised.
@@ -27,6 +27,8 @@ import rlvr
 from rlvr.verifiers._math.read.tree import Tree
 
 MAIN = Path(__file__).with_name("worker_main.py")
+ALGEBRA, PATTERNS = Path(__file__).with_name("algebra.py"), Path(__file__).parents[2] / "_patterns.py"
+"""Files that answer requests in a worker."""
 RETRIES = 8
 PATIENCE = 20.0
 """Wall-clock seconds per attempt, as a multiple of the CPU budget: only a stalled machine reaches it."""
@@ -55,11 +57,11 @@ Home: TypeAlias = "queue.LifoQueue[Worker | Lost]"
 class Worker:
     """One process and its two pipes."""
 
-    def __init__(self, memory_mb: int, home: Home, main: Path | None = None) -> None:
+    def __init__(self, memory_mb: int, home: Home, code: Path) -> None:
         self.home = home
         """The queue in which it waits for requests."""
         paths = [str(Path(rlvr.__file__).parents[1]), *(p for p in sys.path if p)]
-        command = [sys.executable, "-I", "-B", str(main or MAIN), str(memory_mb), json.dumps(paths)]
+        command = [sys.executable, "-I", "-B", str(MAIN), str(memory_mb), json.dumps(paths), str(code)]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
         )
@@ -143,7 +145,7 @@ class Budget:
 class Pool:
     """A few warm workers that any thread may use: started when needed, or by `warm`; stopped by `close`.
 
-    `main` is the program of a worker and `work` what its messages call what it does.
+    `code` is the file whose function `reply` answers the requests, and `work` is what messages call that.
     """
 
     def __init__(
@@ -153,11 +155,11 @@ class Pool:
         cpu_s: float = 1.0,
         memory_mb: int = 1024,
         patience: float = PATIENCE,
-        main: Path | None = None,
+        code: Path = ALGEBRA,
         work: str = "algebra",
     ) -> None:
         self.size, self.cpu_s, self.memory_mb, self.patience = size, cpu_s, memory_mb, patience
-        self.main, self.work = main, work
+        self.code, self.work = code, work
         self._open()
 
     def _open(self) -> None:
@@ -259,7 +261,7 @@ class Pool:
         found: Worker | Lost = Lost("no worker survived its start")
         for _ in range(RETRIES):
             try:
-                worker = Worker(self.memory_mb, home, self.main)
+                worker = Worker(self.memory_mb, home, self.code)
             except OSError as error:
                 found = Lost(f"a worker did not start: {error}")
                 break

@@ -1,0 +1,34 @@
+"""The section `cluster` of a configuration: who samples, where one machine is not enough."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rlvr.config.section import Section
+
+
+class ClusterConfig(Section):
+    """Collectors: processes on the machines of a Ray cluster that sample and judge whole groups. The run itself stays the driver.
+
+    What is sampled is the same for every number of collectors, whichever of them are lost. 0 collectors: this process samples in the
+    same units, without Ray, so that a cluster can be compared with it.
+
+    >>> ClusterConfig(collectors=4).address
+    'local'
+    """
+
+    address: str = "local"
+    """`local` starts a cluster on this machine for the time of the run, `auto` joins that of this machine; else HOST:PORT."""
+    collectors: int = Field(default=1, ge=0)  # how many processes sample
+    cpus: float = Field(default=1.0, ge=0)  # that each collector reserves
+    gpus: float = Field(default=0.0, ge=0)  # that each collector reserves
+    groups_per_call: int = Field(default=1, ge=1)
+    """How many groups are sampled together. More are faster, and more is sampled again where a collector is lost."""
+    backups: float = Field(default=0.0, ge=0, le=1)
+    """When this share of a step's calls is left, collectors without work sample second copies of them; the first that ends counts."""
+    restarts: int = Field(default=5, ge=0)
+    """How often each collector is started again in a run; after that the run goes on with fewer."""
+    start_s: float = Field(default=300.0, gt=0)
+    """How long a collector may take to start, or to load weights."""
+    group_s: float = Field(default=3600.0, gt=0)
+    """How long a collector may take for one call; then its process is ended, and another one samples the groups."""

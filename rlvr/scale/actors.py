@@ -1,0 +1,247 @@
+"""Collectors as Ray actors. Ray is used for this alone: to start a process on some machine, to call it, and to keep what is passed.
+
+A plain actor for each collector, without restarts of Ray's own, since a restarted actor would have no weights and nobody would know.
+Ray takes a minute to notice that a machine is frozen, so each collector is asked for a pulse every few seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import time
+import zlib
+from collections.abc import Mapping, Set
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Sampling
+from rlvr.errors import ConfigError, MissingExtra, RlvrError
+from rlvr.scale.orders import Assign, Load
+from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
+from rlvr.scale.units import Unit
+
+PULSE_S, MISSED = 5.0, 3
+"""How often each collector is asked for a pulse, and how many it may miss."""
+FETCH_S = 60.0
+"""How long to wait for what a collector says is there."""
+OBJECTS = 200 << 20
+"""Bytes for what is passed, in a cluster on this machine; what does not fit is written to disk."""
+
+
+class _Actor:
+    """What runs in the process of a collector. What is heavy is imported there, by `begin`."""
+
+    def __init__(self) -> None:
+        self.collector: Any = None
+
+    def begin(self, config: dict[str, Any], facts: Any) -> dict[str, Any]:
+        """Build the collector; returns where it is."""
+        from rlvr.config.config import check
+        from rlvr.scale.collector import Collector
+
+        self.collector = Collector(check(config, "the run"), facts)
+        context = importlib.import_module("ray").get_runtime_context()
+        return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "node": context.get_node_id()}
+
+    def load(self, version: int, data: bytes, checksum: int) -> None:
+        self.collector.load(version, data, checksum)
+
+    def collect(self, version: int, unit: Unit, sampling: Sampling, label: int) -> tuple[bytes, float]:
+        from rlvr.scale.collector import Cancelled
+
+        try:
+            found: tuple[bytes, float] = self.collector.collect(version, unit, sampling, label)
+        except Cancelled:
+            return b"", 0.0
+        return found
+
+    def cancel(self) -> None:
+        self.collector.cancel()
+
+    def pulse(self) -> float:
+        return time.monotonic()
+
+
+class Actors:
+    """Collectors on the machines of a Ray cluster.
+
+    >>> Actors(ClusterConfig(collectors=2), config, facts).poll(1.0)                        # doctest: +SKIP
+    [Started(worker='c0.0')]
+    """
+
+    def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
+        self.settings, self.began = settings, (dict(config), facts)
+        self.ray, self._ours = ray_of(settings)
+        self._check_room()
+        self._kind = self.ray.remote(concurrency_groups={"control": 2}, max_restarts=0, max_task_retries=0)(_Actor)
+        self._actors = dict[str, Any]()
+        self._places = dict[str, dict[str, Any]]()
+        self._calls = dict[Any, Started | Loaded | Ended]()
+        """What is under way, and what it means when it has ended."""
+        self._pulses = dict[str, tuple[Any, float]]()
+        """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
+        self._weights = dict[int, tuple[Any, int]]()
+
+    def _check_room(self) -> None:
+        """ConfigError if the cluster has too little for all collectors: those that Ray cannot place would wait without a word."""
+        there, asked = self.ray.cluster_resources(), self.settings
+        for name, each in (("CPU", asked.cpus), ("GPU", asked.gpus)):
+            if (wanted := each * asked.collectors) > (found := there.get(name, 0)):
+                if self._ours:
+                    self.ray.shutdown()
+                raise ConfigError(
+                    f"cluster.collectors is {asked.collectors} with cluster.{name.lower()}s {each:g}, which needs {wanted:g} {name}s, "
+                    f"and the cluster has {found:g}; ask for fewer, or add machines"
+                )
+
+    # ---- orders
+
+    def start(self, worker: str) -> None:
+        """Begin to start a collector; Ray chooses the machine."""
+        asked = {"num_cpus": self.settings.cpus, "num_gpus": self.settings.gpus, "scheduling_strategy": "SPREAD"}
+        actor = self._kind.options(**asked).remote()
+        self._actors[worker] = actor
+        self._calls[actor.begin.remote(*self.began)] = Started(worker)
+
+    def stop(self, worker: str) -> None:
+        """End a collector's process. A frozen one does not hear Ray, so on this machine it is ended directly."""
+        actor, place = self._actors.pop(worker, None), self._places.pop(worker, None)
+        self._pulses.pop(worker, None)
+        self._calls = {call: meant for call, meant in self._calls.items() if _worker(meant) != worker}
+        if actor is not None:
+            with suppress(Exception):
+                self.ray.kill(actor, no_restart=True)
+        if place is not None and place["pids"] and place["pids"] == pids_of():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(place["pid"], SIGKILL)
+
+    def hold(self, version: int, data: bytes) -> None:
+        """Put weights into the object store, once for all collectors."""
+        self._weights[version] = (self.ray.put(data), zlib.crc32(data))
+
+    def keep(self, versions: Set[int]) -> None:
+        """Free all other weights."""
+        self._weights = {version: held for version, held in self._weights.items() if version in versions}
+
+    def load(self, order: Load) -> None:
+        """Let a collector load weights that are held."""
+        data, checksum = self._weights[order.version]
+        self._calls[self._actors[order.worker].load.remote(order.version, data, checksum)] = Loaded(order)
+
+    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        """Let a collector sample a unit."""
+        call = self._actors[order.worker].collect.remote(order.version, unit, sampling, label)
+        self._calls[call] = Ended(order, b"")
+
+    def cancel(self, order: Assign) -> None:
+        """Let a collector stop with its unit."""
+        if (actor := self._actors.get(order.worker)) is not None:
+            actor.cancel.options(concurrency_group="control").remote()
+
+    # ---- what happens
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """What happened since; a collector whose pulse is missed too often is lost."""
+        now = time.monotonic()
+        events = self._listen(now)
+        if not self._calls:
+            time.sleep(0 if events else min(timeout_s, 0.1))
+            return events
+        calls = list(self._calls)
+        ready, rest = self.ray.wait(calls, num_returns=1, timeout=0 if events else timeout_s)
+        more, _ = self.ray.wait(rest, num_returns=len(rest), timeout=0) if ready and rest else ([], [])
+        return events + [self._came(call, self._calls.pop(call)) for call in [*ready, *more]]
+
+    def _came(self, call: Any, meant: Started | Loaded | Ended) -> Event:
+        """The event of a call that has ended, one way or the other."""
+        worker = _worker(meant)
+        try:
+            value = self.ray.get(call, timeout=FETCH_S)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
+            hopeless = isinstance(meant, Started) and isinstance(cause, RlvrError)
+            return Lost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", hopeless=hopeless)
+        except self.ray.exceptions.RayError as error:  # its process or its machine is gone, or what it made
+            return Lost(worker, self._why(worker, error), blame=self._alive(worker))
+        if isinstance(meant, Started):
+            self._places[worker] = value
+            self._pulses[worker] = (None, time.monotonic())
+        elif isinstance(meant, Ended):
+            return Ended(meant.order, *value)
+        return meant
+
+    def _listen(self, now: float) -> list[Event]:
+        """Ask for pulses, and find the collectors that do not give any."""
+        lost = list[Event]()
+        asked = [pulse for pulse, _ in self._pulses.values() if pulse is not None]
+        heard = set(self.ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else set[Any]()
+        for worker, (pulse, since) in list(self._pulses.items()):
+            if pulse in heard:
+                self._pulses[worker] = (None, now)
+            elif pulse is None and now - since >= PULSE_S:
+                self._pulses[worker] = (self._actors[worker].pulse.options(concurrency_group="control").remote(), now)
+            elif pulse is not None and now - since > (MISSED - 1) * PULSE_S:
+                lost.append(Lost(worker, f"no pulse in {MISSED * PULSE_S:g} s"))
+        return lost
+
+    def _alive(self, worker: str) -> bool:
+        """Whether the machine of a collector is there; if not, what it sampled is not to blame."""
+        node = self._places.get(worker, {}).get("node")
+        return node is None or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
+
+    def _why(self, worker: str, error: Exception) -> str:
+        place = self._places.get(worker, {})
+        where = f" (process {place['pid']} on {place['host']})" if place else ""
+        return f"{type(error).__name__}{where}: {' '.join(str(error).split()).split('. ')[0][:200]}"
+
+    def close(self) -> None:
+        """End all collectors, and the cluster if it was started for this run."""
+        for worker in list(self._actors):
+            self.stop(worker)
+        self._weights.clear()
+        if self._ours:
+            self.ray.shutdown()
+
+
+def _worker(meant: Started | Loaded | Ended) -> str:
+    return meant.worker if isinstance(meant, Started) else meant.order.worker
+
+
+def pids_of() -> str:
+    """Where the number of a process of ours means the same: the machine since its start, and the namespace. Empty if that is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
+    """Ray, connected to the cluster of these settings, and whether this has connected it.
+
+    MissingExtra without the package, ConfigError where nobody answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
+    local = settings.address == "local"
+    if local:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # else whoever reaches its ports can run code
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise MissingExtra("ray", "ray", "set cluster.collectors to 0") from error
+    if ray.is_initialized():
+        return ray, False
+    mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if local else {}
+    if local:
+        mine["num_cpus"] = max(os.cpu_count() or 1, int(settings.collectors * settings.cpus))
+    try:
+        ray.init(address=settings.address, log_to_driver=False, logging_level="error", configure_logging=False, **mine)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at cluster.address {settings.address!r}: {' '.join(str(error).split())[:200]}; "
+            "start one with `ray start --head`, or set cluster.address to local"
+        ) from error
+    return ray, True

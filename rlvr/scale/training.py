@@ -1,0 +1,136 @@
+"""Training with collectors: the same loop, whose crew samples elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.config.config import RunConfig
+from rlvr.contracts import Request, Sampler, Sampling, Weights
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, SamplerError
+from rlvr.learn import train as loop
+from rlvr.learn.crew import Crew, assemble
+from rlvr.model.device import trained_in
+from rlvr.rollout.draws import Draw
+from rlvr.rollout.rollout import Rollout
+from rlvr.rollout.timing import Timing
+from rlvr.scale.driver import Driver
+from rlvr.scale.units import units_of
+
+
+def train(config: RunConfig, **how: Any) -> loop.TrainReport:
+    """`rlvr.learn.train.train` for a configuration with a section `cluster`."""
+    return loop.train(config, crew_from=assembled, **how)
+
+
+def assembled(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None) -> Crew:
+    """The crew of a run, which samples where `cluster` says."""
+    crew, settings = assemble(config, accelerator, stack, weights=weights), config.cluster
+    if settings is None:
+        return crew
+    check(crew)
+    if settings.collectors == 0:
+        crew.rollout = InUnits(crew.rollout, settings)  # type: ignore[assignment]
+        return crew
+    from rlvr.scale.actors import Actors
+    from rlvr.scale.collector import Facts
+
+    precision = trained_in(crew.model, accelerator.mixed_precision, accelerator.device)
+    facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=type(crew.sampler).load is not Sampler.load)
+    actors = Actors(settings, config.model_dump(mode="json"), facts)
+    stack.callback(actors.close)
+    driver = stack.enter_context(Driver(actors, settings, tell=lambda line: print(f"note: {line}", file=sys.stderr, flush=True)))
+    crew.rollout = Elsewhere(crew.rollout, driver)  # type: ignore[assignment]
+    crew.sampler = Sending(crew.sampler, driver)
+    return crew
+
+
+def check(crew: Crew) -> None:
+    """Refuse what cannot be sampled by collectors yet."""
+    name = crew.config.rollout.sampler["name"]
+    if crew.accelerator.num_processes > 1:
+        raise ConfigError(f"cluster is set, which works with one learning process, and there are {crew.accelerator.num_processes}")
+    if type(crew.sampler).receive is not Sampler.receive:
+        raise ConfigError(f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one without, such as hf")
+
+
+class InUnits:
+    """Samples in this process, unit by unit as collectors do: what a cluster's run is compared with.
+
+    >>> InUnits(rollout, ClusterConfig(collectors=0)).collect(draws, Sampling())            # doctest: +SKIP
+    """
+
+    def __init__(self, inner: Rollout, settings: ClusterConfig) -> None:
+        self.inner, self.settings, self.timing, self.lockstep = inner, settings, Timing(), inner.lockstep
+
+    def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+        """One episode a draw, in order."""
+        found, self.timing = list[Episode](), Timing()
+        for unit in units_of(draws, self.settings.groups_per_call):
+            found += self.inner.collect(unit, sampling, version=version)
+            self.timing = self.timing + self.inner.timing
+        return found
+
+    def close(self) -> None:
+        """Close the rollout of this process."""
+        self.inner.close()
+
+
+class Elsewhere(InUnits):
+    """Lets the driver's collectors sample.
+
+    >>> Elsewhere(rollout, driver).collect(draws, Sampling())                               # doctest: +SKIP
+    """
+
+    def __init__(self, inner: Rollout, driver: Driver) -> None:
+        super().__init__(inner, driver.settings)
+        self.driver = driver
+
+    def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+        """One episode a draw, in order."""
+        found = self.driver.collect(draws, sampling, version=version)
+        self.timing = self.driver.timing
+        return found
+
+    def close(self) -> None:
+        """Stop waiting for collectors."""
+        self.driver.closed = True
+        super().close()
+
+
+class Sending(Sampler):
+    """In the place of the run's sampler: what it would load is sent to the collectors.
+
+    >>> Sending(sampler, driver).receive(learner.weights, 1)                                # doctest: +SKIP
+    """
+
+    def __init__(self, inner: Sampler, driver: Driver) -> None:
+        self.inner, self.driver = inner, driver
+        for name in ("company", "gives_text", "tokenizer", "runs_model"):
+            setattr(self, name, getattr(inner, name))
+
+    def receive(self, weights: Weights, version: int) -> None:
+        """Send new weights."""
+        self.load(weights.model(), version)
+
+    def load(self, model: Any, version: int) -> None:
+        """Send the weights of a model."""
+        from rlvr.scale.collector import weights_of
+
+        self.driver.load(weights_of(model) if type(self.inner).load is not Sampler.load else b"")
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
+        """Never asked: collectors sample whole units."""
+        raise SamplerError("answers are sampled by collectors, not in this process")
+
+    def close(self) -> None:
+        """Close the sampler of this process."""
+        self.inner.close()

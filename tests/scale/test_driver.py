@@ -1,0 +1,188 @@
+"""The driver over a pretended cluster: the same episodes whatever happens to collectors, and clear words where nothing can be done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence, Set
+from typing import Any
+
+import pytest
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Sampling
+from rlvr.episode import End, Episode
+from rlvr.errors import RlvrError, SamplerError
+from rlvr.rollout.columns import to_columns
+from rlvr.rollout.draws import Draw, seed_of
+from rlvr.scale.driver import Driver
+from rlvr.scale.orders import Assign, Load
+from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
+from rlvr.scale.units import SINGLE, Unit, units_of
+from rlvr.task import Fault, Task, Verdict, user
+
+
+def draws(groups: int = 6, members: int = 2) -> list[Draw]:
+    return [Draw(Task(f"t/{g}", user("?"), "4"), f"1:{g}", seed_of(g, m), {"index": g}) for g in range(groups) for m in range(members)]
+
+
+def answered(draw: Draw, label: int) -> Episode:
+    """What a sampler says to a draw: it depends on the seed alone."""
+    reward = float(draw.seed % 2)
+    tokens = [5, draw.seed % 1000, 2]
+    verdict = Verdict(reward, "judged")
+    acted, logprobs, rewards = [False, True, True], [0.0, -0.5, -0.25], [0.0, 0.0, reward]
+    return Episode(draw.task.id, draw.group, tokens, acted, logprobs, rewards, End.TERMINATED, label, verdict, meta=draw.meta)
+
+
+class Pretended:
+    """A cluster in which at random anything happens; it says so as a transport does."""
+
+    def __init__(
+        self, seed: int = 0, *, deaths: float = 0.0, bad: Set[str] = frozenset(), broken: Sequence[bytes] = (), start: Event | None = None
+    ) -> None:
+        self.draw, self.deaths, self.bad, self.broken, self.first = random.Random(seed), deaths, bad, list(broken), start
+        self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, bytes]()
+        self.work, self.stopped, self.begun = list[Any](), list[str](), 0
+
+    def start(self, worker: str) -> None:
+        self.begun += 1
+        self.alive.add(worker)
+        self.work.append(self.first or Started(worker))
+
+    def stop(self, worker: str) -> None:
+        self.stopped.append(worker)
+        self.alive.discard(worker)
+        self.work = [event for event in self.work if worker_of(event) != worker]
+
+    def hold(self, version: int, data: bytes) -> None:
+        self.held[version] = data
+
+    def keep(self, versions: Set[int]) -> None:
+        self.held = {version: data for version, data in self.held.items() if version in versions}
+
+    def load(self, order: Load) -> None:
+        assert order.worker in self.alive and order.version in self.held
+        self.work.append(Loaded(order))
+
+    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        assert self.loaded[order.worker] == order.version
+        data = to_columns([[answered(draw, label) for draw in unit]]).to_bytes()
+        self.work.append(Lost(order.worker, "killed by it") if unit[0].group in self.bad else Ended(order, data, 0.1))
+
+    def cancel(self, order: Assign) -> None:
+        self.work = [Ended(order, b"") if getattr(event, "order", None) == order else event for event in self.work]
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        if not self.work:
+            return []
+        event = self.work.pop(self.draw.randrange(len(self.work)))
+        worker = worker_of(event)
+        if not isinstance(event, Lost) and self.draw.random() < self.deaths:
+            return [Lost(worker, "killed", blame=False)]
+        if isinstance(event, Loaded):
+            self.loaded[worker] = event.order.version
+        if isinstance(event, Ended) and event.data and self.broken:
+            return [Ended(event.order, self.broken.pop())]
+        return [event]
+
+    def close(self) -> None:
+        self.alive.clear()
+
+
+def worker_of(event: Any) -> str:
+    return str(event.order.worker if hasattr(event, "order") else event.worker)
+
+
+def driven(transport: Pretended, told: list[str] | None = None, **settings: Any) -> Driver:
+    return Driver(
+        transport, ClusterConfig(**{"collectors": 3, "restarts": 1000, **settings}), tell=(told if told is not None else []).append
+    )
+
+
+EXPECTED = [answered(draw, 7) for draw in draws()]
+
+
+@pytest.mark.parametrize("collectors", [1, 2, 5])
+def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
+    for seed in range(60):
+        deaths, backups = random.Random(seed).choice([0.0, 0.1, 0.3]), random.Random(seed).choice([0.0, 0.5])
+        with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=backups) as driver:
+            for _ in range(3):
+                driver.load(b"weights")
+                assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+            assert driver.given_up == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x80\x04.", "are not columns of episodes"),
+        (to_columns([EXPECTED]).to_bytes()[:-1], "bytes where"),
+        (to_columns([EXPECTED[:2]]).to_bytes(), "came back with the episodes of other draws"),
+    ],
+)
+def test_what_comes_back_damaged_or_from_other_draws_is_sampled_again(data: bytes, words: str) -> None:
+    told = list[str]()
+    assert driven(Pretended(broken=[data]), told, collectors=1).collect(draws()[2:], Sampling(), version=7) == EXPECTED[2:]
+    assert len(told) == 1 and words in told[0] and "it is started again" in told[0]
+
+
+def test_a_unit_that_ends_its_collectors_is_left_out_without_a_score() -> None:
+    told = list[str]()
+    found = driven(Pretended(bad={"1:2"}), told).collect(draws(), Sampling(), version=7)
+    failed = [episode for episode in found if episode.end is End.FAILED]
+    assert [episode.group for episode in failed] == ["1:2"] * 2 and [e for e in found if e not in failed] == EXPECTED[:4] + EXPECTED[6:]
+    verdict = failed[0].verdict
+    assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA and "killed by it" in verdict.reason
+    assert any("2 answers from group 1:2 on are left out" in line for line in told)
+
+
+def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> None:
+    told = list[str]()
+    transport = Pretended(bad={f"1:{group}" for group in range(6)})
+    with pytest.raises(
+        SamplerError, match=r"no collector is left: each was started 1 times; the last one was lost: killed by it; .*--resume"
+    ):
+        driven(transport, told, collectors=2, restarts=0).collect(draws(), Sampling())
+    assert told[0].endswith("it is not started again, the run goes on with fewer") and transport.begun == 2
+
+
+def test_a_start_that_can_never_work_ends_the_run_at_once() -> None:
+    transport = Pretended(start=Lost("c0.0", "ConfigError: no such file", hopeless=True))
+    with pytest.raises(RlvrError, match=r"collector c0.0 cannot start: ConfigError: no such file"):
+        driven(transport, collectors=1).collect(draws(), Sampling())
+    assert transport.begun == 1
+
+
+def test_a_collector_that_is_never_ready_is_ended() -> None:
+    class Silent(Pretended):
+        def poll(self, timeout_s: float) -> list[Event]:
+            return []
+
+    transport = Silent()
+    with pytest.raises(SamplerError, match=r"not ready after 0.01 s \(cluster.start_s\)"):
+        driven(transport, collectors=1, restarts=1, start_s=0.01).collect(draws(), Sampling())
+    assert transport.stopped == ["c0.0", "c0.1"]
+
+
+def test_old_weights_are_freed() -> None:
+    transport = Pretended()
+    driver = driven(transport)
+    for version in range(5):
+        driver.load(str(version).encode())
+        driver.collect(draws(), Sampling())
+    assert transport.held == {4: b"4"}
+
+
+def test_another_thread_can_end_the_wait() -> None:
+    driver = driven(Pretended())
+    driver.closed = True
+    with pytest.raises(SamplerError, match="closed while they sampled"):
+        driver.collect(draws(), Sampling())
+
+
+def test_units_are_whole_groups_and_single_draws_go_together() -> None:
+    assert [len(unit) for unit in units_of(draws(5, 2))] == [2] * 5
+    assert [len(unit) for unit in units_of(draws(5, 2), groups_per_call=2)] == [4, 4, 2]
+    assert [len(unit) for unit in units_of(draws(SINGLE + 3, 1))] == [SINGLE, 3]
+    assert [draw for unit in units_of(draws(), 4) for draw in unit] == draws() and units_of([]) == []
