@@ -5,7 +5,7 @@
 Trains the quickstart recipe for 20 steps (on easier sums, so that there is a gradient), first in one process of this machine
 (`cluster.collectors=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all of
 episodes.jsonl and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N collectors are killed (SIGKILL) at random moments;
-`--freezes` stops them (SIGSTOP), `--node-kills` ends the second node, `--driver-kills` kills the run itself, which is then resumed. One
+`--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes, `--driver-kills` kills the run itself, which is then resumed. One
 JSON line for each run; the bar is that all are equal, that no process is left, and that no answer is without a score.
 """
 
@@ -78,9 +78,7 @@ class Trouble:
                     os.kill(places[worker]["pid"], signal.SIGSTOP)
                     self.frozen_at[worker] = time.monotonic()
                 else:
-                    nodes = self.cluster.list_all_nodes()
-                    self.cluster.remove_node(nodes[-1], allow_graceful=False)
-                    self.cluster.add_node(num_cpus=4, object_store_memory=OBJECTS)
+                    self.cluster.remove_node(self.cluster.list_all_nodes()[-1], allow_graceful=False)
             except (ProcessLookupError, AssertionError):
                 self.todo.append(what)
                 continue
@@ -100,7 +98,8 @@ def child(args: Mapping[str, Any]) -> None:
         from ray.cluster_utils import Cluster
 
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "object_store_memory": OBJECTS, "include_dashboard": False})
-        cluster.add_node(num_cpus=4, object_store_memory=OBJECTS)
+        for _ in range(1 + args["node_kills"]):  # those that are ended are there from the start: Ray starts nodes in the main thread only
+            cluster.add_node(num_cpus=4, object_store_memory=OBJECTS)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         trouble = Trouble(cluster, args)
         trouble.begin()
