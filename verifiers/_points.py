@@ -14,7 +14,8 @@ SIGNS = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";"
          "(": "an opening round bracket", "%": "a percent sign", "+": "a plus sign", "=": "an equals sign"}  # fmt: skip
 ITEM = re.compile(r"(\s*)(?:([-*\u2022])|(\d+)([.)]))\s+")
 """The beginning of a line of a list: its indentation, its bullet, or its number and what follows it."""
-WORD = re.compile(r"(?<![\w\\])[a-zA-Z]{4,}(?!\w)")
+WORD = re.compile(r"(?<![\w'\u2019\\@/.<&-])[a-zA-Z]{4,}(?![\w'\u2019@/\\-]|\.\w)")
+"""A word by itself: not a part of `doesn't`, of a name such as `max_length`, of a command of LaTeX, of an address."""
 NUMBER = re.compile(r"(?<![\w.,])[1-9][0-9]{1,3}(?![\w.,])")
 SPELLED = 20
 """Numbers up to here may be in an answer as words."""
@@ -36,7 +37,7 @@ def more(rubric: str, question: str, answer: str, seed: str) -> tuple[str, str]:
     kinds = list(KINDS)
     dice.shuffle(kinds)
     wordings, true, false = next(found for kind in kinds if (found := kind(question, answer, dice)) is not None)
-    place, negated = dice.random(), dice.random() < 0.5 and len(wordings) > 1
+    place, negated = dice.random(), dice.random() < 0.5
     met, lacking = (false, true) if negated else (true, false)
     wording = wordings[negated]
     return _added(rubric, wording.format(met), place), _added(rubric, wording.format(lacking), place)
@@ -102,7 +103,7 @@ def _least(question: str, answer: str, dice: random.Random) -> Kind:
     few, many = max(size // 3, min(size, 2)), 2 * size + 20
     low = max(few // 2, min(few, 2))
     return (
-        ("The answer has at least {} characters.",),
+        ("The answer has at least {} characters.", "The answer has fewer than {} characters."),
         str(dice.randint(low, few)),
         str(dice.randint(many, 2 * many)),
     )
@@ -114,7 +115,8 @@ def _most(question: str, answer: str, dice: random.Random) -> Kind | None:
     many = 2 * (len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)) + 20
     if few < 3:
         return None
-    return ("The answer has at most {} words.",), str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
+    wordings = ("The answer has at most {} words.", "The answer has more than {} words.")
+    return wordings, str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
 
 
 KINDS: tuple[Callable[[str, str, random.Random], Kind | None], ...] = (_word, _number, _sign, _first, _least, _most)

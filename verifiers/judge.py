@@ -82,7 +82,8 @@ class Judge(Awaiting):
             verifier: accepts the plain cases without the model.
             url: the endpoint up to /v1, such as http://127.0.0.1:8000/v1.
             model: the name of the model there.
-            rubric: what a right answer must meet; empty compares with the reference alone.
+            rubric: what a right answer must meet; empty compares with the reference alone. The items of a list must all be met: the canary
+                adds one, so a list of faults, of alternatives or of grades would be judged otherwise with it.
             votes: how many times each answer is judged; more than half must say right. Above 1 a temperature above 0 is needed.
             swap: whether each vote asks twice, with the reference before and after the answer, and both must say right.
             canary: whether a paid answer is asked about again, with another reference, or twice with one more point in the rubric. A model

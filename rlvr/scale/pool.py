@@ -258,6 +258,8 @@ class Pool:
             return False
         if len(worker.holds) * len(self._workers) >= self._asked[version]:
             return False  # it has its share; the rest is for those who are about to come
+        if worker.holds and self._suspects.get(version) and worker is self._least(version):
+            return False  # it is to have nothing, so that a suspect can have it
         for queues in (self._suspects, self._waiting):
             if (queue := queues.get(version)) and not (queues is self._suspects and worker.holds):
                 earliest, other = self._elsewhere(worker)
@@ -268,6 +270,10 @@ class Pool:
                 worker.closed = queues is self._suspects
                 return True
         return False
+
+    def _least(self, version: int) -> _Worker:
+        """The worker of this version that has the least to do."""
+        return min((worker for worker in self._workers.values() if worker.version == version), key=lambda worker: len(worker.holds))
 
     def _turn(self, worker: _Worker) -> bool:
         """A worker without work loads what is to be done next, or copies one of the last groups, or prepares for what will be asked."""

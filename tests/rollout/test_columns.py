@@ -170,6 +170,27 @@ def test_a_forged_row_is_one_sentence_where_a_reward_is_paid(row: Any) -> None:
         from_columns(Columns.from_bytes(forged([PAID, [2], [1], [row]], NUMBERS)))
 
 
+@pytest.mark.parametrize(
+    ("mask", "logprob", "place", "reward", "end"),
+    [
+        (0b10000000, -0.5, 0, 1.0, "terminated"),  # the policy chose the first token
+        (0b01000000, 0.5, 1, 1.0, "terminated"),
+        (0b01000000, -math.inf, 1, 1.0, "terminated"),
+        (0b01000000, math.nan, 1, 1.0, "terminated"),
+        (0b01000000, -0.5, 1, math.inf, "terminated"),
+        (0b01000000, -0.5, 1, math.nan, "terminated"),
+        (0b01000000, -0.5, 0, 1.0, "terminated"),  # paid for a token of the prompt
+        (0b01000000, -0.5, -1, 1.0, "terminated"),
+        (0b01000000, -0.5, 2, 1.0, "terminated"),
+        (0b01000000, -0.5, 1, 1.0, "failed"),
+    ],
+)
+def test_forged_numbers_that_no_episode_may_have_are_one_sentence(mask: int, logprob: float, place: int, reward: float, end: str) -> None:
+    numbers = struct.pack("<HHBfqd", 5, 6, mask, logprob, place, reward)
+    with pytest.raises(Damaged, match=r"cannot be one: episode of 't'|do not fit each other"):
+        from_columns(Columns.from_bytes(forged([PAID, [2], [1], [[*ROW[:2], end, *ROW[3:]]]], numbers)))
+
+
 def test_what_is_left_over_after_the_arrays_is_refused() -> None:
     with pytest.raises(Damaged, match="3 bytes are left over"):
         Columns.from_bytes(forged([PAID, [2], [1], [ROW]], NUMBERS + b"abc"))

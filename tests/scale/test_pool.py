@@ -100,6 +100,19 @@ def test_the_company_of_a_bad_group_is_not_given_up() -> None:
     assert up == ["bad"] and sorted(kept, key=str) == list(range(7))
 
 
+@pytest.mark.parametrize("others", ["b", "bc", "bcd"])
+def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> None:
+    pool = ready("a", *others, room=2, most_losses=1)
+    running = [order for order in given(pool.ask(range(2 + 2 * len(others)), 0)) if order.worker != "a"]
+    lost = {again.group for again in given(pool.lost("a", "killed"), Again)}
+    begun = list[Hashable]()
+    for place in range(60):  # there is always more to do
+        said = [*pool.ask([f"more {place}"], 0), *pool.ended(running.pop(0))]
+        running += given(said)
+        begun += [order.group for order in given(said)]
+    assert len(lost) == 2 and lost <= set(begun[:20]) and len(begun) > 50, begun
+
+
 def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work() -> None:
     pool = ready("a", "b", backups=0.0)
     pool.ask(["0:0", "0:1"], 0)

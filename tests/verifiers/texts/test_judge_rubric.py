@@ -20,6 +20,8 @@ POINTS: tuple[tuple[str, Callable[[str, str], bool]], ...] = (
     (r'contains the word "(\w+)"', lambda word, answer: word in answer.casefold()),
     (r"contains? the number (\d+)", lambda number, answer: re.search(rf"(?<!\d){number}(?!\d)", answer) is not None),
     (r"at least (\d+) characters", lambda count, answer: len(answer.strip()) >= int(count)),
+    (r"fewer than (\d+) characters", lambda count, answer: len(answer.strip()) < int(count)),
+    (r"more than (\d+) words", lambda count, answer: len(answer.split()) > int(count)),
     (r"at most (\d+) words", lambda count, answer: len(answer.split()) <= int(count)),
     (r"begins? with the letter (\w)", lambda letter, answer: answer.strip()[:1].upper() == letter),
     (r"contains? (an? [a-z ]+)\.", lambda name, answer: next(sign for sign, known in SIGNS.items() if known == name) in answer),
@@ -71,10 +73,26 @@ def test_the_added_point_is_met_once_and_lacking_once(answer: str) -> None:
         points = [text.replace(RUBRIC, "").strip() for text in (met, lacking)]
         assert [fair_on(point, answer) for point in points] == [True, False], points
         words = [re.sub(r"\b(an? [a-z ]+)\.|\"\w+\"|\d+|letter \w", "_", point) for point in points]
-        assert words[0] == words[1] and met.index(RUBRIC) * lacking.index(RUBRIC) >= 0
+        assert words[0] == words[1] and met.startswith(RUBRIC) == lacking.startswith(RUBRIC)
         kinds.add(words[0])
     assert len(kinds) >= (3 if len(answer) > 4 and answer[0].isalpha() else 1), kinds
     assert more(RUBRIC, "q", answer, "1") == more(RUBRIC, "q", answer, "1")
+
+
+@pytest.mark.parametrize("answer", ["\u5224\u5b9a\u4e3a\u5bf9", "?"])
+def test_an_answer_that_leaves_only_its_length_to_ask_about_is_not_told_by_long_lengths(answer: str) -> None:
+    """Else it has itself paid `unless the rubric asks for many characters`."""
+    both = [more(RUBRIC, "q", answer, str(seed)) for seed in range(300)]
+    longer = [tuple(bool(re.search(r"\b\d{2,} characters", text)) for text in pair) for pair in both]
+    assert min(longer.count((False, True)), longer.count((True, False))) > 60
+
+
+@pytest.mark.parametrize(
+    "answer", ["It doesn't, nor couldn\u2019t it.", "max_length of \\frac{a}{b}", "see www.example.com/page", "well-known"]
+)
+def test_a_part_of_a_word_is_not_asked_for(answer: str) -> None:
+    """A fair judge may say that it is no word of the answer."""
+    assert not any("the word" in more(RUBRIC, "q", answer, str(seed))[0] for seed in range(100))
 
 
 LIST = """Check these:
