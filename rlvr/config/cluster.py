@@ -28,6 +28,8 @@ class ClusterConfig(Section):
     """When this share of a step's calls is left, collectors without work sample second copies of them; the first that ends counts."""
     restarts: int = Field(default=5, ge=0)
     """How often each collector is started again in a run; after that the run goes on with fewer."""
+    losses: int = Field(default=4, ge=2)
+    """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
     start_s: float = Field(default=300.0, gt=0)
     """How long a collector may take to start, or to load weights."""
     group_s: float = Field(default=3600.0, gt=0)

@@ -33,7 +33,9 @@ class Driver:
 
     def __init__(self, transport: Transport, settings: ClusterConfig, *, tell: Callable[[str], None] = print) -> None:
         self.transport, self.settings, self.tell = transport, settings, tell
-        self.pool = Pool(group_s=settings.group_s, load_s=settings.start_s, backups=settings.backups)
+        self.pool = Pool(
+            group_s=settings.group_s, load_s=settings.start_s, most_losses=settings.losses, backups=settings.backups
+        )  # fmt: skip
         self.again, self.lost, self.given_up = 0, 0, 0
         """How many units were sampled again, collectors lost, and units given up, in the whole run."""
         self.timing, self.closed = Timing(), False

@@ -220,6 +220,6 @@ def test_deep_nesting_is_refused_too() -> None:
 )
 def test_numbers_that_no_episode_may_have_are_refused(name: str, value: float, words: str) -> None:
     columns = to_columns([long(1, 60)])
-    wrong = np.full_like(getattr(columns, name), value)
+    changed: Any = {name: np.full_like(getattr(columns, name), value)}
     with pytest.raises(Damaged, match=f"an episode that cannot be one: .*{words}"):
-        from_columns(replace(columns, **{name: wrong}))
+        from_columns(replace(columns, **changed))

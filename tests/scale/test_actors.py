@@ -32,7 +32,8 @@ class Call:
     """One call of an actor; the test says how it ends."""
 
     def __init__(self, name: str, given: tuple[Any, ...]) -> None:
-        self.name, self.given, self.done, self.value = name, given, False, None
+        self.name, self.given, self.done = name, given, False
+        self.value: Any = None
 
     def ends(self, value: Any = None) -> None:
         self.done, self.value = True, value

@@ -135,6 +135,7 @@ def test_a_unit_that_ends_its_collectors_is_left_out_without_a_score() -> None:
     verdict = failed[0].verdict
     assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA and "killed by it" in verdict.reason
     assert any("2 answers from group 1:2 on are left out" in line for line in told)
+    assert len([line for line in told if "is lost" in line]) == ClusterConfig().losses
 
 
 def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> None:
