@@ -156,18 +156,18 @@ def examined(family: str, steps: int) -> dict[str, Any]:
     except Exception as error:  # each version of transformers has other families and checks
         return line | {"why": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     try:
+        sampler = build("sampler", "hf", batch_size=7)
+        sampler.prepare(precision="float32", max_length=64)
+        slow = sampler.suits(model)
+        line |= {"sampler": sampler.kind.__name__, "slow": bool(slow)}
+        table = checked(model, sampler, CharTokenizer("0123456789"), temperature=TEMPERATURE)  # as before every run
+        if why := refusal(family, table):
+            return line | {"state": "refused", "why": why}
         learner = Learner(
             model, build("algorithm", "grpo"), Optimization(learning_rate=1e-2), accelerator=Accelerator(cpu=True), total_steps=steps,
             temperature=TEMPERATURE,
         )  # fmt: skip
-        sampler = build("sampler", "hf", batch_size=7)
-        sampler.prepare(precision="float32", max_length=64)
-        slow = sampler.suits(model)
-        line |= {"sampler": sampler.kind.__name__, "slow": bool(slow), "learner": "padded" if learner.unpackable else "packed"}
-        line["why_padded"] = learner.unpackable
-        table = checked(model, sampler, CharTokenizer("0123456789"), temperature=TEMPERATURE)  # as before every run
-        if why := refusal(family, table):
-            return line | {"state": "refused", "why": why}
+        line |= {"learner": "padded" if learner.unpackable else "packed", "why_padded": learner.unpackable}
         line["before"] = learned(learner) | sampled(sampler, model)
         for step in range(steps):
             learner.supervise(random.Random(step).sample(rows_of(step % 7), 4))

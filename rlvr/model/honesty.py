@@ -137,7 +137,9 @@ def compared(
     rows, changed = material(model, longest), material(model, longest, changed=True)
     try:
         expected = plain(model, rows, temperature)
-    except RuntimeError as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever the code of a family raises
         kind = next(model.parameters()).device.type
         mixed = torch.is_autocast_enabled(kind)
         computed = str(torch.get_autocast_dtype(kind) if mixed else model.dtype).removeprefix("torch.")
