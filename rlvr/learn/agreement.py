@@ -86,7 +86,7 @@ def checked(
     `sampler`: one in this process, which has the model; `precision`: what is computed in; `longest`: what a row of the run may reach.
     """
     device, dtype = next(model.parameters()).device, getattr(torch, precision)
-    with honesty.undisturbed(model):
+    with honesty.undisturbed(model), honesty.in_words(model, "the check before a run"):
         policy = Policy(model, temperature=temperature, fp32_head=fp32_head)
         how = packing.packing_for([policy], device, precision, autocast)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rlvr.contracts import Tokenizer
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, RlvrError
 from rlvr.mdp.rules import TokenMDP
 from rlvr.model.attention import NAME, Alone, handed
 from rlvr.model.batch import Rows
@@ -125,6 +125,22 @@ def undisturbed(model: Any) -> Iterator[None]:
             model.train(training)
 
 
+@contextmanager
+def in_words(model: Any, what: str) -> Iterator[None]:
+    """ConfigError for whatever the code of a family raises while `what` is computed; memory that runs out is another matter."""
+    try:
+        yield
+    except (RlvrError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        kind = next(model.parameters()).device.type
+        mixed = torch.is_autocast_enabled(kind)
+        computed = str(torch.get_autocast_dtype(kind) if mixed else model.dtype).removeprefix("torch.")
+        way_out = "; set train.mixed_precision: 'no'" if mixed else ""
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(f"{model.config.model_type} cannot be computed in {computed}: {what} fails ({said}){way_out}") from error
+
+
 @torch.no_grad()
 def compared(
     model: Any, ways: Mapping[str, Way], *, temperature: float = 1.0, dtype: torch.dtype | None = None, longest: int = LONGEST
@@ -135,17 +151,8 @@ def compared(
     """
     exact = is_exact(dtype or model.dtype, next(model.parameters()).device)
     rows, changed = material(model, longest), material(model, longest, changed=True)
-    try:
+    with in_words(model, "a plain pass"):
         expected = plain(model, rows, temperature)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever the code of a family raises
-        kind = next(model.parameters()).device.type
-        mixed = torch.is_autocast_enabled(kind)
-        computed = str(torch.get_autocast_dtype(kind) if mixed else model.dtype).removeprefix("torch.")
-        family, way_out = model.config.model_type, "; set train.mixed_precision: 'no'" if mixed else ""
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(f"{family} cannot be computed in {computed}: its own code fails ({said}){way_out}") from error
     room = room_for(expected, exact)
     yield Finding("a second pass", apart(plain(model, rows, temperature), expected, exact), room)
     others = slice(int(rows.trained[0]), None)
