@@ -300,6 +300,13 @@ def test_clip_cov_takes_the_gradient_of_the_chosen_tokens_only() -> None:
     assert not build("algorithm", "clip_cov", clip_cov_lb=90.0, clip_cov_ub=99.0).prepare(columns).any()
 
 
+def test_clip_cov_chooses_between_its_bounds_and_not_at_them() -> None:
+    columns = {"advantages": tensor(3.0, -3.0, 1.0, -1.0), "old": tensor(-1.0, -3.0, -1.0, -3.0)}
+    assert covariance(columns, list).tolist() == [3.0, 3.0, 1.0, 1.0]
+    assert build("algorithm", "clip_cov", clip_cov_lb=0.5, clip_cov_ub=3.0).prepare(columns).tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert not build("algorithm", "clip_cov", clip_cov_lb=1.0, clip_cov_ub=3.0).prepare(columns).any()
+
+
 def test_kl_cov_holds_the_tokens_that_vary_most() -> None:
     algorithm = build("algorithm", "kl_cov", kl_cov_ratio=0.5, kl_cov_coef=2.0)
     columns = {"advantages": tensor(3.0, -3.0, 0.1, -0.1), "old": tensor(-0.1, -3.0, -1.0, -2.0)}
