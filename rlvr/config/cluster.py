@@ -27,7 +27,7 @@ class ClusterConfig(Section):
     backups: float = Field(default=0.0, ge=0, le=1)
     """When this share of a step's calls is left, collectors without work sample second copies of them; the first that ends counts."""
     restarts: int = Field(default=5, ge=0)
-    """How often each collector is started again in a run; after that the run goes on with fewer."""
+    """How often each collector is started again in a run; after that the run continues with fewer."""
     losses: int = Field(default=4, ge=2)
     """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
     start_s: float = Field(default=300.0, gt=0)

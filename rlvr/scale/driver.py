@@ -143,7 +143,7 @@ class Driver:
         self._last = why
         slot = int(worker[1:].split(".")[0])
         left = self.settings.restarts + 1 - self._starts[slot]
-        what = f"it is started again ({left} more times at most)" if left > 0 else "it is not started again, the run goes on with fewer"
+        what = f"it is started again ({left} more times at most)" if left > 0 else "it is not started again, the run continues with fewer"
         self.tell(f"collector {worker} is lost: {why}; {what}")
         if left > 0:
             self._start(slot)

@@ -145,7 +145,7 @@ def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> Non
         SamplerError, match=r"no collector is left: each was started 1 times; the last one was lost: killed by it; .*--resume"
     ):
         driven(transport, told, collectors=2, restarts=0).collect(draws(), Sampling())
-    assert told[0].endswith("it is not started again, the run goes on with fewer") and transport.begun == 2
+    assert told[0].endswith("it is not started again, the run continues with fewer") and transport.begun == 2
 
 
 def test_a_start_that_can_never_work_ends_the_run_at_once() -> None:
