@@ -22,7 +22,7 @@ from rlvr.model.device import trained_in
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.timing import Timing
-from rlvr.scale.driver import Driver
+from rlvr.scale.driver import Batch, Driver
 from rlvr.scale.units import units_of
 
 
@@ -96,9 +96,13 @@ class Elsewhere(InUnits):
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order."""
-        found = self.driver.collect(draws, sampling, version=version)
-        self.timing = self.driver.timing
+        batch = self.begin(draws, sampling, version=version)
+        found, self.timing = batch.result(), batch.timing
         return found
+
+    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
+        """Ask for one episode a draw, without waiting for them."""
+        return self.driver.begin(draws, sampling, version=version)
 
     def close(self) -> None:
         """Stop waiting for collectors."""
