@@ -118,17 +118,20 @@ class Sending(Sampler):
 
     def __init__(self, inner: Sampler, driver: Driver) -> None:
         self.inner, self.driver = inner, driver
+        self._sent: int | None = None
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
     def receive(self, weights: Weights, version: int) -> None:
-        """Send new weights."""
-        self.load(weights.model(), version)
+        """Send new weights. An evaluation may have sent them already; those of a warm start are all version 0."""
+        if version != self._sent or version == 0:
+            self.load(weights.model(), version)
 
     def load(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
         from rlvr.scale.collector import weights_of
 
+        self._sent = version
         self.driver.load(weights_of(model) if type(self.inner).load is not Sampler.load else b"")
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
