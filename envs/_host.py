@@ -66,7 +66,11 @@ class World:
             raise ForeignLate(f"{what or 'open'}: the process of this world has ended")
         seconds = self._call_s if within is None else within
         try:
-            reply = self._exchange(json.dumps({"ask": what, "with": given}).encode() + b"\n", seconds)
+            request = json.dumps({"ask": what, "with": given}).encode() + b"\n"
+        except (RecursionError, ValueError, TypeError) as error:  # the world has not seen it
+            raise ForeignRaised(type(error).__name__, f"{what or 'open'}: what is asked cannot be written as JSON") from None
+        try:
+            reply = self._exchange(request, seconds)
         except TimeoutError:
             self.close()
             raise ForeignLate(f"{what or 'open'} gave nothing within {seconds:g} s") from None

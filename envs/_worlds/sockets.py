@@ -94,6 +94,7 @@ class Connection(World):
 
     def _exchange(self, request: Any, seconds: float) -> dict[str, Any]:
         try:
+            self._unasked(request["type"])
             self._socket.send(json.dumps(request))
             reply = json.loads(self._socket.recv(timeout=seconds))
         except TimeoutError:
@@ -109,6 +110,12 @@ class Connection(World):
             code, why = str(data.get("code", "UNKNOWN")), str(data.get("message", ""))[:500]
             raise (Refused if code in INVALID else ForeignRaised)(code, why)
         return data
+
+    def _unasked(self, kind: str) -> None:
+        """ForeignLate if the server wrote a message that nobody waited for: the next answer would be taken for that of another action."""
+        with suppress(TimeoutError):
+            found = self._socket.recv(timeout=0)
+            raise ForeignLate(f"{kind}: the server wrote {found!r:.80} before it was asked")
 
     def _took(self, data: dict[str, Any]) -> dict[str, Any]:
         over, reward = data.get("done"), data.get("reward")

@@ -32,6 +32,31 @@ def gone(pid: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_worlds_do_not_share_the_position_in_a_file_that_was_loaded(tmp_path: Path, whole: bool) -> None:
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    given = {"path": str(tmp_path / "lines"), "whole": whole}
+    host = Host("tests.fixtures.theirs.odd_worlds:Lines", extra="odd", loads=given)
+    try:
+        assert host.start()["kept"] is whole, "an open file is not shared, and what was read from it is"
+        with host.open(**given) as first, host.open(**given) as second:
+            assert first.ask("line") == "one\n" == second.ask("line")
+            assert first.ask("line") == "two\n"
+    finally:
+        host.close()
+
+
+def test_what_cannot_be_written_as_json_is_refused_and_ends_nothing(host: Host) -> None:
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    with host.open() as world:
+        for wrong in (deep, object(), {1, 2}):
+            with pytest.raises(ForeignRaised, match="cannot be written as JSON"):
+                world.ask("twice", number=wrong)
+        assert world.ask("twice", number=4) == 8
+
+
 def test_what_passes_is_json_and_what_is_printed_stays_there(host: Host) -> None:
     assert host.start() == {"version": "1"}
     with host.open() as world:
