@@ -24,9 +24,10 @@ import struct
 import sys
 import threading
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, ClassVar
 
 ORDER = struct.Struct("!cI")
 """An order of the near side: `o` opens a world (its socket comes along), `k` kills the process of that id."""
@@ -87,6 +88,8 @@ class Loaded:
     True
     """
 
+    load: ClassVar[Callable[..., Any]]
+    """Loads it with the package; a static method of the world."""
     kept: Any = None
     failed: BaseException | None = None
 
@@ -109,11 +112,6 @@ class Loaded:
         if cls.failed is not None:
             raise cls.failed
         return cls.load(**given) if cls.kept is None else cls.kept
-
-    @staticmethod
-    def load(**given: Any) -> Any:
-        """Load it with the package."""
-        raise NotImplementedError
 
 
 def _held() -> set[tuple[str, str]]:

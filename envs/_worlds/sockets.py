@@ -69,6 +69,8 @@ class Connection(World):
         try:
             if what == "begin":
                 reply = self._exchange({"type": "reset", "data": {**self._reset, "seed": given["seed"]}}, seconds)
+                if reply.get("done") is True:
+                    raise ForeignError("reset: the episode is over before the first action")
                 return self._text(reply)
             reply = self._exchange({"type": "step", "data": given["move"]}, seconds)
         except Refused as error:

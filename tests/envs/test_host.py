@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def gone(pid: int) -> bool:
 @pytest.mark.parametrize("whole", [True, False])
 def test_worlds_do_not_share_the_position_in_a_file_that_was_loaded(tmp_path: Path, whole: bool) -> None:
     (tmp_path / "lines").write_text("one\ntwo\n")
-    given = {"path": str(tmp_path / "lines"), "whole": whole}
+    given: dict[str, Any] = {"path": str(tmp_path / "lines"), "whole": whole}
     host = Host("tests.fixtures.theirs.odd_worlds:Lines", extra="odd", loads=given)
     try:
         assert host.start()["kept"] is whole, "an open file is not shared, and what was read from it is"

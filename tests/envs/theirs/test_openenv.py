@@ -100,6 +100,14 @@ def test_a_message_that_nobody_waited_for_is_not_the_answer_to_the_next_action(g
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "before it was asked" in verdict.reason, verdict
 
 
+def test_an_episode_that_is_over_before_the_first_action_cannot_be_played() -> None:
+    with (
+        rlvr.make("env", "openenv", server=SERVER, won=1.0, reset={"fault": "over"}) as env,
+        pytest.raises(ConfigError, match="over before"),
+    ):
+        env.task("train", 0)
+
+
 def test_an_action_that_alone_breaks_a_step_is_the_answers_fault() -> None:
     with rlvr.make("env", "openenv", server=SERVER, won=1.0, harmless=[{"guess": "0"}]) as env:
         verdict = said(env, "0", "raise")
