@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 BOX, SEED = "/tmp", "/opt/rlvr/seed"
+JUDGING = (BOX + "/tests", BOX + "/solution", BOX + "/logs/verifier", "/proc", "/dev/fd")
 DEVICES = ("/dev/stdin", "/dev/stdout", "/dev/stderr")
 METADATA = (".dist-info", ".egg-info", ".egg")
 """Where Python looks for plugins: an entry point of pytest in the working folder would be loaded by `python -m pytest`."""
@@ -89,7 +90,8 @@ def allowed(path: str, roots: list[str], asked: set[str]) -> bool:
     real = os.path.realpath(path)
     if any(below(real, root) for root in roots):
         return True
-    return not any(below(real, place) for place in (BOX, "/proc", "/dev/fd"))
+    closed = JUDGING if target in asked else (BOX, "/proc", "/dev/fd")
+    return not any(below(real, place) for place in closed)
 
 
 def below(path: str, root: str) -> bool:

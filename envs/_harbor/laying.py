@@ -28,6 +28,8 @@ SETTINGS = ("conftest.py", "pytest.ini", ".pytest.ini")
 """Files that pytest runs or obeys without being told to."""
 NAMED = re.compile(rb"(?<![A-Za-z0-9_])([A-Za-z0-9_]+)(?:\.py(?![A-Za-z0-9_])|/__init__)")
 """A module that is named as a file."""
+PLACE = re.compile(rb"/[A-Za-z0-9._/-]*[A-Za-z0-9_/-]")
+"""A place that is named: a link to it may be the answer."""
 UNPACK = """(
 set -e
 export PATH={path}
@@ -167,6 +169,7 @@ def _refused(image: Image, folder: Folder) -> dict[str, list[str]]:
     asked, mine = ({name.decode() for text in texts for name in NAMED.findall(text)} for texts in (said, question))
     others = (*SETTINGS, "/dev/stdin", "/dev/stdout", "/dev/stderr")
     asked |= {name for name in others if any(name.encode() in text for text in said)}
+    asked |= {path.decode() for text in question for path in PLACE.findall(text)}
     asked |= {kind for kind in ("dist-info", "egg-info", "egg") if any(f".{kind}".encode() in text for text in said)}
     judging = {path.partition("/")[0].partition(".")[0] for path in folder.tests if path.endswith((".py", ".so"))} - mine
     return {

@@ -33,6 +33,12 @@ WORKS = {
         "tests/hello.txt": "hello\n",
         "solution/solve.sh": "ln -s /etc/hostname host; echo hello > real; ln -s real hello.txt",
     },
+    "linked": {
+        **FOLDERS["hello"],
+        "instruction.md": "Link /app/later to /tmp/later, and /app/log to /dev/stdout.",
+        "tests/check.py": "import os; assert [os.readlink(f'/app/{name}') for name in ('later', 'log')] == ['/tmp/later', '/dev/stdout']",
+        "solution/solve.sh": "ln -s /tmp/later later; ln -s /dev/stdout log",
+    },
     "expects-artifact": {
         **FOLDERS["artifact"],
         "tests/check.py": "assert open('/app/out/prime.txt').read() == open('/tests/prime.txt').read()",
