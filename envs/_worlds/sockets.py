@@ -158,6 +158,7 @@ class Server(Host):
         if importlib.util.find_spec("websockets") is None:  # said before a server is started
             raise MissingExtra("websockets", "openenv")
         with self._lock:
+            self._disowned()
             self._look()
             if self.command and (self._process is None or self._process.poll() is not None):
                 self._stop()
@@ -234,6 +235,8 @@ class Server(Host):
             raise ForeignLate(f"{self.url}{path} gives no answer: {_short(error)}") from error
 
     def _stop(self) -> None:
+        if self._disowned():
+            return
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,30 @@ def test_worlds_do_not_share_the_position_in_a_file_that_was_loaded(tmp_path: Pa
             assert first.ask("line") == "two\n"
     finally:
         host.close()
+
+
+def test_a_forked_child_has_a_process_of_its_own(host: Host) -> None:
+    with host.open() as world:
+        before = world.ask("pid")
+        said, told = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+            child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(30)
+                with host.open() as own:
+                    os.write(told, f"{own.ask('twice', number=4)}".encode())
+                host.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(told)
+        assert os.read(said, 100) == b"8"
+        os.close(said)
+        assert world.ask("pid") == before, "the parent's worlds live on"
+        with host.open() as other:
+            assert other.ask("twice", number=4) == 8
 
 
 def test_what_cannot_be_written_as_json_is_refused_and_ends_nothing(host: Host) -> None:
