@@ -1,6 +1,6 @@
 """Collect the groups of one step: take tasks, sample answers, and report what was sampled but not kept.
 
-Each process samples its share of the groups, and then every process has all groups.
+Each process samples its share of the groups, or the main process all of them (`Rollout.shared`); then every process has all groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlvr.algos.parts.preferences import mismatched
 from rlvr.contracts import Sampling
 from rlvr.episode import Episode
 from rlvr.learn.crew import Crew
-from rlvr.learn.processes import share, together
+from rlvr.learn.processes import by_main, spread
 from rlvr.learn.questions.dynamic import DynamicSampling, Group
 from rlvr.learn.questions.questions import Asked
 from rlvr.learn.questions.stored import gold_groups
@@ -96,7 +96,14 @@ def looks_back(crew: Crew) -> bool:
 
 
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
-    """The groups of one step: stored ones, or new answers; `version` is that of the sampler's weights."""
+    """The groups of one step, in all processes: stored ones, or new answers; `version` is that of the sampler's weights."""
+    if crew.rollout.shared:
+        return by_main(crew.accelerator, lambda: gathered(crew, step, version=version))
+    return gathered(crew, step, version=version)
+
+
+def gathered(crew: Crew, step: int, *, version: int) -> Harvest:
+    """The groups of one step; where one place samples for all processes, only the main process calls this, from any thread."""
     if crew.config.data is not None:
         return with_yardsticks(crew, Harvest(taken(crew, step), {}, {}, Timing()))
     if crew.algorithm.sampling_rounds > 1:
@@ -163,12 +170,13 @@ def shown_reference(task: Task) -> dict[str, object]:
 
 def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
     """The episodes of some draws, in the same nesting, and this process's timing; each process samples its share."""
-    mine = share(crew.accelerator, draws)
 
-    def work() -> list[Group]:
+    def work(mine: Sequence[Sequence[Draw]]) -> list[Group]:
         return nested(mine, crew.rollout.collect(list(chain(*mine)), sampling, version=version))
 
-    return together(crew.accelerator, work), crew.rollout.timing
+    if crew.rollout.shared:
+        return work(draws), crew.rollout.timing
+    return spread(crew.accelerator, draws, work, by_one=False), crew.rollout.timing
 
 
 def nested(draws: Sequence[Sequence[Draw]], episodes: Sequence[Episode]) -> list[Group]:
