@@ -14,11 +14,14 @@ from typing import Protocol, runtime_checkable
 from rlvr.algos.parts.preferences import mismatched
 from rlvr.contracts import Sampling
 from rlvr.episode import Episode
+from rlvr.errors import ConfigError
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import by_main, spread
+from rlvr.learn.questions.carried import Carried, answer_from, parts_of
 from rlvr.learn.questions.dynamic import DynamicSampling, Group
 from rlvr.learn.questions.questions import Asked
 from rlvr.learn.questions.stored import gold_groups
+from rlvr.rollout.parts import Part, Parts
 from rlvr.rollout.rollout import Draw, Timing, seed_of
 from rlvr.task import Task
 
@@ -92,7 +95,7 @@ class Begins(Protocol):
 
 def looks_back(crew: Crew) -> bool:
     """Whether what a step asks depends on the answers of the step before, so that it can be asked only when these are judged."""
-    return crew.questions.looks_back or crew.algorithm.sampling_rounds > 1
+    return crew.questions.looks_back or "carried" in crew.saved or crew.algorithm.sampling_rounds > 1
 
 
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
@@ -106,6 +109,8 @@ def gathered(crew: Crew, step: int, *, version: int) -> Harvest:
     """The groups of one step; where one place samples for all processes, only the main process calls this, from any thread."""
     if crew.config.data is not None:
         return with_yardsticks(crew, Harvest(taken(crew, step), {}, {}, Timing()))
+    if "carried" in crew.saved:
+        return in_parts(crew, step, version)
     if crew.algorithm.sampling_rounds > 1:
         return with_yardsticks(crew, until_enough(crew, step, version))
     return harvested(crew, *sampled(crew, crew.config.rollout.prompts_per_step, step, version))
@@ -183,6 +188,45 @@ def nested(draws: Sequence[Sequence[Draw]], episodes: Sequence[Episode]) -> list
     """The episodes in the nesting of their draws."""
     fresh = iter(episodes)
     return [[next(fresh) for _ in group] for group in draws]
+
+
+def carry(crew: Crew) -> None:
+    """Sample in parts if the configuration asks for it (`rollout.max_tokens_per_version`); what is cut goes into the checkpoints."""
+    if not (most := crew.config.rollout.max_tokens_per_version):
+        return
+    name = f"rollout.max_tokens_per_version is {most}, which continues answers of one turn in later steps"
+    if crew.mdp.takes_part or crew.environment.max_turns > 1:
+        raise ConfigError(f"{name}; in {crew.config.env['name']} conversations have several turns, so leave it unset")
+    if crew.sampler.gives_text:
+        raise ConfigError(
+            f"{name}; the sampler {crew.config.rollout.sampler['name']!r} gives texts, which it cannot continue; leave it unset"
+        )
+    if crew.algorithm.needs_greedy or crew.algorithm.sampling_rounds > 1:
+        raise ConfigError(f"{name}; {crew.config.algorithm['name']} needs all answers of a step at its end, so leave it unset")
+    parts = Parts(crew.rollout.sampler, most)
+    crew.rollout.sampler, crew.saved["carried"] = parts, Carried(crew.environment, parts)
+
+
+def in_parts(crew: Crew, step: int, version: int) -> Harvest:
+    """The groups that end in this step, while those that do not are carried to the next."""
+    carried, timing = crew.saved["carried"], Timing()
+    assert isinstance(carried, Carried)
+    continued, asked = carried.continued, posed(crew, crew.config.rollout.prompts_per_step, step)
+    carried.begin(asked.tasks, asked.draws)
+    while not (done := carried.ended()):
+
+        def work(mine: Sequence[Sequence[tuple[Draw, Part | None]]]) -> list[list[Episode | Part | None]]:
+            everything = list(chain(*mine))
+            with carried.parts.cutting(parts_of(everything), version) as known:
+                fresh = iter(crew.rollout.collect([draw for draw, _ in everything], crew.sampling, version=version))
+                return [[answer_from(next(fresh), draw, known) for draw, _ in group] for group in mine]
+
+        carried.came(spread(crew.accelerator, carried.open, work, by_one=False))
+        timing = timing + crew.rollout.timing
+    groups = [[answer for answer in group.answers if isinstance(answer, Episode)] for group in done]
+    crew.questions.judged([group.asked for group in done], groups)
+    figures = {"parts/continued": float(continued), "parts/cut": float(carried.continued), "parts/groups": float(len(groups))}
+    return with_yardsticks(crew, Harvest(groups, {}, crew.questions.figures() | crew.sampler.figures() | figures, timing))
 
 
 def until_enough(crew: Crew, step: int, version: int) -> Harvest:
