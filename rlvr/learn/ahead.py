@@ -29,7 +29,7 @@ import functools
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from typing import Any
@@ -48,6 +48,8 @@ from rlvr.rollout.rollout import Timing
 from rlvr.task import Verdict
 
 HOST = torch.device("cpu")
+LOOK_S = 1.0
+"""How often a thread that waits for a batch looks up: the loss of another process is an error that is raised in it."""
 
 
 class Ahead:
@@ -82,7 +84,7 @@ class Ahead:
         """
         last = min(step + self.most, self.crew.config.train.steps - 1)
         self._ask(step, last if self._at_once is not None else step, version=step)
-        harvest = by_main(self.crew.accelerator, self._line.popleft().result)
+        harvest = by_main(self.crew.accelerator, functools.partial(awaited, self._line.popleft()))
         self._ask(step + 1, last, version=step)
         return harvest
 
@@ -124,11 +126,11 @@ class Ahead:
     def _wait(self) -> None:
         """Until nothing is being sampled, in all processes; raise any error in all of them."""
 
-        def wait() -> None:
+        def all_of_them() -> None:
             for batch in self._line:
-                batch.result()
+                awaited(batch)
 
-        by_main(self.crew.accelerator, wait)
+        by_main(self.crew.accelerator, all_of_them)
 
     def _ask(self, first: int, last: int, *, version: int) -> None:
         """Ask for the batches of these steps that are not asked yet, with the current weights."""
@@ -153,6 +155,13 @@ class Ahead:
     def _sampled(self, model: Any, step: int, version: int) -> Harvest:
         self.crew.sampler.load(model, version)
         return gathered(self.crew, step, version=version)
+
+
+def awaited(batch: Future[Harvest]) -> Harvest:
+    """The harvest of a batch, when it is complete."""
+    while not wait([batch], timeout=LOOK_S).done:
+        pass
+    return batch.result()
 
 
 def copy_for(sampler: Sampler, model: Any) -> Any:
