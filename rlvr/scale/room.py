@@ -1,0 +1,70 @@
+"""Whether a cluster has room for what a run asks of it. Ray lets what it cannot place wait for ever, without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.errors import ConfigError
+
+EPSILON = 1e-9
+"""Sums of fractions of a processor are not exact."""
+
+
+def check_room(settings: ClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
+    """ConfigError if these machines, with nothing else on them, cannot hold all processes of these settings.
+
+    >>> check_room(ClusterConfig(collectors=2), [{"CPU": 4.0}])
+    """
+    left = [dict(machine) for machine in machines]
+    for role, count, needs in _asked(settings):
+        placed = sum(_placed(machine, needs, count) for machine in left)
+        if placed < count:
+            there = "; ".join(_size(machine) for machine in machines) or "none"
+            raise ConfigError(
+                f"cluster.{role} is {count}, each with {_words(needs)} on one machine, and the cluster has room for {placed} of them "
+                f"(its machines: {there}); ask for fewer or for smaller ones, or add machines"
+            )
+        _take(left, needs, count)
+
+
+def no_place(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[str, float]) -> str:
+    """Why a collector is given up that Ray has not placed: something else is on the machines.
+
+    >>> no_place(ClusterConfig(), {"CPU": 4.0}, {})                                         # doctest: +SKIP
+    'no machine had room for it within 60 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; ...'
+    """
+    needs = _asked(settings)[0][2]
+    there = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
+    return (
+        f"no machine had room for it within {settings.place_s:g} s (cluster.place_s): it needs {_words(needs)} on one machine, "
+        f"and {there} are free; wait for what else runs there, or ask for less"
+    )
+
+
+def _words(needs: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"
+
+
+def _asked(settings: ClusterConfig) -> list[tuple[str, int, dict[str, float]]]:
+    """What is asked for: a setting, how many, and what one of them needs."""
+    collectors = {name: amount for name, amount in (("CPU", settings.cpus), ("GPU", settings.gpus)) if amount}
+    judges = {"CPU": settings.judge_cpus} if settings.judge_cpus else {}
+    return [("collectors", settings.collectors, collectors), ("judges", settings.judges, judges)]
+
+
+def _placed(machine: Mapping[str, float], needs: Mapping[str, float], most: int) -> int:
+    """How many of them one machine holds."""
+    return min([most, *(int(machine.get(name, 0.0) / amount + EPSILON) for name, amount in needs.items())])
+
+
+def _take(left: list[dict[str, float]], needs: Mapping[str, float], count: int) -> None:
+    for machine in left:
+        taken = _placed(machine, needs, count)
+        count -= taken
+        for name, amount in needs.items():
+            machine[name] = machine.get(name, 0.0) - taken * amount
+
+
+def _size(machine: Mapping[str, float]) -> str:
+    return ", ".join(f"{machine.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
