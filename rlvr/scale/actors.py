@@ -19,9 +19,8 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
+from rlvr.scale.machines import check_room, end, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.places import end, pids_of
-from rlvr.scale.room import check_room, no_place
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
 
@@ -242,7 +241,6 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
     local = settings.address == "local"
     if local:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # else whoever reaches its ports can run code
-        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "10")  # else Ray's agents outlive a killed run by a minute
     try:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError as error:

@@ -16,7 +16,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.scale.judges import Ask, HostLost
-from rlvr.scale.places import end, pids_of
+from rlvr.scale.machines import end, pids_of
 from rlvr.task import Task, Verdict
 
 

@@ -1,8 +1,16 @@
-"""Whether a cluster has room for what a run asks of it. Ray lets what it cannot place wait for ever, without a word."""
+"""The machines of a cluster: whether they have room for what a run asks, and how processes on them are ended.
+
+Ray lets what it cannot place wait for ever, without a word.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.errors import ConfigError
@@ -68,3 +76,21 @@ def _take(left: list[dict[str, float]], needs: Mapping[str, float], count: int) 
 
 def _size(machine: Mapping[str, float]) -> str:
     return ", ".join(f"{machine.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
+
+
+def end(ray: Any, actor: Any, place: Mapping[str, Any] | None) -> None:
+    """End an actor's process. A frozen one does not hear Ray, so on this machine it is ended directly."""
+    if actor is not None:
+        with suppress(Exception):
+            ray.kill(actor, no_restart=True)
+    if place is not None and place["pids"] and place["pids"] == pids_of():
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(place["pid"], SIGKILL)
+
+
+def pids_of() -> str:
+    """Where the number of a process of ours means the same: the machine since its start, and the namespace. Empty if that is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
