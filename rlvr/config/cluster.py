@@ -33,8 +33,8 @@ class ClusterConfig(Section):
     """How often each collector is started again in a run; after that the run continues with fewer."""
     losses: int = Field(default=4, ge=2)
     """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
-    place_s: float = Field(default=60.0, gt=0)
-    """How long Ray may take to find a machine with room for a collector."""
+    place_s: float = Field(default=120.0, gt=0)
+    """How long Ray may take to find a machine with room for a collector, and to start a process there."""
     start_s: float = Field(default=300.0, gt=0)
     """How long a collector may take to start, or to load weights."""
     group_s: float = Field(default=3600.0, gt=0)

@@ -37,10 +37,10 @@ def check_room(settings: ClusterConfig, machines: Sequence[Mapping[str, float]])
 
 
 def no_place(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[str, float]) -> str:
-    """Why a collector is given up that Ray has not placed: something else is on the machines.
+    """Why a collector is given up that has no process: something else is on the machines, or they are too slow.
 
     >>> no_place(ClusterConfig(), {"CPU": 4.0}, {})                                         # doctest: +SKIP
-    'no machine had room for it within 60 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; ...'
+    'no machine had room for it within 120 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; ...'
     """
     needs = _asked(settings)[0][2]
     there = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)

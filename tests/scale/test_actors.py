@@ -171,13 +171,13 @@ def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_fir
     monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
     transport._pulses.clear()
     why = (
-        "no machine had room for it within 60 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; "
+        "no machine had room for it within 120 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; "
         "wait for what else runs there, or ask for less"
     )
     for hopeless in (False, True):
         transport._started = not hopeless
         transport.start("c1.0")
-        clock[0] += 59
+        clock[0] += 119
         assert transport.poll(0) == []
         clock[0] += 2
         assert transport.poll(0) == [Lost("c1.0", why, blame=False, hopeless=hopeless)]

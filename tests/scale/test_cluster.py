@@ -33,7 +33,7 @@ from rlvr.scale.training import train
 from rlvr.scale.transport import Ended, Event, Lost
 from rlvr.scale.units import units_of
 from rlvr.task import Fault
-from tests.fixtures.cluster import MARK, OBJECTS, Nodes, ended, running, two_nodes
+from tests.fixtures.cluster import MARK, OBJECTS, Idle, Nodes, SlowToLoad, ended, running, two_nodes
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import TOKENS
 
@@ -201,18 +201,9 @@ def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(
             transport.kill(worker, signal.SIGSTOP)
         return bool(frozen)
 
-    began = time.monotonic()
     found, _, told = sampled(run_of(), plan)
-    assert found == expected and "is lost: no pulse in 3 s" in told[0] and time.monotonic() - began < 40
+    assert found == expected and "is lost: no pulse in 3 s" in told[0]
     assert not Path(f"/proc/{frozen[0]}").exists() or "State:\tZ" in Path(f"/proc/{frozen[0]}/status").read_text("utf-8")
-
-
-class SlowToLoad(actors._Actor):
-    """Takes its time to load weights. Its collector refuses what is asked of it before."""
-
-    def load(self, *given: Any) -> None:
-        time.sleep(0.7)
-        super().load(*given)
 
 
 def test_a_collector_that_comes_back_gets_no_work_before_it_has_the_version(
@@ -278,9 +269,8 @@ def test_what_no_machine_can_hold_is_one_sentence_at_once(nodes: Nodes) -> None:
 
 
 def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> None:
-    full = nodes.ray.remote(num_cpus=4)(_Idle)
-    others = [full.remote() for _ in range(2)]
-    nodes.ray.get([other.pulse.remote() for other in others], timeout=30)
+    others = [nodes.ray.remote(num_cpus=4)(Idle).remote() for _ in range(2)]
+    nodes.ray.get([other.pulse.remote() for other in others], timeout=120)
     try:
         with pytest.raises(RlvrError, match=r"no machine had room for it within 0.5 s .* and 0 of 8 CPUs are free"):
             sampled(run_of(), collectors=1, place_s=0.5)
@@ -289,18 +279,14 @@ def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> 
             nodes.ray.kill(other)
 
 
-class _Idle:
-    def pulse(self) -> None:
-        pass
-
-
-def test_weights_for_which_the_object_store_is_too_small_arrive_or_are_a_message(nodes: Nodes, expected: list[list[Episode]]) -> None:
+@pytest.mark.timeout(120)
+def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_nothing_hangs(
+    nodes: Nodes, expected: list[list[Episode]]
+) -> None:
     asked = ClusterConfig(collectors=2, restarts=1)
-    began = time.monotonic()
     with Driver(Actors(asked, run_of().model_dump(mode="json"), FACTS), asked, tell=lambda line: None) as driver:
         driver.load(bytes(2 * OBJECTS))
         assert driver.collect(draws(0), SAMPLING, version=0) == expected[0]
-    assert time.monotonic() - began < 60
 
 
 # ---- judge hosts --------------------------------------------------------------------------------------------------------
@@ -426,5 +412,5 @@ def test_a_node_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list
             return True
         return False
 
-    found, _, told = sampled(run_of(seconds=0.1), plan, place_s=30)
+    found, _, told = sampled(run_of(seconds=0.1), plan)
     assert found == expected and told
