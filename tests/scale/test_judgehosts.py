@@ -43,9 +43,7 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
     clock[0] += 5
     assert not made.look()
     clock[0] += 11
-    with pytest.raises(
-        SamplerError, match=r"no judge host is left: each was started 2 times; .* --resume"
-    ):
+    with pytest.raises(SamplerError, match=r"no judge host is left: each was started 2 times; .* --resume"):
         made.look()
     assert told[1] == "judge host j0.1 is lost: no pulse in 15 s; it is not started again, the run continues with fewer" and made.lost == 2
 
