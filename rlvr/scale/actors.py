@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import socket
 import time
 import zlib
 from collections.abc import Mapping, Set
@@ -19,7 +18,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
-from rlvr.scale.machines import check_room, end, no_place, pids_of
+from rlvr.scale.machines import check_room, end, here, no_place
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
@@ -45,7 +44,7 @@ class _Actor:
 
         self.collector = Collector(check(config, "the run"), facts)
         context = importlib.import_module("ray").get_runtime_context()
-        return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "node": context.get_node_id()}
+        return here() | {"node": context.get_node_id()}
 
     def load(self, version: int, data: bytes, checksum: int) -> None:
         self.collector.load(version, data, checksum)

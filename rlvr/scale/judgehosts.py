@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +14,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.scale.judges import Ask, HostLost
-from rlvr.scale.machines import end, pids_of
+from rlvr.scale.machines import end, here
 from rlvr.task import Task, Verdict
 
 
@@ -32,7 +30,7 @@ class HostActor:
         from rlvr.scale.judges import JudgeHost
 
         self.host = await asyncio.to_thread(lambda: JudgeHost(check(config, "the run")))
-        return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of()}
+        return here()
 
     async def judge(self, task: Task, transcript: Transcript) -> Verdict:
         """One verdict."""

@@ -6,6 +6,7 @@ Ray lets what it cannot place wait for ever, without a word.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -83,7 +84,7 @@ def end(ray: Any, actor: Any, place: Mapping[str, Any] | None) -> None:
     if actor is not None:
         with suppress(Exception):
             ray.kill(actor, no_restart=True)
-    if place is not None and place["pids"] and place["pids"] == pids_of():
+    if place is not None and place["pids"] and place["pids"] == pids_of() and place["born"] == born(place["pid"]):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(place["pid"], SIGKILL)
 
@@ -94,3 +95,20 @@ def pids_of() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+
+
+def born(pid: int) -> str:
+    """When a process was started, as the kernel counts; empty if it is gone. Numbers of processes are used again after a while."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def here() -> dict[str, Any]:
+    """Where this process runs, for whoever has to end it.
+
+    >>> here()["pid"] == os.getpid()
+    True
+    """
+    return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "born": born(os.getpid())}

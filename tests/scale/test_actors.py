@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import zlib
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
 from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
+from rlvr.scale.machines import born, end, here
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
 
@@ -95,7 +97,7 @@ class Actor:
         return SimpleNamespace(remote=remote, options=lambda **how: SimpleNamespace(remote=remote))
 
 
-PLACE = {"pid": 2**22 + 1, "host": "far", "pids": "elsewhere", "node": "n1"}
+PLACE = {"pid": 2**22 + 1, "host": "far", "pids": "elsewhere", "node": "n1", "born": "1"}
 
 
 @pytest.fixture
@@ -209,3 +211,13 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: p
     monkeypatch.setattr(ray, "init", init, raising=False)
     with pytest.raises(ConfigError, match=r"no Ray cluster answers at cluster.address 'far:6379': nobody there; start one with"):
         Actors(ClusterConfig(address="far:6379"), {}, Facts("float32", False, 1))
+
+
+def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    place = here() | {"pid": process.pid, "born": born(process.pid)}
+    end(ray, None, place | {"born": "1"})
+    assert process.poll() is None and born(process.pid)
+    end(ray, None, place)
+    process.communicate(timeout=20)
+    assert process.returncode == -9 and born(process.pid) == ""
