@@ -64,8 +64,11 @@ def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack) -> Driver:
 def check(crew: Crew) -> None:
     """Refuse what cannot be sampled by collectors yet."""
     name = crew.config.rollout.sampler["name"]
-    if type(crew.sampler).receive is not Sampler.receive:
-        raise ConfigError(f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one without, such as hf")
+    if type(crew.sampler).receive is not Sampler.receive and not crew.sampler.holds_trainer_up:
+        raise ConfigError(
+            f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one that runs in their process, "
+            "such as hf, or vllm with placement: colocated"
+        )
 
 
 class InUnits:
