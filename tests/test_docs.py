@@ -39,7 +39,6 @@ NOT_RUN = {
     "docs/sampling.md: export VLLM_SERVER_DEV_MODE=1: needs two GPUs",
     "docs/sampling.md: rlvr train recipe.yaml rollout.max_staleness=1: needs two GPUs",
     "docs/verifier.md: def begin(self, task, transcript): one method of a class",
-    "docs/your_trainer.md: from datasets import Dataset: needs TRL, which the tests do not install",
 }
 """Page: how the block begins: why."""
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]

@@ -1,9 +1,10 @@
 """Is a run the same, however many collectors sample for it, and whatever happens to them? Needs Ray (extra `ray`).
 
-    python benchmarks/scale/equal.py [--collectors 1 2 3] [--kills 0] [--freezes 0] [--node-kills 0] [--driver-kills 0] [--set a.b=c ...]
+    python benchmarks/scale/equal.py [--recipe agent_quickstart] [--whole] [--collectors 1 2 3] [--set a.b=c ...]
+        [--kills 0] [--freezes 0] [--node-kills 0] [--driver-kills 0]
 
-Trains the quickstart recipe for 20 steps (on easier sums, so that there is a gradient), first in one process of this machine
-(`cluster.collectors=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all of
+Trains a recipe for 20 steps, by default the quickstart with fewer prompts and easier sums (`--whole`: as it is). First in one process of
+this machine (`cluster.collectors=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all of
 episodes.jsonl and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N collectors are killed (SIGKILL) at random moments;
 `--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes, `--driver-kills` kills the run itself, which is then resumed. One
 JSON line for each run; the bar is that all are equal, that no process is left, and that no answer is without a score.
@@ -30,6 +31,7 @@ SMALL = [
     "env={name: arithmetic, levels: ['1+1'], worked: true, verifier: {name: numeric, channel: hash}}", "train.steps=20", "log.save_every=5",
     "rollout.prompts_per_step=8", "warmstart.steps=100", "warmstart.batch_size=32", "eval.tasks=64",
 ]  # fmt: skip
+WHOLE = ["train.steps=20", "log.save_every=5"]
 OBJECTS = 100 << 20
 
 
@@ -90,7 +92,7 @@ def child(args: Mapping[str, Any]) -> None:
     from rlvr.config.config import load
     from rlvr.scale.training import train
 
-    config = load("quickstart", [*args["overrides"], f"cluster.collectors={args['collectors']}"])
+    config = load(args["recipe"], [*args["overrides"], f"cluster.collectors={args['collectors']}"])
     cluster, trouble = None, None
     if args["collectors"]:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -177,6 +179,8 @@ def faults(folder: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="quickstart")
+    parser.add_argument("--whole", action="store_true", help="the recipe as it is, but for 20 steps")
     parser.add_argument("--collectors", type=int, nargs="+", default=[1, 2, 3])
     for name in ("kills", "freezes", "node-kills", "driver-kills"):
         parser.add_argument(f"--{name}", type=int, default=0)
@@ -195,8 +199,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for count in [0, *args.collectors]:
             out = Path(folder, f"collectors-{count}")
-            overrides = [*SMALL, "cluster={restarts: 50}", *args.set]
-            asked = {"overrides": overrides, "collectors": count, "out": str(out), "resume": False, **harm}
+            overrides = [*(WHOLE if args.whole else SMALL), "cluster={restarts: 50}", *args.set]
+            asked = {"recipe": args.recipe, "overrides": overrides, "collectors": count, "out": str(out), "resume": False, **harm}
             told = run(asked, args.driver_kills if count else 0, args.limit_s)
             found = digest(out)
             first = first or found
