@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import socket
 import time
 import zlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
@@ -28,6 +29,8 @@ PULSE_S, MISSED = 5.0, 3
 """How often each collector is asked for a pulse, and how many it may miss."""
 FETCH_S = 60.0
 """How long to wait for what a collector says is there."""
+LAST_BYTES, LAST_LINES = 16_384, 30
+"""How much of what a collector printed is kept when it is lost."""
 OBJECTS = 200 << 20
 """Bytes for what is passed, in a cluster on this machine; what does not fit is written to disk."""
 
@@ -37,6 +40,7 @@ class _Actor:
 
     def __init__(self) -> None:
         self.collector: Any = None
+        self.log = ""
 
     def begin(self, config: dict[str, Any], facts: Any) -> dict[str, Any]:
         """Build the collector; returns where it is."""
@@ -45,7 +49,8 @@ class _Actor:
 
         self.collector = Collector(check(config, "the run"), facts)
         context = importlib.import_module("ray").get_runtime_context()
-        return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "node": context.get_node_id()}
+        self.log = log_of()
+        return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "node": context.get_node_id(), "log": self.log}
 
     def load(self, version: int, data: bytes, checksum: int) -> None:
         self.collector.load(version, data, checksum)
@@ -62,8 +67,8 @@ class _Actor:
     def cancel(self) -> None:
         self.collector.cancel()
 
-    def pulse(self) -> float:
-        return time.monotonic()
+    def pulse(self) -> list[str]:
+        return last_lines(self.log)
 
 
 class Actors:
@@ -84,6 +89,8 @@ class Actors:
         """What is under way, and what it means when it has ended."""
         self._pulses = dict[str, tuple[Any, float]]()
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
+        self._words = dict[str, list[str]]()
+        """By collector: the last lines that it had printed when it gave its latest pulse."""
         self._weights = dict[int, tuple[Any, int]]()
 
     def _check_room(self) -> None:
@@ -111,6 +118,7 @@ class Actors:
         """End a collector's process. A frozen one does not hear Ray, so on this machine it is ended directly."""
         actor, place = self._actors.pop(worker, None), self._places.pop(worker, None)
         self._pulses.pop(worker, None)
+        self._words.pop(worker, None)
         self._calls = {call: meant for call, meant in self._calls.items() if _worker(meant) != worker}
         if actor is not None:
             with suppress(Exception):
@@ -182,6 +190,8 @@ class Actors:
         for worker, (pulse, since) in list(self._pulses.items()):
             if pulse in heard:
                 self._pulses[worker] = (None, now)
+                with suppress(Exception):  # a pulse that failed; its calls say why
+                    self._words[worker] = self.ray.get(pulse, timeout=FETCH_S)
             elif pulse is None and now - since >= PULSE_S:
                 self._pulses[worker] = (self._actors[worker].pulse.options(concurrency_group="control").remote(), now)
             elif pulse is not None and now - since > (MISSED - 1) * PULSE_S:
@@ -194,9 +204,18 @@ class Actors:
         return node is None or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
 
     def _why(self, worker: str, error: Exception) -> str:
-        place = self._places.get(worker, {})
-        where = f" (process {place['pid']} on {place['host']})" if place else ""
-        return f"{type(error).__name__}{where}: {' '.join(str(error).split()).split('. ')[0][:200]}"
+        about = self.about(worker)
+        where = f" (process {about['pid']} on {about['host']})" if "pid" in about else ""
+        return f"{type(error).__name__}{where}: {ending(str(error), about['words'])}"
+
+    def about(self, worker: str) -> dict[str, Any]:
+        """Where a collector runs, and the last lines that it printed: on this machine all, else those of its latest pulse."""
+        place = self._places.get(worker)
+        if place is None:
+            return {"words": []}
+        here = bool(place["pids"]) and place["pids"] == pids_of()
+        words = last_lines(place["log"]) if here else self._words.get(worker, [])
+        return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
 
     def close(self) -> None:
         """End all collectors, and the cluster if it was started for this run."""
@@ -217,6 +236,50 @@ def pids_of() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+
+
+def log_of() -> str:
+    """The file into which Ray writes what this process prints as an error; empty if it is not known."""
+    with suppress(OSError):
+        if os.path.isfile(path := os.readlink("/proc/self/fd/2")):
+            return path
+    return ""
+
+
+def last_lines(log: str) -> list[str]:
+    """The last lines of a file, without those that are meant for Ray; none if it cannot be read.
+
+    >>> last_lines("/no/such/file")
+    []
+    """
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+            lines = file.read(LAST_BYTES).decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [line[:300] for line in lines if line and not line.startswith((":job_id:", ":actor_name:"))][-LAST_LINES:]
+
+
+def ending(said: str, words: Sequence[str]) -> str:
+    """How a process ended, from what Ray says and from the last lines that it printed. Ray does not know a signal that was not caught.
+
+    >>> ending("... Worker exits with an exit code 3.", [])
+    'exit code 3'
+    >>> ending("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
+    'Fatal Python error: Segmentation fault'
+    >>> ending("... error code 2. End of file. Some common causes include ...", [])
+    'it ended without a word, as by SIGKILL, which the system also sends for want of memory'
+    """
+    if fatal := [line for line in words if line.startswith("Fatal Python error")]:
+        return fatal[-1]
+    if "receives a SIGTERM" in said:
+        return "SIGTERM"
+    if found := re.search(r"exit code -?\d+", said):
+        return found.group()
+    if "End of file" in said:
+        return "it ended without a word, as by SIGKILL, which the system also sends for want of memory"
+    return " ".join(said.split()).split(". ")[0][:200]
 
 
 def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:

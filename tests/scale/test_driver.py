@@ -72,6 +72,9 @@ class Pretended:
     def cancel(self, order: Assign) -> None:
         self.work = [Ended(order, b"") if getattr(event, "order", None) == order else event for event in self.work]
 
+    def about(self, worker: str) -> dict[str, Any]:
+        return {"host": "here", "pid": 1, "words": ["the last line"]}
+
     def poll(self, timeout_s: float) -> list[Event]:
         if not self.work:
             return []

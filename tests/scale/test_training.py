@@ -67,6 +67,9 @@ class InThisProcess:
     def cancel(self, order: Assign) -> None:
         raise AssertionError("no backups were asked for")
 
+    def about(self, worker: str) -> dict[str, Any]:
+        return {"host": "here", "pid": 1, "words": ["the last line"]}
+
     def poll(self, timeout_s: float) -> list[Event]:
         event = self.work.pop(CHANCE.randrange(len(self.work)))
         if isinstance(event, Ended) and CHANCE.random() < 0.2:
