@@ -1,8 +1,8 @@
 """Does a long run with collectors that die all the time stay as small as it began, and is everything sampled once? Needs Ray (extra `ray`).
 
-    python benchmarks/scale/soak.py [--steps 2000] [--collectors 2] [--every 15] [--limit-s 2700] [--keep DIR] [--compare]
+    python benchmarks/scale/soak.py [--steps 2000] [--collectors 2] [--every 25] [--limit-s 2700] [--keep DIR] [--compare]
 
-Trains a toy model on sums, whose verifier takes a third of a second, with collectors on a cluster of this machine, while the parent process
+Trains a toy model on sums, whose verifier takes a moment, with collectors on a cluster of this machine, while the parent process
 kills a random collector (SIGKILL) every `--every` seconds on average. Every few seconds the parent reads from the kernel: memory (RSS, and
 PSS, which counts shared pages once), open handles and threads, of the run and of all that it started. The first third of the samples,
 after a warm-up, is compared with the last third. The bars: no median of the run's own process grows by more than 10 %, none of Ray's
@@ -32,8 +32,8 @@ from typing import Any
 from rlvr.task import Task, Verdict
 from rlvr.verifiers.numeric import Numeric
 
-MEMBERS, PROMPTS = 4, 4
-SLOW_S = 0.3
+MEMBERS, PROMPTS = 4, 2
+SLOW_S = 0.05
 LOOK_S, WARM_S, LEFT_S = 5.0, 60.0, 60.0
 """How often the processes are read, what is left out at the start, and how long they may take to end after the run."""
 GROWS = {"run": 1.10, "services": 1.25}
@@ -235,8 +235,8 @@ def soaked(args: Mapping[str, Any], every_s: float, limit_s: float) -> tuple[Wat
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--collectors", type=int, default=3)
-    parser.add_argument("--every", type=float, default=15.0, help="mean seconds between two deaths")
+    parser.add_argument("--collectors", type=int, default=2)
+    parser.add_argument("--every", type=float, default=25.0, help="mean seconds between two deaths")
     parser.add_argument("--limit-s", type=float, default=2700.0)
     parser.add_argument("--keep", type=Path, help="where the run folders stay; else they are removed")
     parser.add_argument("--compare", action="store_true", help="repeat the run without collectors, and compare to the bit")

@@ -214,7 +214,7 @@ class Actors:
         if place is None:
             return {"words": []}
         here = bool(place["pids"]) and place["pids"] == pids_of()
-        words = last_lines(place["log"]) if here else self._words.get(worker, [])
+        words = last_lines(place.get("log", "")) if here else self._words.get(worker, [])
         return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
 
     def close(self) -> None:

@@ -7,19 +7,24 @@ import sys
 import threading
 import zlib
 from collections.abc import Mapping, Set
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import check
 from rlvr.contracts import Sampling
-from rlvr.errors import ConfigError, MissingExtra, RlvrError, SamplerError
+from rlvr.errors import CollectorsLost, ConfigError, MissingExtra, RlvrError, SamplerError
+from rlvr.learn.banner import promised
+from rlvr.learn.crew import assemble
 from rlvr.learn.train import train as train_here
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
+from rlvr.runs.runlog import rows_of
 from rlvr.scale import actors
 from rlvr.scale.collector import Cancelled, Collector, Facts, put_into, weights_of
 from rlvr.scale.orders import Assign, Load
@@ -95,6 +100,70 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(tmp_path: Path, monkeyp
         config = tiny_run(rollout=rollout, cluster={"collectors": collectors, "restarts": 100}, train={"steps": 3, "learning_rate": 1e-3})
         train(config, out=tmp_path / str(collectors))
     assert InThisProcess.lost and files(tmp_path / "0") == files(tmp_path / "2")
+    metrics, times, losses = (list(rows_of(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "collectors"))
+    assert not any(key.startswith("cluster/") for row in metrics for key in row)
+    assert sum(row["cluster/lost"] for row in times) <= len(losses) and all(0 < row["cluster/trainer"] < 1 for row in times)
+    assert all(0 < row["cluster/sampling"] <= 1.001 and row["cluster/weights_bytes"] > 0 for row in times)
+    assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
+
+
+class Mortal(InThisProcess):
+    """Collectors that are all lost for good in the step after the first checkpoint, in so many of the first runs."""
+
+    runs, bad = 0, 0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        Mortal.runs += 1
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        event = self.work.pop()
+        if isinstance(event, Ended) and event.order.version + Mortal.runs > 1 and Mortal.runs <= Mortal.bad:
+            return [Lost(event.order.worker, "killed", blame=False)]
+        return [event]
+
+
+@pytest.mark.parametrize(("bad", "resumes"), [(2, 2), (3, 2), (1, 0)])
+def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, resumes: int
+) -> None:
+    monkeypatch.setattr(actors, "Actors", Mortal)
+    monkeypatch.setattr(Mortal, "bad", bad)
+    monkeypatch.setattr(Mortal, "runs", 0)
+    slept = list[float]()
+    monkeypatch.setattr("rlvr.scale.training.time.sleep", slept.append)
+    cluster = {"collectors": 1, "restarts": 0, "resumes": resumes}
+    config = tiny_run(cluster=cluster, warmstart=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
+    if bad > resumes:
+        with pytest.raises(CollectorsLost, match=r"no collector is left: .*continue with --resume"):
+            train(config, out=tmp_path / "run")
+    else:
+        train(config, out=tmp_path / "run")
+        train(tiny_run(**config.model_dump() | {"cluster": {"collectors": 0}}), out=tmp_path / "alone")
+        assert files(tmp_path / "run") == files(tmp_path / "alone")
+    assert slept == [10.0, 20.0][:resumes] and Mortal.runs == min(bad, resumes) + 1
+    told = [line for line in capsys.readouterr().err.splitlines() if "is resumed in" in line]
+    assert len(told) == resumes and all("no collector is left" in line for line in told)
+    events = [row["event"] for row in rows_of(tmp_path / "run" / "collectors.jsonl")]
+    assert events == (["lost", "resumed"] * bad if bad <= resumes else ["lost", "resumed"] * resumes + ["lost"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["same schedule: always", "same tokens: yes, where collectors", "same gradients: yes, from the same tokens, with 1 learning"]),
+        ({"train": {"steps": 1, "deterministic": False}}, ["same schedule: always", "same tokens: in distribution only", "up to rounding"]),
+    ],
+)
+def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: list[str]) -> None:
+    if changes:
+        monkeypatch.setattr("rlvr.learn.banner.is_deterministic", lambda config, device: False)
+    accelerator = Accelerator(cpu=True)
+    with ExitStack() as stack:
+        crew = assemble(tiny_run(cluster={"collectors": 0}, **changes), accelerator, stack)
+        told = promised(crew)
+        assert len(told) == 3 and all(word in line for word, line in zip(words, told, strict=True))
+        assert promised(assemble(tiny_run(), accelerator, stack)) == []
 
 
 # ---- one collector ------------------------------------------------------------------------------------------------------
