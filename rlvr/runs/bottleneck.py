@@ -19,7 +19,7 @@ def bottleneck(rows: Sequence[Mapping[str, Any]], ahead: int) -> tuple[str, str]
     ('collectors', 'the trainer waits for collectors 62% of the step, and they sample 97% of it: add collectors')
     """
     rows = [row for row in rows if "cluster/sampling" in row]
-    seconds = sum(row["step_time"] for row in rows)
+    seconds = float(sum(row["step_time"] for row in rows))
     if not seconds:
         return "", ""
 

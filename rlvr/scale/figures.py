@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 STATES = ("sampling", "loading", "idle", "starting")
@@ -30,7 +30,7 @@ class Figures:
         self._lock = threading.Lock()
         self._states = dict[str, tuple[str, float]]()
         """By collector: its state, and since when it is counted."""
-        self._spent, self._counts = Counter[str](), Counter[str]()
+        self._spent, self._counts = defaultdict[str, float](float), Counter[str]()
         self._since = clock()
 
     def turns(self, collector: str, state: str | None) -> None:
@@ -54,7 +54,7 @@ class Figures:
             for collector in self._states:
                 self._spend(collector, now)
             passed, spent, counts = now - self._since, self._spent, self._counts
-            self._since, self._spent, self._counts = now, Counter(), Counter()
+            self._since, self._spent, self._counts = now, defaultdict(float), Counter()
         whole = max(passed * self.collectors, 1e-9)
         shares = {state: spent[state] / whole for state in STATES}
         there = {"collectors": self.collectors * (shares["sampling"] + shares["loading"] + shares["idle"])}
