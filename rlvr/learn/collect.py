@@ -12,10 +12,14 @@ from dataclasses import dataclass, replace
 from rlvr.algos.parts.preferences import mismatched
 from rlvr.contracts import Sampling
 from rlvr.episode import Episode
+from rlvr.errors import ConfigError
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import share, together
+from rlvr.learn.questions.carried import Carried, answer_from, begun
 from rlvr.learn.questions.dynamic import DynamicSampling, Group
+from rlvr.learn.questions.questions import Asked
 from rlvr.learn.questions.stored import gold_groups
+from rlvr.rollout.parts import Part, Parts
 from rlvr.rollout.rollout import Draw, Timing, seed_of
 from rlvr.task import Task
 
@@ -51,6 +55,8 @@ def collect(crew: Crew, step: int, *, version: int) -> Harvest:
     """The groups of one step: stored ones, or new answers; `version` is that of the sampler's weights."""
     if crew.config.data is not None:
         harvest = Harvest(taken(crew, step), {}, {}, Timing())
+    elif "carried" in crew.saved:
+        harvest = in_parts(crew, step, version)
     elif crew.algorithm.sampling_rounds > 1:
         harvest = until_enough(crew, step, version)
     else:
@@ -61,11 +67,8 @@ def collect(crew: Crew, step: int, *, version: int) -> Harvest:
 
 def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], Dropped, Timing]:
     """One group for each of the next tasks: all members have the same task, each has its own seed. Then the honeypots, if there are any."""
-    asked, draws, seed = crew.questions.take(count), list[list[Draw]](), crew.config.seed
-    for place, (index, task) in enumerate(asked, first):
-        meta = {"split": "train", "index": index, **shown_reference(task)}
-        members = range(crew.config.rollout.num_generations)
-        draws.append([Draw(task, f"{step + 1}:{place}", seed_of(seed, step, place, member), meta) for member in members])
+    asked = crew.questions.take(count)
+    draws = posed(crew, asked, step, first)
     if (watch := crew.questions.watch) is not None:
         draws += watch.draws(asked, step=step, first=first, answers=count * crew.config.rollout.num_generations)
     groups, timing = answered(crew, draws, crew.sampling, version)
@@ -74,6 +77,16 @@ def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) 
         groups, timing = with_greedy(crew, draws[:count], groups, timing, version)
     crew.questions.judged(asked, groups, opened)
     return groups, {"honeypot": opened} if opened else {}, timing
+
+
+def posed(crew: Crew, asked: Asked, step: int, first: int = 0) -> list[list[Draw]]:
+    """A group of draws for each task."""
+    draws, seed = list[list[Draw]](), crew.config.seed
+    for place, (index, task) in enumerate(asked, first):
+        meta = {"split": "train", "index": index, **shown_reference(task)}
+        members = range(crew.config.rollout.num_generations)
+        draws.append([Draw(task, f"{step + 1}:{place}", seed_of(seed, step, place, member), meta) for member in members])
+    return draws
 
 
 def shown_reference(task: Task) -> dict[str, object]:
@@ -104,6 +117,46 @@ def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, ve
         return [[next(fresh) for _ in group] for group in mine]
 
     return together(crew.accelerator, work), crew.rollout.timing
+
+
+def carry(crew: Crew) -> None:
+    """Sample in parts if the configuration asks for it (`rollout.max_tokens_per_version`); what is cut goes into the checkpoints."""
+    if not (most := crew.config.rollout.max_tokens_per_version):
+        return
+    name = f"rollout.max_tokens_per_version is {most}, which continues answers of one turn in later steps"
+    if crew.mdp.takes_part or crew.environment.max_turns > 1:
+        raise ConfigError(f"{name}; in {crew.config.env['name']} conversations have several turns, so leave it unset")
+    if crew.sampler.gives_text:
+        raise ConfigError(
+            f"{name}; the sampler {crew.config.rollout.sampler['name']!r} gives texts, which it cannot continue; leave it unset"
+        )
+    if crew.algorithm.needs_greedy or crew.algorithm.sampling_rounds > 1:
+        raise ConfigError(f"{name}; {crew.config.algorithm['name']} needs all answers of a step at its end, so leave it unset")
+    parts = Parts(crew.rollout.sampler, most)
+    crew.rollout.sampler, crew.saved["carried"] = parts, Carried(crew.environment, parts)
+
+
+def in_parts(crew: Crew, step: int, version: int) -> Harvest:
+    """The groups that end in this step, while those that do not are carried to the next."""
+    carried, timing = crew.saved["carried"], Timing()
+    assert isinstance(carried, Carried)
+    continued, asked = carried.continued, crew.questions.take(crew.config.rollout.prompts_per_step)
+    carried.begin(asked, posed(crew, asked, step))
+    while not (done := carried.ended()):
+        mine = share(crew.accelerator, carried.open)
+
+        def work(mine: list[list[tuple[Draw, Part | None]]] = mine) -> list[list[Episode | Part | None]]:
+            everything = [one for group in mine for one in group]
+            with carried.parts.cutting(begun(everything), version) as known:
+                fresh = iter(crew.rollout.collect([draw for draw, _ in everything], crew.sampling, version=version))
+                return [[answer_from(next(fresh), draw, known) for draw, _ in group] for group in mine]
+
+        carried.came(together(crew.accelerator, work))
+        timing = timing + crew.rollout.timing
+    groups = [[answer for answer in group.answers if isinstance(answer, Episode)] for group in done]
+    crew.questions.judged([group.asked for group in done], groups)
+    figures = {"parts/continued": float(continued), "parts/cut": float(carried.continued), "parts/groups": float(len(groups))}
+    return Harvest(groups, {}, crew.questions.figures() | crew.sampler.figures() | figures, timing)
 
 
 def until_enough(crew: Crew, step: int, version: int) -> Harvest:

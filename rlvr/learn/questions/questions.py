@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.config.config import RolloutConfig
+from rlvr.config.rollout import RolloutConfig
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.questions.curriculum import Curriculum
