@@ -33,7 +33,6 @@ from rlvr.task import Task, Verdict
 from rlvr.verifiers.numeric import Numeric
 
 MEMBERS, PROMPTS = 4, 2
-SLOW_S = 0.05
 LOOK_S, WARM_S, LEFT_S = 5.0, 60.0, 60.0
 """How often the processes are read, what is left out at the start, and how long they may take to end after the run."""
 GROWS = {"run": 1.10, "services": 1.25}
@@ -64,9 +63,13 @@ class Slow(Numeric):
     1.0
     """
 
+    def __init__(self, seconds: float = 0.0, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seconds = seconds
+
     def verify(self, task: Task, answer: str) -> Verdict:
         """Wait, then compare."""
-        time.sleep(SLOW_S)
+        time.sleep(self.seconds)
         return super().verify(task, answer)
 
 
@@ -75,9 +78,10 @@ def child(args: Mapping[str, Any]) -> None:
     from rlvr.config.config import check
     from rlvr.scale.training import train
 
+    verifier = {**RUN["env"]["verifier"], "seconds": args["slow_s"]}
     settings = {"collectors": args["collectors"], "restarts": 100_000}
     steps = {"train": {**RUN["train"], "steps": args["steps"]}}
-    train(check(RUN | steps | {"cluster": settings}, "soak"), out=args["out"])
+    train(check(RUN | steps | {"env": {**RUN["env"], "verifier": verifier}, "cluster": settings}, "soak"), out=args["out"])
 
 
 # ---- what the kernel knows
@@ -237,6 +241,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--collectors", type=int, default=2)
     parser.add_argument("--every", type=float, default=25.0, help="mean seconds between two deaths")
+    parser.add_argument("--slow-s", type=float, default=0.7, help="how long a verdict takes; it decides how long the run takes")
     parser.add_argument("--limit-s", type=float, default=2700.0)
     parser.add_argument("--keep", type=Path, help="where the run folders stay; else they are removed")
     parser.add_argument("--compare", action="store_true", help="repeat the run without collectors, and compare to the bit")
@@ -247,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         home = args.keep or Path(scratch)
-        asked = {"steps": args.steps, "collectors": args.collectors, "out": str(home / "soak")}
+        asked = {"steps": args.steps, "slow_s": args.slow_s, "collectors": args.collectors, "out": str(home / "soak")}
         watch, told = soaked(asked, args.every, args.limit_s)
         (home / "samples.json").write_text(json.dumps(watch.samples), "utf-8")
         flat = True
@@ -257,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{role:10}  {what:9}  {first:9.1f} -> {last:9.1f}  ({grows:.3f})", flush=True)
         report = told | {"steps": args.steps, "samples": len(watch.samples), "flat": flat} | once_each(home / "soak", args.steps)
         if args.compare:
-            asked |= {"collectors": 0, "out": str(home / "alone")}
+            asked |= {"collectors": 0, "slow_s": 0.0, "out": str(home / "alone")}
             report["equal"] = not started(asked).wait(args.limit_s) and digest(home / "soak") == digest(home / "alone")
         broken = report["groups_not_once"] + report["without_score"] + report["other_version"] + len(report["left_running"])
         report["passed"] = not told["status"] and flat and not broken and report.get("equal", True)
