@@ -26,7 +26,7 @@ from rlvr.model.device import trained_in
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.timing import Timing
-from rlvr.scale.driver import Driver
+from rlvr.scale.driver import Batch, Driver
 from rlvr.scale.record import Record
 from rlvr.scale.units import units_of
 
@@ -133,13 +133,17 @@ class Elsewhere(InUnits):
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order."""
-        found = self.driver.collect(draws, sampling, version=version)
-        self.timing = self.driver.timing
+        batch = self.begin(draws, sampling, version=version)
+        found, self.timing = batch.result(), batch.timing
         return found
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
         """What collectors and the trainer did with the time of this step, and what was lost."""
         return self.driver.figures.of_step() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
+
+    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
+        """Ask for one episode a draw, without waiting for them."""
+        return self.driver.begin(draws, sampling, version=version)
 
     def close(self) -> None:
         """Stop waiting for collectors."""
@@ -155,17 +159,20 @@ class Sending(Sampler):
 
     def __init__(self, inner: Sampler, driver: Driver) -> None:
         self.inner, self.driver = inner, driver
+        self._sent: int | None = None
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
     def receive(self, weights: Weights, version: int) -> None:
-        """Send new weights."""
-        self.load(weights.model(), version)
+        """Send new weights. An evaluation may have sent them already; those of a warm start are all version 0."""
+        if version != self._sent or version == 0:
+            self.load(weights.model(), version)
 
     def load(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
         from rlvr.scale.collector import weights_of
 
+        self._sent = version
         self.driver.load(weights_of(model) if type(self.inner).load is not Sampler.load else b"")
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:

@@ -16,6 +16,7 @@ from rlvr.model.weights import model_from
 from rlvr.runs.runlog import rows_of
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.learn.test_ahead import assert_same, run
+from tests.learn.test_processes import launched, recipe_at, weights
 
 STEPS, MEMBERS, MOST = 6, 2, 2
 """An answer has at most 8 tokens: 2 + 2 + 2 + 2."""
@@ -118,6 +119,18 @@ def test_it_works_with_batches_sampled_ahead(tmp_path: Path) -> None:
         int(key.split("/")[1]) for row in kept(tmp_path / "one", "metrics") for key, value in row.items() if key[10:].isdigit() and value
     }
     assert ages >= {0, 1, 2}
+
+
+def test_two_processes_continue_the_same_answers(whole: Path, tmp_path: Path) -> None:
+    done = launched("cpu", recipe_at(tmp_path / "recipe.yaml", **settings()), "--out", str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr
+    ours, theirs = ([{**spans_of(row), "step": row["step"]} for row in kept(folder, "episodes")] for folder in (whole, tmp_path / "two"))
+    assert ours == theirs
+    assert float((weights(tmp_path / "two") - weights(whole)).norm() / weights(whole).norm()) < 1e-6
+
+
+def spans_of(row: dict[str, Any]) -> dict[str, Any]:
+    return {"group": row["group"], "tokens": row["tokens"], "versions": spans(row)}
 
 
 @pytest.mark.parametrize(

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import threading
 import zlib
 from collections.abc import Mapping, Set
-from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import check
-from rlvr.contracts import Sampling
-from rlvr.errors import CollectorsLost, ConfigError, MissingExtra, RlvrError, SamplerError
-from rlvr.learn.banner import promised
-from rlvr.learn.crew import assemble
+from rlvr.contracts import Sampler, Sampling
+from rlvr.errors import ConfigError, MissingExtra, RlvrError, SamplerError
 from rlvr.learn.train import train as train_here
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.runs.runlog import rows_of
+from rlvr.samplers.hf import HFSampler
 from rlvr.scale import actors
 from rlvr.scale.collector import Cancelled, Collector, Facts, put_into, weights_of
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.training import train
+from rlvr.scale.training import Sending, train
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
 from tests.fixtures.tiny import tiny_run
@@ -41,10 +40,13 @@ class InThisProcess:
     """Real collectors without a cluster. One in five is lost before it says what it did."""
 
     lost = 0
+    early = 0
+    """How many units were begun while some of an earlier step were still being sampled."""
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Facts) -> None:
         self.config, self.facts = check(config, "the run"), facts
         self.collectors, self.weights, self.work = dict[str, Collector](), dict[int, bytes](), list[Any]()
+        self.steps = dict[Any, int]()
 
     def start(self, worker: str) -> None:
         self.collectors[worker] = Collector(self.config, self.facts)
@@ -67,6 +69,10 @@ class InThisProcess:
         self.work.append(Loaded(order))
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        if unit[0].meta["split"] == "train":
+            self.steps[order.group] = int(unit[0].group.split(":")[0])
+            before = [self.steps.get(event.order.group, 99) for event in self.work if isinstance(event, Ended)]
+            InThisProcess.early += any(step < self.steps[order.group] for step in before)
         self.work.append(Ended(order, *self.collectors[order.worker].collect(order.version, unit, sampling, label)))
 
     def cancel(self, order: Assign) -> None:
@@ -92,78 +98,55 @@ def files(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in (folder / "episodes.jsonl", folder / "metrics.jsonl", weights)]
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_run_is_the_same_with_collectors_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+GUIDED = {"curriculum": {"by": "carries", "candidates": 3}}
+
+
+@pytest.mark.parametrize(("ahead", "more", "early"), [(0, {}, False), (1, {}, True), (2, {}, True), (1, GUIDED, False)])
+def test_a_run_is_the_same_with_collectors_that_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, more: dict[str, Any], early: bool
+) -> None:
+    """Batches overlap in the collectors where none depends on the answers to the one before."""
     monkeypatch.setattr(actors, "Actors", InThisProcess)
-    rollout = {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead}
+    monkeypatch.setattr(InThisProcess, "lost", 0)
+    monkeypatch.setattr(InThisProcess, "early", 0)
+    settings = {
+        "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead, "honeypots": 0.2, "honeypot_limit": 99, **more},
+        "train": {"steps": 4, "learning_rate": 1e-3}, "eval": {"tasks": 10, "every": 2}, "log": {"save_every": 3},
+    }  # fmt: skip
     for collectors in (0, 2):
-        config = tiny_run(rollout=rollout, cluster={"collectors": collectors, "restarts": 100}, train={"steps": 3, "learning_rate": 1e-3})
-        train(config, out=tmp_path / str(collectors))
+        train(tiny_run(**settings, cluster={"collectors": collectors, "restarts": 100}), out=tmp_path / str(collectors))
     assert InThisProcess.lost and files(tmp_path / "0") == files(tmp_path / "2")
+    assert bool(InThisProcess.early) == early
     metrics, times, losses = (list(rows_of(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "collectors"))
     assert not any(key.startswith("cluster/") for row in metrics for key in row)
     assert sum(row["cluster/lost"] for row in times) <= len(losses) and all(0 < row["cluster/trainer"] < 1 for row in times)
-    assert all(0 < row["cluster/sampling"] <= 1.001 and row["cluster/weights_bytes"] > 0 for row in times)
+    assert all(0 < row["cluster/sampling"] <= 1.001 for row in times) and any(row["cluster/weights_bytes"] for row in times)
     assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
 
 
-class Mortal(InThisProcess):
-    """Collectors that are all lost for good in the step after the first checkpoint, in so many of the first runs."""
-
-    runs, bad = 0, 0
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        Mortal.runs += 1
-
-    def poll(self, timeout_s: float) -> list[Event]:
-        event = self.work.pop()
-        if isinstance(event, Ended) and event.order.version + Mortal.runs > 1 and Mortal.runs <= Mortal.bad:
-            return [Lost(event.order.worker, "killed", blame=False)]
-        return [event]
+def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "Actors", InThisProcess)
+    settings = {
+        "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_staleness": 2},
+        "train": {"steps": 5, "learning_rate": 1e-3}, "log": {"save_every": 2, "keep": None}, "cluster": {"collectors": 2, "restarts": 100},
+    }  # fmt: skip
+    train(tiny_run(**settings), out=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-000005")
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-000004")
+    train(tiny_run(**settings), out=tmp_path / "cut", resume=True)
+    assert files(tmp_path / "whole") == files(tmp_path / "cut")
 
 
-@pytest.mark.parametrize(("bad", "resumes"), [(2, 2), (3, 2), (1, 0)])
-def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, resumes: int
-) -> None:
-    monkeypatch.setattr(actors, "Actors", Mortal)
-    monkeypatch.setattr(Mortal, "bad", bad)
-    monkeypatch.setattr(Mortal, "runs", 0)
-    slept = list[float]()
-    monkeypatch.setattr("rlvr.scale.training.time.sleep", slept.append)
-    cluster = {"collectors": 1, "restarts": 0, "resumes": resumes}
-    config = tiny_run(cluster=cluster, warmstart=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
-    if bad > resumes:
-        with pytest.raises(CollectorsLost, match=r"no collector is left: .*continue with --resume"):
-            train(config, out=tmp_path / "run")
-    else:
-        train(config, out=tmp_path / "run")
-        train(tiny_run(**config.model_dump() | {"cluster": {"collectors": 0}}), out=tmp_path / "alone")
-        assert files(tmp_path / "run") == files(tmp_path / "alone")
-    assert slept == [10.0, 20.0][:resumes] and Mortal.runs == min(bad, resumes) + 1
-    told = [line for line in capsys.readouterr().err.splitlines() if "is resumed in" in line]
-    assert len(told) == resumes and all("no collector is left" in line for line in told)
-    events = [row["event"] for row in rows_of(tmp_path / "run" / "collectors.jsonl")]
-    assert events == (["lost", "resumed"] * bad if bad <= resumes else ["lost", "resumed"] * resumes + ["lost"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, ["same schedule: always", "same tokens: yes, where collectors", "same gradients: yes, from the same tokens, with 1 learning"]),
-        ({"train": {"steps": 1, "deterministic": False}}, ["same schedule: always", "same tokens: in distribution only", "up to rounding"]),
-    ],
-)
-def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: list[str]) -> None:
-    if changes:
-        monkeypatch.setattr("rlvr.learn.banner.is_deterministic", lambda config, device: False)
-    accelerator = Accelerator(cpu=True)
-    with ExitStack() as stack:
-        crew = assemble(tiny_run(cluster={"collectors": 0}, **changes), accelerator, stack)
-        told = promised(crew)
-        assert len(told) == 3 and all(word in line for word, line in zip(words, told, strict=True))
-        assert promised(assemble(tiny_run(), accelerator, stack)) == []
+def test_weights_are_sent_once_but_those_of_a_warm_start_whenever_they_change() -> None:
+    sent = list[bytes]()
+    inner: Any = Sampler.__new__(HFSampler)
+    sending = Sending(inner, SimpleNamespace(load=sent.append))  # type: ignore[arg-type]
+    model = torch.nn.Linear(1, 1)
+    weights: Any = SimpleNamespace(model=lambda: model)
+    for version in (0, 0, 1, 1, 2):
+        sending.receive(weights, version)
+    assert len(sent) == 4
 
 
 # ---- one collector ------------------------------------------------------------------------------------------------------

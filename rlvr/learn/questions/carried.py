@@ -94,7 +94,7 @@ class Carried:
         self.groups = [_read(row, self.environment) for row in json.loads(state["groups"])]
 
 
-def begun(draws: Sequence[tuple[Draw, Part | None]]) -> dict[int, Part]:
+def parts_of(draws: Sequence[tuple[Draw, Part | None]]) -> dict[int, Part]:
     """What is there of the answers to these draws, by the seeds of their requests."""
     return {_seed(draw): part for draw, part in draws if part is not None}
 
