@@ -33,6 +33,8 @@ from rlvr.task import Task, Verdict
 from rlvr.verifiers.numeric import Numeric
 
 MEMBERS, PROMPTS = 4, 2
+SETTLED_S = 30.0
+"""How long a collector is spared, so that on a loaded machine some of them get as far as to sample."""
 LOOK_S, WARM_S, LEFT_S = 5.0, 60.0, 60.0
 """How often the processes are read, what is left out at the start, and how long they may take to end after the run."""
 GROWS = {"run": 1.10, "services": 1.25}
@@ -96,6 +98,11 @@ def born(pid: int) -> tuple[int, int, str]:
     return int(fields[1]), int(fields[19]), fields[0]
 
 
+def age(pid: int) -> float:
+    """For how many seconds a process has run."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - born(pid)[1] / os.sysconf("SC_CLK_TCK")
+
+
 def below(root: int) -> list[int]:
     """A process and all that it started, directly or not."""
     children: dict[int, list[int]] = {}
@@ -149,7 +156,7 @@ class Watch:
             except (OSError, ProcessLookupError, KeyError):
                 continue
             sums[role].update({**found, "processes": 1})
-            if role == "collectors":
+            if role == "collectors" and age(pid) > SETTLED_S:
                 collectors.append(pid)
         if sums["run"] and time.monotonic() - self.began > WARM_S:
             self.samples.append({role: dict(counts) for role, counts in sums.items()})
