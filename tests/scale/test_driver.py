@@ -266,6 +266,25 @@ def test_a_collector_takes_the_next_batch_while_another_still_samples_the_first(
     assert first.timing.sampling > second.timing.sampling and len(first.timing.judged) == 3
 
 
+class Exact(Pretended):
+    """Whatever is sampled is sampled by the weights whose number the episodes name."""
+
+    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        assert self.held[order.version] == str(label).encode()
+        super().sample(order, unit, sampling, label)
+
+
+def test_what_is_asked_while_another_thread_has_the_turn_keeps_its_version() -> None:
+    driver = driven(Exact())
+    with driver._turn:
+        batches = []
+        for version in range(3):
+            driver.load(str(version).encode())
+            batches.append(driver.begin(draws(4), Sampling(), version=version))
+        assert not driver.pool.left
+    assert [batch.result() for batch in reversed(batches)] == [[answered(draw, v) for draw in draws(4)] for v in (2, 1, 0)]
+
+
 @pytest.mark.parametrize("collectors", [1, 3])
 def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_happens(collectors: int) -> None:
     """One thread waits, another asks and sends weights; every unit is sampled by the version that was the newest when it was asked."""
@@ -275,7 +294,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
 
     for seed in range(25):
         found, deaths = list[list[Episode]](), random.Random(seed).choice([0.0, 0.2])
-        with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=0.5) as driver:
+        with driven(Exact(seed, deaths=deaths), collectors=collectors, backups=0.5) as driver:
             begun = []
             for version in range(4):
                 driver.load(str(version).encode())
