@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from rlvr.config.section import Section
@@ -30,6 +32,8 @@ class ClusterConfig(Section):
     """How often each collector is started again in a run; after that the run continues with fewer."""
     losses: int = Field(default=4, ge=2)
     """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
+    weights: Literal["whole", "delta"] = "whole"
+    """How new weights are sent: whole, or what changed since the version before, which is a few percent of bfloat16 weights."""
     start_s: float = Field(default=300.0, gt=0)
     """How long a collector may take to start, or to load weights."""
     group_s: float = Field(default=3600.0, gt=0)

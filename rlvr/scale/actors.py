@@ -10,9 +10,9 @@ import importlib
 import os
 import socket
 import time
-import zlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
@@ -21,6 +21,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Chain, Parcel
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
 
@@ -47,8 +48,10 @@ class _Actor:
         context = importlib.import_module("ray").get_runtime_context()
         return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "node": context.get_node_id()}
 
-    def load(self, version: int, data: bytes, checksum: int) -> None:
-        self.collector.load(version, data, checksum)
+    def load(self, version: int, parcels: Sequence[Parcel], limit_s: float) -> None:
+        ray: Any = importlib.import_module("ray")  # what it gets is not copied, and one bucket is here at a time
+        gotten = [replace(parcel, buckets=(ray.get(ref, timeout=limit_s) for ref in parcel.buckets)) for parcel in parcels]
+        self.collector.load(version, gotten)
 
     def collect(self, version: int, unit: Unit, sampling: Sampling, label: int) -> tuple[bytes, float]:
         from rlvr.scale.collector import Cancelled
@@ -84,7 +87,8 @@ class Actors:
         """What is under way, and what it means when it has ended."""
         self._pulses = dict[str, tuple[Any, float]]()
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
-        self._weights = dict[int, tuple[Any, int]]()
+        self._weights, self._has = Chain(), dict[str, int]()
+        """And which version each collector has."""
 
     def _check_room(self) -> None:
         """ConfigError if the cluster has too little for all collectors: those that Ray cannot place would wait without a word."""
@@ -111,6 +115,7 @@ class Actors:
         """End a collector's process. A frozen one does not hear Ray, so on this machine it is ended directly."""
         actor, place = self._actors.pop(worker, None), self._places.pop(worker, None)
         self._pulses.pop(worker, None)
+        self._has.pop(worker, None)
         self._calls = {call: meant for call, meant in self._calls.items() if _worker(meant) != worker}
         if actor is not None:
             with suppress(Exception):
@@ -119,18 +124,18 @@ class Actors:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(place["pid"], SIGKILL)
 
-    def hold(self, version: int, data: bytes) -> None:
-        """Put weights into the object store, once for all collectors."""
-        self._weights[version] = (self.ray.put(data), zlib.crc32(data))
+    def hold(self, version: int, parcel: Parcel) -> None:
+        """Put weights into the object store, bucket by bucket, once for all collectors."""
+        self._weights.add(version, replace(parcel, buckets=[self.ray.put(bucket) for bucket in parcel.buckets]))
 
     def keep(self, versions: Set[int]) -> None:
-        """Free all other weights."""
-        self._weights = {version: held for version, held in self._weights.items() if version in versions}
+        """Free what none of these versions needs."""
+        self._weights.keep(versions)
 
     def load(self, order: Load) -> None:
         """Let a collector load weights that are held."""
-        data, checksum = self._weights[order.version]
-        self._calls[self._actors[order.worker].load.remote(order.version, data, checksum)] = Loaded(order)
+        parcels = self._weights.path(order.version, self._has.get(order.worker))
+        self._calls[self._actors[order.worker].load.remote(order.version, parcels, self.settings.start_s)] = Loaded(order)
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         """Let a collector sample a unit."""
@@ -172,6 +177,8 @@ class Actors:
             self._pulses[worker] = (None, time.monotonic())
         elif isinstance(meant, Ended):
             return Ended(meant.order, *value)
+        else:
+            self._has[worker] = meant.order.version
         return meant
 
     def _listen(self, now: float) -> list[Event]:
@@ -202,7 +209,7 @@ class Actors:
         """End all collectors, and the cluster if it was started for this run."""
         for worker in list(self._actors):
             self.stop(worker)
-        self._weights.clear()
+        self._weights = Chain()
         if self._ours:
             self.ray.shutdown()
 

@@ -15,10 +15,13 @@ from rlvr.rollout.columns import Columns, Damaged, from_columns
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.timing import Timing
 from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.pool import Pool
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started, Transport
 from rlvr.scale.units import Unit, given_up, units_of
 
+NOTHING = Parcel(())
+"""The weights of a sampler that takes none."""
 POLL_S = 0.5
 """How long to wait for an event before deadlines are checked."""
 
@@ -27,7 +30,7 @@ class Driver:
     """Samples draws in collectors; the result is the same whatever happens to them. One thread at a time calls it.
 
     >>> with Driver(transport, ClusterConfig(collectors=2)) as driver:                      # doctest: +SKIP
-    ...     driver.load(weights_of(model))
+    ...     driver.load(Packer("whole", "float32").pack(model))
     ...     episodes = driver.collect(draws, Sampling(), version=0)
     """
 
@@ -50,10 +53,10 @@ class Driver:
         for slot in self._starts:
             self._start(slot)
 
-    def load(self, data: bytes) -> None:
+    def load(self, parcel: Parcel = NOTHING) -> None:
         """Give the collectors new weights. It does not wait: no collector gets work before it has loaded them."""
         self._version += 1
-        self.transport.hold(self._version, data)
+        self.transport.hold(self._version, parcel)
         orders = self.pool.made(self._version)
         self.transport.keep(self.pool.needed)
         self._follow(orders)
@@ -61,7 +64,7 @@ class Driver:
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order; `version` is what the episodes name. SamplerError if no collector is left."""
         if self._version < 0:
-            self.load(b"")
+            self.load()
         began, self.timing, self._asked = time.perf_counter(), Timing(), (sampling, version)
         self._calls += 1
         self._units = {f"{self._calls}:{place}": unit for place, unit in enumerate(units_of(draws, self.settings.groups_per_call))}

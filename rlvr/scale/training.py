@@ -24,6 +24,7 @@ from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.timing import Timing
 from rlvr.scale.driver import Driver
 from rlvr.scale.units import units_of
+from rlvr.scale.weights import Packer
 
 
 def train(config: RunConfig, **how: Any) -> loop.TrainReport:
@@ -44,12 +45,14 @@ def assembled(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, 
     from rlvr.scale.collector import Facts
 
     precision = trained_in(crew.model, accelerator.mixed_precision, accelerator.device)
-    facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=type(crew.sampler).load is not Sampler.load)
+    loads = type(crew.sampler).load is not Sampler.load
+    packer = Packer(settings.weights, precision, vectors=crew.sampler.runs_model) if loads else None
+    facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=loads)
     actors = Actors(settings, config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
     driver = stack.enter_context(Driver(actors, settings, tell=lambda line: print(f"note: {line}", file=sys.stderr, flush=True)))
     crew.rollout = Elsewhere(crew.rollout, driver)  # type: ignore[assignment]
-    crew.sampler = Sending(crew.sampler, driver)
+    crew.sampler = Sending(crew.sampler, driver, packer)
     return crew
 
 
@@ -109,11 +112,12 @@ class Elsewhere(InUnits):
 class Sending(Sampler):
     """In the place of the run's sampler: what it would load is sent to the collectors.
 
-    >>> Sending(sampler, driver).receive(learner.weights, 1)                                # doctest: +SKIP
+    >>> Sending(sampler, driver, packer).receive(learner.weights, 1)                                # doctest: +SKIP
     """
 
-    def __init__(self, inner: Sampler, driver: Driver) -> None:
-        self.inner, self.driver = inner, driver
+    def __init__(self, inner: Sampler, driver: Driver, packer: Packer | None) -> None:
+        """Without a packer the sampler takes no weights."""
+        self.inner, self.driver, self.packer = inner, driver, packer
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
@@ -123,9 +127,10 @@ class Sending(Sampler):
 
     def load(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
-        from rlvr.scale.collector import weights_of
-
-        self.driver.load(weights_of(model) if type(self.inner).load is not Sampler.load else b"")
+        if self.packer is None:
+            self.driver.load()
+        else:
+            self.driver.load(self.packer.pack(model))
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
         """Never asked: collectors sample whole units."""

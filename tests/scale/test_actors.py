@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import zlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ from rlvr.errors import ConfigError
 from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
 
 
@@ -112,15 +112,35 @@ def started(**place: Any) -> Actors:
 
 def test_orders_come_back_as_events(ray: Ray) -> None:
     transport = started()
-    transport.hold(3, b"w")
+    transport.hold(3, Parcel(iter([b"w", b"x"])))
     load, assign = Load("c0.0", 3, 1), Assign("c0.0", "g", 3, 1)
     transport.load(load)
-    assert ray.last("load").given == (3, b"w", zlib.crc32(b"w")) and transport.poll(0) == []
+    assert ray.last("load").given == (3, [Parcel([b"w", b"x"])], ClusterConfig().start_s) and transport.poll(0) == []
     ray.last("load").ends()
     assert transport.poll(0) == [Loaded(load)]
     transport.sample(assign, [], Sampling(), 9)
     ray.last("collect").ends((b"data", 0.5))
     assert transport.poll(0) == [Ended(assign, b"data", 0.5)]
+
+
+def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_everything(ray: Ray) -> None:
+    transport = started()
+    for version in range(4):
+        transport.hold(version, Parcel([f"v{version}"], delta=version > 0))
+
+    def sent(version: int) -> list[Any]:
+        transport.load(Load("c0.0", version, 1))
+        call = ray.last("load")
+        call.ends()
+        assert transport.poll(0) == [Loaded(Load("c0.0", version, 1))]
+        return [bucket for parcel in call.given[1] for bucket in parcel.buckets]
+
+    assert sent(1) == ["v0", "v1"] and sent(3) == ["v2", "v3"]
+    assert sent(2) == ["v0", "v1", "v2"]  # there is no way back
+    transport.stop("c0.0")
+    transport.start("c0.0")
+    ray.last("begin").ends(PLACE)
+    assert transport.poll(0) == [Started("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
 
 
 @pytest.mark.parametrize(("node", "blame"), [("n1", True), ("n2", False)])

@@ -16,6 +16,7 @@ from rlvr.rollout.columns import to_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import SINGLE, Unit, units_of
 from rlvr.task import Fault, Task, Verdict, user
@@ -41,7 +42,7 @@ class Pretended:
         self, seed: int = 0, *, deaths: float = 0.0, bad: Set[str] = frozenset(), broken: Sequence[bytes] = (), start: Event | None = None
     ) -> None:
         self.draw, self.deaths, self.bad, self.broken, self.first = random.Random(seed), deaths, bad, list(broken), start
-        self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, bytes]()
+        self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, Parcel]()
         self.work, self.stopped, self.begun = list[Any](), list[str](), 0
 
     def start(self, worker: str) -> None:
@@ -54,11 +55,11 @@ class Pretended:
         self.alive.discard(worker)
         self.work = [event for event in self.work if worker_of(event) != worker]
 
-    def hold(self, version: int, data: bytes) -> None:
-        self.held[version] = data
+    def hold(self, version: int, parcel: Parcel) -> None:
+        self.held[version] = parcel
 
     def keep(self, versions: Set[int]) -> None:
-        self.held = {version: data for version, data in self.held.items() if version in versions}
+        self.held = {version: parcel for version, parcel in self.held.items() if version in versions}
 
     def load(self, order: Load) -> None:
         assert order.worker in self.alive and order.version in self.held
@@ -108,7 +109,7 @@ def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
         deaths, backups = random.Random(seed).choice([0.0, 0.1, 0.3]), random.Random(seed).choice([0.0, 0.5])
         with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=backups) as driver:
             for _ in range(3):
-                driver.load(b"weights")
+                driver.load()
                 assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
             assert driver.given_up == 0
 
@@ -170,9 +171,9 @@ def test_old_weights_are_freed() -> None:
     transport = Pretended()
     driver = driven(transport)
     for version in range(5):
-        driver.load(str(version).encode())
+        driver.load(Parcel([version]))
         driver.collect(draws(), Sampling())
-    assert transport.held == {4: b"4"}
+    assert transport.held == {4: Parcel([4])}
 
 
 def test_another_thread_can_end_the_wait() -> None:
