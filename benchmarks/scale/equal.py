@@ -5,9 +5,10 @@
 
 Trains a recipe for 20 steps, by default the quickstart with fewer prompts and easier sums (`--whole`: as it is). First in one process of
 this machine (`cluster.collectors=0`), then with collectors on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all of
-episodes.jsonl and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N collectors are killed (SIGKILL) at random moments;
-`--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes, `--driver-kills` kills the run itself, which is then resumed. One
-JSON line for each run; the bar is that all are equal, that no process is left, and that no answer is without a score.
+episodes.jsonl (but for the seconds of tool calls) and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N collectors are
+killed (SIGKILL) at random moments; `--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes, `--driver-kills` kills the run
+itself, which is then resumed. One JSON line for each run; the bar is that all are equal, that no process is left, and that no answer is
+without a score.
 """
 
 from __future__ import annotations
@@ -166,9 +167,17 @@ def cleaned() -> None:
 
 def digest(folder: Path) -> dict[str, str]:
     """What must be equal: all episodes and metrics, and the weights."""
-    weights = folder / "checkpoints" / "last" / "model.safetensors"
-    files = {"episodes": folder / "episodes.jsonl", "metrics": folder / "metrics.jsonl", "weights": weights.resolve()}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in files.items()}
+    weights = (folder / "checkpoints" / "last" / "model.safetensors").resolve()
+    found = {"episodes": timeless(folder / "episodes.jsonl"), "metrics": (folder / "metrics.jsonl").read_bytes()}
+    return {name: hashlib.sha256(data).hexdigest()[:16] for name, data in [*found.items(), ("weights", weights.read_bytes())]}
+
+
+def timeless(path: Path) -> bytes:
+    """The episodes without the seconds that tools took, which differ from run to run."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    for result in (result for row in rows for heard in (row.get("session") or {}).get("heard", ()) for result in heard["results"]):
+        result.pop("seconds", None)
+    return json.dumps(rows).encode()
 
 
 def faults(folder: Path) -> int:

@@ -8,7 +8,9 @@ An answer that could not be judged raises in `step`.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from rlvr.adapters.rows import agreed, score_of, task_of
@@ -37,6 +39,7 @@ def environment_of(
         deadline_s: how long one call of a session, or one verdict, may take.
     """
     world = World(environment, deadline_s=deadline_s)
+    starters = ThreadPoolExecutor(32, thread_name_prefix="begin")
 
     class RlvrEnvironment(base):
         """One conversation."""
@@ -53,9 +56,10 @@ def environment_of(
         async def reset(self) -> tuple[list[Any], list[Any]]:
             """Open the session; what it says first, and its tools."""
             await self.close()
-            talk = self.state = await asyncio.to_thread(world.begin, self.task, seed=seed_of("world", self.task.id))
+            talk = await _begun(starters.submit(world.begin, self.task, seed=seed_of("world", self.task.id)))
             if talk.trouble:
                 raise EnvError(talk.trouble)
+            self.state = talk
             self.tools = [tool.model_validate(dict(spec.wire())) for spec in talk.tools]
             return [message(role=one["role"], content=one["content"]) for one in talk.prompt(described=False)], self.tools
 
@@ -63,7 +67,7 @@ def environment_of(
             """One turn of the policy: calls, or a text. The reward is that of the last turn."""
             talk = self.state
             if talk is None:
-                raise EnvError("step was called before reset")
+                raise EnvError("there is no conversation: step came before a reset, after one that failed, or after close; call reset")
             heard = await asyncio.to_thread(talk.hear, _turn(action, len(talk.turns)))
             if talk.over:
                 score = score_of(await asyncio.to_thread(talk.verdict), "aviary")
@@ -72,10 +76,21 @@ def environment_of(
 
         async def close(self) -> None:
             """Close the session."""
-            if self.state is not None:
-                await asyncio.to_thread(self.state.close)
+            talk, self.state = self.state, None
+            if talk is not None:
+                await asyncio.to_thread(talk.close)
 
     return RlvrEnvironment
+
+
+async def _begun(job: Future[Conversation]) -> Conversation:
+    """A conversation whose session is open. If it is not waited for any more (a timeout of the caller), its session is closed."""
+    try:
+        return await asyncio.wrap_future(job)
+    except asyncio.CancelledError:
+        if not job.cancel():
+            job.add_done_callback(lambda done: done.result().close())
+        raise
 
 
 def _asked(action: Any) -> list[Any]:
@@ -86,6 +101,9 @@ def _turn(action: Any, number: int) -> Turn:
     """The policy's turn: a message of aviary, with its calls."""
     calls = (Call(f"{number}.{place}", call.function.name, dict(call.function.arguments)) for place, call in enumerate(_asked(action)))
     text = action.content or ""
+    if getattr(action, "content_is_json_str", False):  # parts, of which aviary makes a text
+        parts = json.loads(text)
+        text = "".join(str(part.get("text", "")) for part in parts if isinstance(part, dict)) if isinstance(parts, list) else text
     return Turn(text, content=text, calls=tuple(calls))
 
 

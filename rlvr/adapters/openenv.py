@@ -32,7 +32,7 @@ def environment_of(
         observation: a subclass of OpenEnv's `Observation` with the field `text`.
         state: OpenEnv's `State`.
         split: the split of a reset that names none.
-        count: of a reset that names no index, the task is its seed, counted within so many.
+        count: of a reset that names no index, the task is its seed, counted within so many, or within the split if that has fewer.
         deadline_s: how long one call of a session, or one verdict, may take.
     """
     world = World(environment, deadline_s=deadline_s)
@@ -50,21 +50,23 @@ def environment_of(
         def reset(self, seed: int | None = None, episode_id: str | None = None, **row: Any) -> Any:
             """Begin the conversation of a row; without one, of the task that the seed stands for."""
             self.close()
-            if row.get("index") is None and seed is None:
-                raise ConfigError("a reset names no task; give split and index, as in the rows that rlvr wrote, or a seed")
-            index = seed % count if row.get("index") is None and seed is not None else row.get("index")
-            task = task_of(environment, {**row, "split": row.get("split") or split, "index": index})
-            self.episode_id = episode_id
-            self.talk = world.begin(task, seed=seed_of("world", task.id))
-            if self.talk.trouble:
-                raise EnvError(self.talk.trouble)
-            return observation(text=_as_text(self.talk.prompt()))
+            named = {**row, "split": row.get("split") or split}
+            if named.get("index") is None:
+                named["index"] = _drawn(environment, named["split"], seed, count)
+            task = task_of(environment, named)
+            talk = world.begin(task, seed=seed_of("world", task.id))
+            if talk.trouble:
+                raise EnvError(talk.trouble)
+            self.talk, self.episode_id = talk, episode_id
+            return observation(text=_as_text(talk.prompt()))
 
         def step(self, action: Any, timeout_s: float | None = None, **named: Any) -> Any:
             """One turn of the policy."""
             if self.talk is None:
-                raise EnvError("step was called before reset")
-            heard = self.talk.say(str(action.text))
+                raise EnvError("there is no conversation: step came before a reset, after one that failed, or after close; call reset")
+            if not isinstance(action.text, str):
+                raise ConfigError(f"the text of an action is {action.text!r:.80}; it must be a string, the turn of the policy")
+            heard = self.talk.say(action.text)
             if not self.talk.over:
                 return observation(text=_as_text(heard))
             return observation(text="", done=True, reward=score_of(self.talk.verdict(), "OpenEnv"))
@@ -76,10 +78,21 @@ def environment_of(
 
         def close(self) -> None:
             """Close the session."""
-            if self.talk is not None:
-                self.talk.close()
+            talk, self.talk = self.talk, None
+            if talk is not None:
+                talk.close()
 
     return RlvrEnvironment
+
+
+def _drawn(environment: Environment, split: object, seed: object, count: int) -> int:
+    """The index of the task that a seed stands for."""
+    if seed is None:
+        raise ConfigError("a reset names no task; give split and index, as in the rows that rlvr wrote, or a seed")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"the seed of a reset is {seed!r:.80}; it must be a whole number, or leave it out and give split and index")
+    size = environment.size(split) if isinstance(split, str) and split in environment.splits else None
+    return seed % (count if size is None else max(1, min(count, size)))
 
 
 def _as_text(messages: Any) -> str:

@@ -50,6 +50,8 @@ def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
     split, index = row.get("split"), row.get("index")
     if not isinstance(split, str) or isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise ConfigError(f"a row with split {split!r} and index {index!r} names no task; keep both columns of the rows that rlvr wrote")
+    if split not in environment.splits:
+        raise ConfigError(f"a row has the split {split!r}; {type(environment).__name__} has {', '.join(environment.splits)}")
     task = posed(environment.task(split, index))
     asked = row.get("prompt")
     if row.get("asks", known := _fingerprint(task.prompt)) != known:
@@ -58,7 +60,7 @@ def task_of(environment: Environment, row: Mapping[str, Any]) -> Task:
             "write the rows again with the settings of this environment"
         )
     if isinstance(asked, Sequence) and all(isinstance(message, Mapping) for message in asked):
-        same = [(m.get("role"), m.get("content")) for m in asked[: len(task.prompt)]] == [(m["role"], m["content"]) for m in task.prompt]
+        same = [(m.get("role"), m.get("content")) for m in asked] == [(m["role"], m["content"]) for m in task.prompt]
     else:
         same = asked is None or asked == "\n".join(message["content"] for message in task.prompt)
     if not same:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from threading import Lock
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -175,6 +176,7 @@ class Conversation:
         self.trouble = ""
         """What failed. The verdict then has no score."""
         self._verdict: Verdict | None = None
+        self._hearing = Lock()
         self._lease = Lease(world.environment, task, seed=seed)
         self._ask(self._lease.open)
 
@@ -210,6 +212,16 @@ class Conversation:
         """The policy's turn; returns the messages it reads before its next one, none where the conversation is over."""
         if self.over:
             raise EnvError(f"the conversation about {self.task.id!r} is over ({self.trouble or self.cut or 'ended'}); begin another")
+        if not self._hearing.acquire(blocking=False):
+            raise EnvError(f"another turn of the conversation about {self.task.id!r} is being heard; wait for its end")
+        try:
+            return self._heard(turn)
+        finally:
+            self._hearing.release()
+
+    def _heard(self, turn: Turn) -> list[Message]:
+        if not self._lease.idle:
+            raise EnvError(f"the conversation about {self.task.id!r} is closed; begin another")
         self.turns.append(turn)
         if turn.finish == "length":
             self.over, self.cut = True, "tokens"

@@ -19,7 +19,8 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.hub import folder_of, refuse_own_code
 from rlvr.config.overrides import number, overridden, yielding
 from rlvr.config.reference import ReferenceConfig
-from rlvr.config.section import Section, checked
+from rlvr.config.rollout import RolloutConfig
+from rlvr.config.section import Section, checked, named
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
@@ -86,72 +87,6 @@ class ModelConfig(Section):
         found = folder_of(str(self.path), self.revision, code=self.trust_remote_code)
         refuse_own_code(found, str(self.path), trusted=self.trust_remote_code)
         return found
-
-
-class CurriculumConfig(Section):
-    """Prefer tasks that are sometimes solved, by their running solve rate; `{}` takes the defaults.
-
-    >>> CurriculumConfig(by="level").candidates
-    4
-    """
-
-    decay: float = Field(default=0.7, ge=0, lt=1)
-    """The weight of the old rate when a group updates it."""
-    floor: float = Field(default=0.05, gt=0, le=1)
-    """The smallest weight of a task; a task that is solved half of the time has weight 1."""
-    candidates: int = Field(default=4, ge=1)
-    """How many candidate tasks are considered for each task that is sampled."""
-    by: str | None = None
-    """A key of the tasks' meta, such as level: tasks with the same value share a rate. Unset: each task has its own."""
-
-
-class RolloutConfig(Section):
-    """How episodes are sampled.
-
-    >>> RolloutConfig(prompts_per_step=32, num_generations=16).num_generations
-    16
-    """
-
-    sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})  # `rlvr list samplers`
-    prompts_per_step: int = Field(default=32, ge=1)  # how many tasks are asked in each step
-    num_generations: int = Field(default=8, ge=1)  # answers to each of them: a group
-    max_completion_length: int | None = Field(default=None, ge=1)
-    """The most tokens of an answer, all turns together. Unset: what the environment says."""
-    max_turn_length: int | None = Field(default=None, ge=1)
-    """The most tokens of a turn; a longer one is cut, and the conversation continues. Unset: max_completion_length alone."""
-    max_length: int | None = Field(default=None, ge=2)
-    """The most tokens of a prompt and all that follows."""
-    episode_s: float | None = Field(default=None, gt=0)
-    """After so many seconds of sampling and replies a conversation ends with its present turn. Such a run is not repeatable to the bit."""
-    overlong: Literal["wait", "cut"] = "wait"
-    """`cut` ends the last conversation of a group where it has as many turns as the longest of the others, once those are over; it is
-    judged as it is. An answer of one turn is not cut. Such a run is not repeatable to the bit."""
-    temperature: float = Field(default=1.0, gt=0)  # and what is trained; data.* runs and best_of_n train the model at temperature 1
-    top_p: float = Field(default=1.0, gt=0, le=1)  # sample from the likeliest tokens of this total probability
-    top_k: int = Field(default=0, ge=0)  # sample from so many of the likeliest tokens; 0: from all
-    curriculum: CurriculumConfig | None = None
-    honeypots: float = Field(default=0.0, ge=0, le=0.5)
-    """How many answers to tasks that cannot be solved are sampled for each other answer, such as 0.01. One that is paid proves a hole."""
-    honeypot_limit: int = Field(default=3, ge=0)
-    """How many of them may be paid before the run stops."""
-    max_staleness: int = Field(default=0, ge=0)
-    """How many steps ahead batches are sampled, by weights that are that many steps old; 0: sampling and training alternate."""
-    lockstep: bool | None = None
-    """Whether all conversations wait for the slowest before each turn. Faster without, where tools or sessions are slow; with it, a
-    repeated run has the same bits. Unset: in a deterministic run, and where it costs nothing (no tools, no sessions of its own)."""
-    verify_workers: int = Field(default=32, ge=1)  # how many answers are judged at once, and replies given at once
-    verify_deadline_s: float = Field(default=600.0, gt=0)
-    """How long one verification, or one reply of the environment or its tools, may take; then the answer has no score."""
-
-    @field_validator("sampler", mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        return named(value)
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """The limits on an answer, under the names that the rules of the MDP have for them."""
-        return {"max_new_tokens": self.max_completion_length, "max_length": self.max_length, "max_turn_tokens": self.max_turn_length}
 
 
 class WarmstartConfig(Section):
@@ -264,10 +199,14 @@ class RunConfig(Section):
         for name, given, usual in (
             ("rollout.curriculum", self.rollout.curriculum, None),
             ("rollout.honeypots", self.rollout.honeypots, 0.0),
+            ("rollout.max_tokens_per_version", self.rollout.max_tokens_per_version, None),
             ("algorithm.dynamic_sampling_rounds", rounds, 1),
         ):
             if self.data is not None and given != usual:
                 raise ValueError(f"{name} is set, but with `data` nothing is sampled, so it has no effect; remove it")
+        for name, given in (("rollout.honeypots", self.rollout.honeypots), ("cluster", self.cluster is not None)):
+            if self.rollout.max_tokens_per_version and given:
+                raise ValueError(f"rollout.max_tokens_per_version and {name} are both set, which do not work together yet; remove one")
         if self.reward_model is not None and self.model.lora is not None:
             raise ValueError("model.lora is set, but a reward model trains all its weights; remove it")
         if self.reward_model is not None and (self.data is None or self.data.run is None):
@@ -282,19 +221,6 @@ class RunConfig(Section):
     def dump(self) -> str:
         """The resolved configuration as YAML."""
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
-
-
-def named(value: Any) -> Any:
-    """A plugin in a configuration; a bare name means the plugin with its default settings.
-
-    >>> named("grpo")
-    {'name': 'grpo'}
-    """
-    if isinstance(value, str):
-        return {"name": value}
-    if isinstance(value, Mapping) and (not isinstance(value.get("name"), str) or not value["name"]):
-        raise ValueError(f"a 'name' is missing in {dict(value)!r}; write {{name: ..., setting: value}}")
-    return value
 
 
 def recipes() -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -56,3 +57,16 @@ def _section(model: Any, name: str) -> Any:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return model
+
+
+def named(value: Any) -> Any:
+    """A plugin in a configuration; a bare name means the plugin with its default settings.
+
+    >>> named("grpo")
+    {'name': 'grpo'}
+    """
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, Mapping) and (not isinstance(value.get("name"), str) or not value["name"]):
+        raise ValueError(f"a 'name' is missing in {dict(value)!r}; write {{name: ..., setting: value}}")
+    return value

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from rlvr.config.config import RunConfig, named
+from rlvr.config.config import RunConfig
 from rlvr.config.datafile import is_data
 from rlvr.config.overrides import number
-from rlvr.config.section import Section, checked
+from rlvr.config.section import Section, checked, named
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.plugins.registry import entries

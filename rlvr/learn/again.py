@@ -21,6 +21,7 @@ from rlvr.config.config import RunConfig
 from rlvr.errors import CheckFailed, NotFound
 from rlvr.learn import checkpoint
 from rlvr.learn.ahead import look_ahead
+from rlvr.learn.collect import carry
 from rlvr.learn.crew import assemble, taken_back
 from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import by_main
@@ -41,6 +42,7 @@ def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path) -
         stack.callback(clear_away, scratch)
         crew = assemble(config, accelerator, stack, weights=place)
         ahead = look_ahead(crew, stack)
+        carry(crew)
         step = taken_back(crew, folder, place).step
         log = RunLog(scratch, writes=accelerator.is_main_process)
         stack.callback(log.close)

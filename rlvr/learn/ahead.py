@@ -8,14 +8,24 @@ sampler and trainer are: the schedule depends on the step's number only, so a re
 
 One worker thread samples the batches in order, so a curriculum gets the answers in the order of the steps. The trainer
 changes its weights in place, so each batch that is being sampled has its own copy of them.
+
+A rollout with several collectors can sample several batches at once (`Begins`). Then batch t + k is asked as soon as version t exists,
+before batch t is awaited, so a collector with nothing left of batch t takes the next one while others still sample batch t:
+
+    collector 1     0 0 0 0 0 0 | 1 1 1 1 | 2 2 2 ...
+    collector 2     0 0 | 1 1 1 1 1 | 2 2 2 2 2 2 ...
+
+That changes no episode, since tasks, seeds and versions are the same. Where a batch depends on the answers to the one before
+(`looks_back`), it is asked when these are judged.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, fields
@@ -27,7 +37,7 @@ from torch import nn
 from rlvr.contracts import Sampler
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.learn.collect import Harvest, collect
+from rlvr.learn.collect import Begins, Harvest, begin, collect, looks_back
 from rlvr.learn.crew import Crew
 from rlvr.learn.questions.dynamic import Group
 from rlvr.rollout.rollout import Timing
@@ -54,6 +64,7 @@ class Ahead:
                 f"rollout.max_staleness is {self.most}, but the sampler {crew.config.rollout.sampler['name']!r} cannot sample while the "
                 f"trainer trains: {crew.sampler.holds_trainer_up}; or set max_staleness to 0"
             )
+        self._at_once = crew.rollout if isinstance(crew.rollout, Begins) and not looks_back(crew) else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._line: deque[Future[Harvest]] = deque()
         self._copies: dict[int, Any] = {}
@@ -63,17 +74,20 @@ class Ahead:
 
         The deadlines of the sampler and of the verifier limit the wait.
         """
-        if not self._line:
-            self._ask(step, version=step)
+        last = min(step + self.most, self.crew.config.train.steps - 1)
+        self._ask(step, last if self._at_once is not None else step, version=step)
         harvest = self._line.popleft().result()
-        for later in range(step + 1 + len(self._line), min(step + self.most, self.crew.config.train.steps - 1) + 1):
-            self._ask(later, version=step)
+        self._ask(step + 1, last, version=step)
         return harvest
 
     def settle(self) -> None:
-        """Wait until nothing is being sampled, and raise any error."""
-        for batch in self._line:
-            batch.result()
+        """Before the sampler takes other weights: wait until nothing is being sampled, and raise any error.
+
+        Collectors are not waited for: each of them loads the next weights when it has nothing left to do with its own.
+        """
+        if self._at_once is None:
+            for batch in self._line:
+                batch.result()
 
     def close(self) -> None:
         """Stop sampling: with the rollout closed, the worker exits at the next completion."""
@@ -101,14 +115,24 @@ class Ahead:
             batch.set_result(read_back(row))
             self._line.append(batch)
 
-    def _ask(self, step: int, *, version: int) -> None:
-        """Start sampling the batch of a step with the current weights."""
+    def _ask(self, first: int, last: int, *, version: int) -> None:
+        """Ask for the batches of these steps that are not asked yet, with the current weights."""
+        steps = range(first + len(self._line), last + 1)
+        if self._at_once is not None and steps:
+            self.crew.sampler.receive(self.crew.learner.weights, version)
+        for step in steps:
+            self._line.append(self._worker.submit(self._begun(step, version)))
+
+    def _begun(self, step: int, version: int) -> Callable[[], Harvest]:
+        """Start sampling the batch of a step, or prepare for it; what comes back ends it."""
+        if self._at_once is not None:
+            return begin(self.crew, self._at_once, step, version=version)
         place, model = step % self.most, self.crew.learner.whole()
         if place in self._copies:  # the copy of a finished batch: at most `most` are being sampled
             self._copies[place].load_state_dict(model.state_dict())
         else:
             self._copies[place] = copy_for(self.crew.sampler, model)
-        self._line.append(self._worker.submit(self._sampled, self._copies[place], step, version))
+        return functools.partial(self._sampled, self._copies[place], step, version)
 
     def _sampled(self, model: Any, step: int, version: int) -> Harvest:
         self.crew.sampler.load(model, version)

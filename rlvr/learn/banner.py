@@ -53,10 +53,11 @@ def banner(crew: Crew, folder: Path) -> Table:
         (
             "optimizer steps a step",
             f"{updates}, of {episodes // config.train.minibatches_per_step:,} episodes each"
-            + (on_policy(crew) if updates == 1 and not source and not rollout.max_staleness else ""),
+            + (on_policy(crew) if updates == 1 and not source and not rollout.stale else ""),
         ),
         *([("critic", CRITIC)] if crew.algorithm.needs_value else []),
         *([("sampled ahead", sampled_ahead(crew))] if rollout.max_staleness else []),
+        *([("answers in parts", f"of {cut:,} tokens, each by the weights of its step")] if (cut := rollout.max_tokens_per_version) else []),
         (
             "total",
             f"{config.train.steps} steps, {config.train.steps * episodes:,} episodes, {config.train.steps * updates:,} optimizer steps",

@@ -6,16 +6,22 @@ Each process samples its share of the groups, and then every process has all gro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Protocol, runtime_checkable
 
 from rlvr.algos.parts.preferences import mismatched
 from rlvr.contracts import Sampling
 from rlvr.episode import Episode
+from rlvr.errors import ConfigError
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import share, together
+from rlvr.learn.questions.carried import Carried, answer_from, parts_of
 from rlvr.learn.questions.dynamic import DynamicSampling, Group
+from rlvr.learn.questions.questions import Asked
 from rlvr.learn.questions.stored import gold_groups
+from rlvr.rollout.parts import Part, Parts
 from rlvr.rollout.rollout import Draw, Timing, seed_of
 from rlvr.task import Task
 
@@ -47,32 +53,106 @@ class Harvest:
         return [*self.groups, *(group for groups in self.dropped.values() for group in groups)]
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What is asked in one round of sampling.
+
+    >>> Round([], [], []).greedy
+    []
+    """
+
+    tasks: Asked
+    draws: list[list[Draw]]
+    """A group for each task, then the honeypots."""
+    greedy: list[list[Draw]]
+    """For a greedy baseline: one more draw for each task, sampled greedily."""
+
+    def calls(self, sampling: Sampling) -> Iterator[tuple[list[list[Draw]], Sampling]]:
+        """The draws that are sampled together, and how."""
+        yield self.draws, sampling
+        if self.greedy:
+            yield self.greedy, replace(sampling, temperature=0.0)
+
+
+class Begun(Protocol):
+    """Draws that are being sampled."""
+
+    timing: Timing
+
+    def result(self) -> list[Episode]:
+        """Wait for the episodes, one a draw."""
+        ...
+
+
+@runtime_checkable
+class Begins(Protocol):
+    """A rollout that can be asked for more while it samples what was asked before."""
+
+    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Begun:
+        """Ask for one episode a draw, without waiting for them."""
+        ...
+
+
+def looks_back(crew: Crew) -> bool:
+    """Whether what a step asks depends on the answers of the step before, so that it can be asked only when these are judged."""
+    return crew.questions.looks_back or "carried" in crew.saved or crew.algorithm.sampling_rounds > 1
+
+
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
     """The groups of one step: stored ones, or new answers; `version` is that of the sampler's weights."""
     if crew.config.data is not None:
-        harvest = Harvest(taken(crew, step), {}, {}, Timing())
-    elif crew.algorithm.sampling_rounds > 1:
-        harvest = until_enough(crew, step, version)
-    else:
-        groups, dropped, timing = sampled(crew, crew.config.rollout.prompts_per_step, step, version)
-        harvest = Harvest(groups, dropped, crew.questions.figures() | crew.sampler.figures(), timing)
-    return with_yardsticks(harvest) if crew.algorithm.needs_mismatched else harvest
+        return with_yardsticks(crew, Harvest(taken(crew, step), {}, {}, Timing()))
+    if "carried" in crew.saved:
+        return in_parts(crew, step, version)
+    if crew.algorithm.sampling_rounds > 1:
+        return with_yardsticks(crew, until_enough(crew, step, version))
+    return harvested(crew, *sampled(crew, crew.config.rollout.prompts_per_step, step, version))
+
+
+def begin(crew: Crew, rollout: Begins, step: int, *, version: int) -> Callable[[], Harvest]:
+    """Ask for the groups of one step without waiting; what comes back waits for them. Harvests are taken in the order of the steps."""
+    asked = posed(crew, crew.config.rollout.prompts_per_step, step)
+    calls = list(asked.calls(crew.sampling))
+    begun = [rollout.begin(list(chain(*draws)), sampling, version=version) for draws, sampling in calls]
+
+    def harvest() -> Harvest:
+        found = [(nested(draws, call.result()), call.timing) for (draws, _), call in zip(calls, begun, strict=True)]
+        return harvested(crew, *judged(crew, asked, found))
+
+    return harvest
+
+
+def harvested(crew: Crew, groups: list[Group], dropped: Dropped, timing: Timing) -> Harvest:
+    """The harvest of a step that takes one round."""
+    return with_yardsticks(crew, Harvest(groups, dropped, crew.questions.figures() | crew.sampler.figures(), timing))
 
 
 def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], Dropped, Timing]:
     """One group for each of the next tasks: all members have the same task, each has its own seed. Then the honeypots, if there are any."""
-    asked, draws, seed = crew.questions.take(count), list[list[Draw]](), crew.config.seed
-    for place, (index, task) in enumerate(asked, first):
+    asked = posed(crew, count, step, first=first)
+    return judged(crew, asked, [answered(crew, draws, sampling, version) for draws, sampling in asked.calls(crew.sampling)])
+
+
+def posed(crew: Crew, count: int, step: int, *, first: int = 0) -> Round:
+    """Take the next tasks, and say what is sampled for them."""
+    tasks, draws, seed = crew.questions.take(count), list[list[Draw]](), crew.config.seed
+    for place, (index, task) in enumerate(tasks, first):
         meta = {"split": "train", "index": index, **shown_reference(task)}
         members = range(crew.config.rollout.num_generations)
         draws.append([Draw(task, f"{step + 1}:{place}", seed_of(seed, step, place, member), meta) for member in members])
+    greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws] if crew.algorithm.needs_greedy else []
     if (watch := crew.questions.watch) is not None:
-        draws += watch.draws(asked, step=step, first=first, answers=count * crew.config.rollout.num_generations)
-    groups, timing = answered(crew, draws, crew.sampling, version)
-    groups, opened = groups[:count], groups[count:]
-    if crew.algorithm.needs_greedy:
-        groups, timing = with_greedy(crew, draws[:count], groups, timing, version)
-    crew.questions.judged(asked, groups, opened)
+        draws += watch.draws(tasks, step=step, first=first, answers=count * crew.config.rollout.num_generations)
+    return Round(tasks, draws, greedy)
+
+
+def judged(crew: Crew, asked: Round, found: Sequence[tuple[list[Group], Timing]]) -> tuple[list[Group], Dropped, Timing]:
+    """Show the questions the answers of a round, by call; returns the groups, the honeypots apart from them."""
+    (groups, timing), *greedy = found
+    groups, opened = groups[: len(asked.tasks)], groups[len(asked.tasks) :]
+    for best, more in greedy:
+        groups, timing = [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
+    crew.questions.judged(asked.tasks, groups, opened)
     return groups, {"honeypot": opened} if opened else {}, timing
 
 
@@ -86,24 +166,60 @@ def shown_reference(task: Task) -> dict[str, object]:
     return {"reference": json.loads(text)} if task.reference is not None and len(text) <= LONGEST_REFERENCE else {}
 
 
-def with_greedy(
-    crew: Crew, draws: Sequence[Sequence[Draw]], groups: list[Group], timing: Timing, version: int
-) -> tuple[list[Group], Timing]:
-    """For a greedy baseline: the same groups, each with one more answer, sampled greedily."""
-    greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws]
-    best, more = answered(crew, greedy, replace(crew.sampling, temperature=0.0), version)
-    return [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
-
-
 def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
     """The episodes of some draws, in the same nesting, and this process's timing; each process samples its share."""
     mine = share(crew.accelerator, draws)
 
     def work() -> list[Group]:
-        fresh = iter(crew.rollout.collect([draw for group in mine for draw in group], sampling, version=version))
-        return [[next(fresh) for _ in group] for group in mine]
+        return nested(mine, crew.rollout.collect(list(chain(*mine)), sampling, version=version))
 
     return together(crew.accelerator, work), crew.rollout.timing
+
+
+def nested(draws: Sequence[Sequence[Draw]], episodes: Sequence[Episode]) -> list[Group]:
+    """The episodes in the nesting of their draws."""
+    fresh = iter(episodes)
+    return [[next(fresh) for _ in group] for group in draws]
+
+
+def carry(crew: Crew) -> None:
+    """Sample in parts if the configuration asks for it (`rollout.max_tokens_per_version`); what is cut goes into the checkpoints."""
+    if not (most := crew.config.rollout.max_tokens_per_version):
+        return
+    name = f"rollout.max_tokens_per_version is {most}, which continues answers of one turn in later steps"
+    if crew.mdp.takes_part or crew.environment.max_turns > 1:
+        raise ConfigError(f"{name}; in {crew.config.env['name']} conversations have several turns, so leave it unset")
+    if crew.sampler.gives_text:
+        raise ConfigError(
+            f"{name}; the sampler {crew.config.rollout.sampler['name']!r} gives texts, which it cannot continue; leave it unset"
+        )
+    if crew.algorithm.needs_greedy or crew.algorithm.sampling_rounds > 1:
+        raise ConfigError(f"{name}; {crew.config.algorithm['name']} needs all answers of a step at its end, so leave it unset")
+    parts = Parts(crew.rollout.sampler, most)
+    crew.rollout.sampler, crew.saved["carried"] = parts, Carried(crew.environment, parts)
+
+
+def in_parts(crew: Crew, step: int, version: int) -> Harvest:
+    """The groups that end in this step, while those that do not are carried to the next."""
+    carried, timing = crew.saved["carried"], Timing()
+    assert isinstance(carried, Carried)
+    continued, asked = carried.continued, posed(crew, crew.config.rollout.prompts_per_step, step)
+    carried.begin(asked.tasks, asked.draws)
+    while not (done := carried.ended()):
+        mine = share(crew.accelerator, carried.open)
+
+        def work(mine: list[list[tuple[Draw, Part | None]]] = mine) -> list[list[Episode | Part | None]]:
+            everything = [one for group in mine for one in group]
+            with carried.parts.cutting(parts_of(everything), version) as known:
+                fresh = iter(crew.rollout.collect([draw for draw, _ in everything], crew.sampling, version=version))
+                return [[answer_from(next(fresh), draw, known) for draw, _ in group] for group in mine]
+
+        carried.came(together(crew.accelerator, work))
+        timing = timing + crew.rollout.timing
+    groups = [[answer for answer in group.answers if isinstance(answer, Episode)] for group in done]
+    crew.questions.judged([group.asked for group in done], groups)
+    figures = {"parts/continued": float(continued), "parts/cut": float(carried.continued), "parts/groups": float(len(groups))}
+    return with_yardsticks(crew, Harvest(groups, {}, crew.questions.figures() | crew.sampler.figures() | figures, timing))
 
 
 def until_enough(crew: Crew, step: int, version: int) -> Harvest:
@@ -132,9 +248,9 @@ def taken(crew: Crew, step: int) -> list[Group]:
     return list(gold_groups(crew.questions.take(count), crew.mdp))
 
 
-def with_yardsticks(harvest: Harvest) -> Harvest:
+def with_yardsticks(crew: Crew, harvest: Harvest) -> Harvest:
     """For KTO: the same groups, each with answers to other prompts added."""
-    return replace(harvest, groups=list(mismatched(harvest.groups)))
+    return replace(harvest, groups=list(mismatched(harvest.groups))) if crew.algorithm.needs_mismatched else harvest
 
 
 def tokens_of(groups: Sequence[Sequence[Episode]]) -> int:

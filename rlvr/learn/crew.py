@@ -103,7 +103,7 @@ class Crew:
     def limit(self) -> float | None:
         """How far sampler and trainer may be apart on a token; None where they differ by more than rounding, or were not compared."""
         rollout, model = self.config.rollout, self.config.model
-        plain = not rollout.max_staleness and self.config.data is None
+        plain = not rollout.stale and self.config.data is None
         wide = model.dtype == "float32" and trained_in(self.model, self.accelerator.mixed_precision, self.accelerator.device) == "float32"
         exact = self.accelerator.device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
         compared = any(finding.way == agreement.SAMPLER for finding in self.checks)
@@ -128,7 +128,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     schedule, curriculum = Schedule(environment, "train", seed=config.seed), asked.curriculum
     questions = questions_for(config.rollout, schedule)
     algorithm = from_config("algorithm", config.algorithm)
-    if config.rollout.max_staleness:  # settings written by the user take precedence
+    if config.rollout.stale:  # settings written by the user take precedence
         algorithm = from_config("algorithm", {**algorithm.when_stale, **config.algorithm})
     optimization(config).check(algorithm, mdp.max_new_tokens, adapted=config.model.lora is not None, sharded=accelerator.is_fsdp2)
     check_company(config, algorithm, environment)

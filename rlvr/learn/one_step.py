@@ -57,8 +57,8 @@ def concluded(
         row |= member_rewards(crew.environment.members, sampled_from(harvest.everything))
     if crew.mdp.environment.max_turns > 1:
         row |= talk_metrics(sampled_from(harvest.everything))
-    if most := crew.config.rollout.max_staleness:
-        row |= staleness(harvest.everything, step, most)
+    if crew.config.rollout.stale:
+        row |= staleness(harvest.everything, step, crew.config.rollout.max_staleness)
     if judged:
         row["eval/accuracy"] = accuracy(crew)
     began, sampled, updated, ended = (*clock, time.perf_counter())
@@ -136,12 +136,13 @@ def session_times(harvest: Harvest) -> dict[str, float]:
 
 
 def staleness(groups: Sequence[Group], step: int, most: int) -> dict[str, float]:
-    """How many tokens were sampled with weights of which age, in steps: a histogram, and its mean."""
+    """How many tokens were sampled with weights of which age, in steps: a histogram, which has at least `most` ages, and its mean."""
     tokens: Counter[int] = Counter()
     for episode in (episode for group in groups for episode in group):
-        tokens[step - episode.policy_version] += episode.length
+        for version, count in episode.meta.get("versions") or [[episode.policy_version, episode.length]]:
+            tokens[step - version] += count
     mean = sum(age * count for age, count in tokens.items()) / max(1, tokens.total())
-    return {f"staleness/{age}": float(tokens[age]) for age in range(most + 1)} | {"staleness/mean": mean}
+    return {f"staleness/{age}": float(tokens[age]) for age in range(max([most, *tokens]) + 1)} | {"staleness/mean": mean}
 
 
 def parts_metrics(everyone: Sequence[Episode]) -> dict[str, float | None]:

@@ -37,6 +37,7 @@ from rlvr.learn.again import repeat_one_step
 from rlvr.learn.ahead import look_ahead
 from rlvr.learn.banner import banner
 from rlvr.learn.checkpoint import Progress
+from rlvr.learn.collect import carry
 from rlvr.learn.crew import Crew, assemble, enlist, state_of, taken_back
 from rlvr.learn.held_out import accuracy, by_member, held_out_episodes, held_out_seen, interval
 from rlvr.learn.notes import Notes
@@ -113,6 +114,7 @@ def train(
             RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
         crew = crew_from(config, accelerator, stack, weights=place)
         ahead = look_ahead(crew, stack)
+        carry(crew)
         if fresh:
             by_main(accelerator, lambda: RunLog.create(folder, config).close())
         by_main(accelerator, lambda: stack.enter_context(alone_in(folder)))

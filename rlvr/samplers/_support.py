@@ -103,8 +103,8 @@ def support_for(config: RunConfig, algorithm: Algorithm) -> Support | None:
     once = config.train.minibatches_per_step == 1 and algorithm.num_iterations == 1 and not algorithm.prepares
     early = bool(algorithm.credit_needs)
     cause = ""
-    if asked.max_staleness:
-        cause = "with rollout.max_staleness the answers come from older weights"
+    if asked.stale:
+        cause = f"with rollout.{'max_staleness' if asked.max_staleness else 'max_tokens_per_version'} the answers come from older weights"
     elif algorithm.bypass and not once:
         cause = "this algorithm takes several optimizer steps and never scores the answers with the weights that sampled them"
     elif algorithm.needs_reference and not early:

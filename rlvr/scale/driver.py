@@ -1,9 +1,17 @@
-"""The driver: lets the pool decide, carries its orders to the collectors, and starts lost ones again."""
+"""The driver: lets the pool decide, carries its orders to the collectors, and starts lost ones again.
+
+It may have several batches at once. Any thread may ask for one or send weights; of the threads that wait for batches, one at a time talks
+to the collectors, for all of them.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -22,12 +30,37 @@ from rlvr.scale.units import Unit, given_up, units_of
 
 NOTHING = Parcel(())
 """The weights of a sampler that takes none."""
-POLL_S = 0.5
-"""How long to wait for an event before deadlines are checked."""
+POLL_S = 0.05
+"""How long to wait for an event before deadlines are checked, and what other threads have asked meanwhile."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Draws that are being sampled, by one version of the weights.
+
+    >>> driver.begin(draws, Sampling(), version=0).result()                                 # doctest: +SKIP
+    """
+
+    driver: Driver
+    units: dict[str, Unit]
+    sampling: Sampling
+    label: int
+    """The version that the episodes name."""
+    weights: int
+    """The driver's own number of the weights: it counts all that were sent."""
+    timing: Timing = field(default_factory=Timing)
+    began: float = field(default_factory=time.perf_counter)
+    found: dict[str, list[Episode]] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def result(self) -> list[Episode]:
+        """Wait for the episodes, one a draw, in order. SamplerError if no collector is left."""
+        self.driver.wait(self)
+        return [episode for name in self.units for episode in self.found[name]]
 
 
 class Driver:
-    """Samples draws in collectors; the result is the same whatever happens to them. One thread at a time calls it.
+    """Samples draws in collectors; the result is the same whatever happens to them.
 
     >>> with Driver(transport, ClusterConfig(collectors=2)) as driver:                      # doctest: +SKIP
     ...     driver.load(Packer("whole", "float32").pack(model))
@@ -41,39 +74,54 @@ class Driver:
         )  # fmt: skip
         self.again, self.lost, self.given_up = 0, 0, 0
         """How many units were sampled again, collectors lost, and units given up, in the whole run."""
-        self.timing, self.closed = Timing(), False
-        """Of the latest call; and whether another thread wants the present call to end."""
+        self.closed = False
+        """Whether another thread wants all waits to end."""
         self._version, self._calls = -1, 0
+        self._turn, self._todo = threading.Lock(), deque[Callable[[], None]]()
+        """Who has the lock talks to the collectors, and does what other threads want done."""
         self._starts = dict.fromkeys(range(settings.collectors), 0)
         self._starting = dict[str, float]()
         """Until when a collector must be ready."""
-        self._units = dict[str, Unit]()
-        self._found = dict[str, list[Episode]]()
-        self._asked, self._last = (Sampling(), 0), ""
+        self._batches, self._last = dict[str, Batch](), ""
+        """By unit: the batch that waits for it; and why the latest collector was lost."""
         for slot in self._starts:
             self._start(slot)
 
     def load(self, parcel: Parcel = NOTHING) -> None:
-        """Give the collectors new weights. It does not wait: no collector gets work before it has loaded them."""
+        """Send new weights, for what is asked from now on. It does not wait: no collector gets work before it has loaded them."""
         self._version += 1
-        self.transport.hold(self._version, parcel)
-        orders = self.pool.made(self._version)
-        self.transport.keep(self.pool.needed)
-        self._follow(orders)
+        self.transport.hold(self._version, parcel)  # by this thread: afterwards the trainer may change them
+        self._soon(partial(self._made, self._version))
+
+    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
+        """Ask for one episode a draw, by the weights that were sent last, after all that was asked before. It does not wait.
+
+        `version` is what the episodes name. Somebody must wait for some batch, or nothing goes on.
+        """
+        if self._version < 0:
+            self.load()
+        self._calls += 1
+        units = {f"{self._calls}:{place}": unit for place, unit in enumerate(units_of(draws, self.settings.groups_per_call))}
+        batch = Batch(self, units, sampling, version, self._version)
+        self._soon(partial(self._ask, batch))
+        return batch
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order; `version` is what the episodes name. SamplerError if no collector is left."""
-        if self._version < 0:
-            self.load()
-        began, self.timing, self._asked = time.perf_counter(), Timing(), (sampling, version)
-        self._calls += 1
-        self._units = {f"{self._calls}:{place}": unit for place, unit in enumerate(units_of(draws, self.settings.groups_per_call))}
-        self._found = {}
-        self._follow(self.pool.ask(self._units, self._version))
-        while self.pool.left:
-            self._look()
-        self.timing.sampling = time.perf_counter() - began
-        return [episode for name in self._units for episode in self._found[name]]
+        return self.begin(draws, sampling, version=version).result()
+
+    def wait(self, batch: Batch) -> None:
+        """Wait until a batch is complete; all others go on meanwhile."""
+        while not batch.done.is_set():
+            if not self._turn.acquire(blocking=False):  # another thread talks to the collectors
+                batch.done.wait(POLL_S)
+                continue
+            try:
+                while not batch.done.is_set():
+                    self._catch_up()
+                    self._look()
+            finally:
+                self._turn.release()
 
     def close(self) -> None:
         """End all collectors."""
@@ -84,6 +132,43 @@ class Driver:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    # ---- what other threads want
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        """Do it now, or let the thread do it that talks to the collectors."""
+        self._todo.append(work)
+        if self._turn.acquire(blocking=False):
+            try:
+                self._catch_up()
+            finally:
+                self._turn.release()
+
+    def _catch_up(self) -> None:
+        while self._todo:
+            self._todo.popleft()()
+
+    def _made(self, version: int) -> None:
+        orders = self.pool.made(version)
+        self.transport.keep(self.pool.needed)
+        self._follow(orders)
+
+    def _ask(self, batch: Batch) -> None:
+        self._batches |= dict.fromkeys(batch.units, batch)
+        self._follow(self.pool.ask(batch.units, batch.weights))
+        self._ended_if_complete(batch)
+
+    def _take(self, name: str, found: list[Episode], seconds: float = 0.0) -> None:
+        """A unit's episodes, which are those of its batch."""
+        batch = self._batches.pop(name)
+        batch.found[name] = found
+        batch.timing.judged.append((0.0, seconds))
+        self._ended_if_complete(batch)
+
+    def _ended_if_complete(self, batch: Batch) -> None:
+        if len(batch.found) == len(batch.units):
+            batch.timing.sampling = time.perf_counter() - batch.began
+            batch.done.set()
 
     # ---- what happens
 
@@ -117,7 +202,8 @@ class Driver:
 
     def _ended(self, order: Assign, data: bytes, seconds: float) -> None:
         """A unit has come. What cannot be read is no reason to end the run: its collector is replaced."""
-        unit = self._units.get(str(order.group))
+        name = str(order.group)
+        unit = self._batches[name].units[name] if name in self._batches else None
         try:
             [found] = from_columns(Columns.from_bytes(data)) if data else [[]]
             if data and unit is not None and [(e.group, e.task_id) for e in found] != [(draw.group, draw.task.id) for draw in unit]:
@@ -126,10 +212,9 @@ class Driver:
             self._gone(Lost(order.worker, str(error)))
             return
         orders = self.pool.ended(order)
-        if Keep(order) in orders:
-            self._found[str(order.group)] = found
-            self.timing.judged.append((0.0, seconds))
         self._follow(orders)
+        if Keep(order) in orders:
+            self._take(name, found, seconds)
 
     def _gone(self, event: Lost) -> None:
         """A collector is lost: its process is ended, what it had is sampled elsewhere, and it is started again."""
@@ -163,7 +248,8 @@ class Driver:
         for order in orders:
             match order:
                 case Assign():
-                    self.transport.sample(order, self._units[str(order.group)], *self._asked)
+                    batch = self._batches[str(order.group)]
+                    self.transport.sample(order, batch.units[str(order.group)], batch.sampling, batch.label)
                 case Load():
                     self.transport.load(order)
                 case Cancel(stopped):
@@ -172,8 +258,9 @@ class Driver:
                     self.again += 1
                 case GiveUp(group, why):
                     self.given_up += 1
-                    unit = self._units[str(group)]
-                    self._found[str(group)] = given_up(unit, self._asked[1], why)
+                    batch = self._batches[str(group)]
+                    unit = batch.units[str(group)]
+                    self._take(str(group), given_up(unit, batch.label, why))
                     self.tell(f"{len(unit)} answers from group {unit[0].group} on are left out: {why}")
                 case Drop(worker, why):
                     self.transport.stop(worker)

@@ -5,6 +5,7 @@ It knows nothing of tensors, so that a collector without weights needs no torch.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -90,22 +91,25 @@ class Chain:
     """
 
     def __init__(self) -> None:
-        self._held = dict[int, Parcel]()
+        self._held, self._lock = dict[int, Parcel](), threading.Lock()
 
     def add(self, version: int, parcel: Parcel) -> None:
-        """Hold a newer version."""
-        self._held[version] = parcel
+        """Hold a newer version; from any thread."""
+        with self._lock:
+            self._held[version] = parcel
 
     def keep(self, versions: Collection[int]) -> None:
         """Free what none of these versions needs, nor any later one."""
-        first = min((self._whole(version) for version in versions if version in self._held), default=max(self._held, default=0))
-        self._held = {version: parcel for version, parcel in self._held.items() if version >= first}
+        with self._lock:
+            first = min((self._whole(version) for version in versions if version in self._held), default=max(self._held, default=0))
+            self._held = {version: parcel for version, parcel in self._held.items() if version >= first}
 
     def path(self, version: int, has: int | None) -> list[Parcel]:
         """What brings a collector to a version, in order; `has` is the version that it has."""
-        first = self._whole(version)
-        first = has + 1 if has is not None and first <= has <= version else first
-        return [parcel for at, parcel in self._held.items() if first <= at <= version]
+        with self._lock:
+            first = self._whole(version)
+            first = has + 1 if has is not None and first <= has <= version else first
+            return [parcel for at, parcel in self._held.items() if first <= at <= version]
 
     def _whole(self, version: int) -> int:
         """The last version up to this one that is held whole."""

@@ -22,7 +22,7 @@ from rlvr.model.device import trained_in
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.timing import Timing
-from rlvr.scale.driver import Driver
+from rlvr.scale.driver import Batch, Driver
 from rlvr.scale.units import units_of
 from rlvr.scale.weights import Packer
 
@@ -99,9 +99,13 @@ class Elsewhere(InUnits):
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
         """One episode a draw, in order."""
-        found = self.driver.collect(draws, sampling, version=version)
-        self.timing = self.driver.timing
+        batch = self.begin(draws, sampling, version=version)
+        found, self.timing = batch.result(), batch.timing
         return found
+
+    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
+        """Ask for one episode a draw, without waiting for them."""
+        return self.driver.begin(draws, sampling, version=version)
 
     def close(self) -> None:
         """Stop waiting for collectors."""
@@ -118,15 +122,18 @@ class Sending(Sampler):
     def __init__(self, inner: Sampler, driver: Driver, packer: Packer | None) -> None:
         """Without a packer the sampler takes no weights."""
         self.inner, self.driver, self.packer = inner, driver, packer
+        self._sent: int | None = None
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
     def receive(self, weights: Weights, version: int) -> None:
-        """Send new weights."""
-        self.load(weights.model(), version)
+        """Send new weights. An evaluation may have sent them already; those of a warm start are all version 0."""
+        if version != self._sent or version == 0:
+            self.load(weights.model(), version)
 
     def load(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
+        self._sent = version
         if self.packer is None:
             self.driver.load()
         else:

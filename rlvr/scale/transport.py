@@ -80,7 +80,7 @@ class Transport(Protocol):
         ...
 
     def hold(self, version: int, parcel: Parcel) -> None:
-        """Keep weights where collectors can get them. The buckets are read now: afterwards the trainer's weights change."""
+        """Keep weights where collectors can get them; any thread may. The buckets are read now: the trainer changes its weights later."""
         ...
 
     def keep(self, versions: Set[int]) -> None:

@@ -10,4 +10,4 @@ from tests.adapters.worlds import Watched
 @pytest.fixture(autouse=True)
 def fresh_sessions() -> None:
     """A test counts its own open sessions, not those that a failed one left."""
-    Watched.alive = set()
+    Watched.alive, Watched.begun = set(), []

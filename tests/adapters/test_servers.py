@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,8 +64,64 @@ def test_openenv_is_told_of_a_missing_score_and_of_a_row_that_names_no_task() ->
         made.reset()
     with pytest.raises(ConfigError, match="write the rows again"):
         made.reset(index=7, prompt=[{"role": "user", "content": "Count to 8."}])
-    with pytest.raises(EnvError, match="before reset"):
+    with pytest.raises(EnvError, match="step came before a reset"):
         server(Twice()).step(SimpleNamespace(text="7"))
+
+
+@pytest.mark.parametrize("seed", ["7", True, 7.5])
+def test_openenv_refuses_a_seed_that_is_no_whole_number(seed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the seed of a reset is .* it must be a whole number"):
+        server(Twice()).reset(seed=seed)
+
+
+def test_openenv_has_no_conversation_after_a_reset_that_failed_or_a_close() -> None:
+    made = server(Counts())
+    for ending in (lambda: made.reset(split="nowhere", index=1), lambda: made.reset(index=True), lambda: made.reset(seed="7"), made.close):
+        made.reset(index=7)
+        with contextlib.suppress(ConfigError):
+            ending()
+        with pytest.raises(EnvError, match="there is no conversation"):
+            made.step(SimpleNamespace(text="7"))
+        assert made.state.step_count == 0
+    assert not Watched.alive
+
+
+def test_openenv_draws_from_a_split_that_is_smaller_than_the_count() -> None:
+    class Few(Twice):
+        def size(self, split: str) -> int:
+            return 3
+
+    assert server(Few()).reset(seed=7).text == "What is 1?"
+
+
+def test_openenv_takes_texts_for_turns() -> None:
+    made = server(Twice())
+    made.reset(index=7)
+    for text in (7, None, ["7"]):
+        with pytest.raises(ConfigError, match="it must be a string"):
+            made.step(SimpleNamespace(text=text))
+    assert made.state.step_count == 0, "what is refused is no turn"
+
+
+def test_two_turns_at_once_are_refused_and_break_nothing() -> None:
+    class Slow(Twice):
+        entered, goes = threading.Event(), threading.Event()
+
+        def reply(self, task: Any, said: Any) -> str | None:
+            self.entered.set()
+            assert self.goes.wait(10)
+            return super().reply(task, said)
+
+    made = server(Slow())
+    made.reset(index=7)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(made.step, SimpleNamespace(text="7"))
+        assert Slow.entered.wait(10)
+        with pytest.raises(EnvError, match="another turn of the conversation about 'twice/train/7' is being heard"):
+            made.step(SimpleNamespace(text="8"))
+        Slow.goes.set()
+        assert first.result(10).text == "Are you sure?"
+    assert made.step(SimpleNamespace(text="7")).reward == 1.0
 
 
 def bird(env: Any, index: int = 7) -> Any:
@@ -87,6 +147,45 @@ def test_aviary_runs_tools_and_judges_the_text() -> None:
     assert asyncio.run(played("7")) == ([], 1.0, True, False)
     assert asyncio.run(played("6")) == ([], 0.0, True, False)
     assert not Watched.alive
+
+
+def test_aviary_reads_parts_of_text_and_has_no_conversation_after_close() -> None:
+    async def played() -> Any:
+        made = bird(Counts())
+        await made.reset()
+        await made.close()
+        with pytest.raises(EnvError, match="there is no conversation"):
+            await made.step(SimpleNamespace(content="7"))
+        await made.reset()
+        parts = SimpleNamespace(content='[{"type": "text", "text": "7"}]', content_is_json_str=True)
+        return await made.step(parts)
+
+    assert asyncio.run(played()) == ([], 1.0, True, False)
+    assert not Watched.alive
+
+
+def test_aviary_closes_a_session_that_opens_after_its_reset_was_given_up() -> None:
+    class Late(Counts):
+        entered, goes = threading.Event(), threading.Event()
+
+        def open(self, task: Any, *, seed: int) -> Any:
+            self.entered.set()
+            assert self.goes.wait(10)
+            return super().open(task, seed=seed)
+
+    async def given_up() -> None:
+        opening = asyncio.ensure_future(bird(Late()).reset())
+        assert await asyncio.to_thread(Late.entered.wait, 10)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    asyncio.run(given_up())
+    Late.goes.set()
+    end = time.monotonic() + 10
+    while (not Watched.begun or Watched.alive) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert Watched.begun and not Watched.alive
 
 
 def test_aviary_is_told_of_a_missing_score() -> None:

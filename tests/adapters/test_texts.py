@@ -37,6 +37,19 @@ def test_rows_without_end_need_a_count() -> None:
         rows_of(Sums(), "train")
 
 
+@pytest.mark.parametrize("role", ["assistant", "user", "system"])
+def test_a_prompt_that_continues_after_the_question_is_another_question(role: str) -> None:
+    row = rows_of(Sums(), "train", 1, start=3)[0]
+    row["prompt"].append({"role": role, "content": "The answer is 7."})
+    with pytest.raises(ConfigError, match=r"asks 'The answer is 7\.'.* write the rows again"):
+        task_of(Sums(), row)
+
+
+def test_a_split_that_the_environment_lacks_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"the split .nowhere.; Sums has train, test"):
+        task_of(Sums(), {"split": "nowhere", "index": 1})
+
+
 def test_rows_made_with_other_settings_are_refused() -> None:
     (row,) = rows_of(Sums(below=50), "train", 1, start=7)
     with pytest.raises(ConfigError, match=r"asks '7\+0=', and Sums poses '2\+1=' there"):

@@ -44,9 +44,11 @@ class Watched(ToolSession):
     """A tool session that says which are open."""
 
     alive: set[int] = set()
+    begun: list[int] = []
 
     def tools(self) -> Any:
         self.alive.add(id(self))
+        self.begun.append(id(self))
         return super().tools()
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -59,7 +60,7 @@ class Pretended:
         self.held[version] = parcel
 
     def keep(self, versions: Set[int]) -> None:
-        self.held = {version: parcel for version, parcel in self.held.items() if version in versions}
+        self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
 
     def load(self, order: Load) -> None:
         assert order.worker in self.alive and order.version in self.held
@@ -188,3 +189,84 @@ def test_units_are_whole_groups_and_single_draws_go_together() -> None:
     assert [len(unit) for unit in units_of(draws(5, 2), groups_per_call=2)] == [4, 4, 2]
     assert [len(unit) for unit in units_of(draws(SINGLE + 3, 1))] == [SINGLE, 3]
     assert [draw for unit in units_of(draws(), 4) for draw in unit] == draws() and units_of([]) == []
+
+
+# ---- several batches ----------------------------------------------------------------------------------------------------
+
+
+class Slow(Pretended):
+    """The first unit of all does not end until `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free, self.held_back, self.order = threading.Event(), list[Any](), list[tuple[str, int]]()
+
+    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        super().sample(order, unit, sampling, label)
+        self.order.append((order.worker, label))
+        if len(self.order) == 1:
+            self.held_back.append(self.work.pop())
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        if self.free.is_set():
+            self.work += self.held_back
+            self.held_back.clear()
+        return super().poll(timeout_s)
+
+
+def test_a_collector_takes_the_next_batch_while_another_still_samples_the_first() -> None:
+    transport = Slow()
+    driver = driven(transport, collectors=2)
+    driver.load(Parcel([0]))
+    first = driver.begin(draws(3), Sampling(), version=0)
+    driver.load(Parcel([1]))
+    second = driver.begin(draws(4), Sampling(), version=1)
+    assert second.result() == [answered(draw, 1) for draw in draws(4)] and not first.done.is_set()
+    slow, *others = transport.order
+    assert {label for worker, label in others if worker == slow[0]} == set()
+    assert [label for _, label in others] == [0, 0, 1, 1, 1, 1]
+    assert transport.held == {0: Parcel([0]), 1: Parcel([1])}  # what is still sampled may have to be sampled again
+    transport.free.set()
+    assert first.result() == [answered(draw, 0) for draw in draws(3)]
+    assert first.timing.sampling > second.timing.sampling and len(first.timing.judged) == 3
+
+
+@pytest.mark.parametrize("collectors", [1, 3])
+def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_happens(collectors: int) -> None:
+    """One thread waits, another asks and sends weights; every unit is sampled by the version that was the newest when it was asked."""
+
+    def wait(begun: list[Any], found: list[list[Episode]]) -> None:
+        found += [batch.result() for batch in list(begun)]
+
+    for seed in range(25):
+        found, deaths = list[list[Episode]](), random.Random(seed).choice([0.0, 0.2])
+        with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=0.5) as driver:
+            begun = []
+            for version in range(4):
+                driver.load()
+                begun += [driver.begin(draws(5), Sampling(), version=version) for _ in range(2)]
+                if not version:
+                    waiting = threading.Thread(target=wait, args=(begun, found))
+                    waiting.start()
+            here = [batch.result() for batch in begun]
+            waiting.join(20)
+        expected = [[answered(draw, version) for draw in draws(5)] for version in range(4) for _ in range(2)]
+        assert here == expected and found == expected[: len(found)] and len(found) >= 2 and not driver.pool.left
+
+
+def test_an_error_reaches_every_thread_that_waits() -> None:
+    raised = list[str]()
+    driver = driven(Pretended(bad={f"1:{group}" for group in range(6)}), collectors=2, restarts=0)
+    batches = [driver.begin(draws(), Sampling()) for _ in range(3)]
+
+    def wait(batch: Any) -> None:
+        with pytest.raises(SamplerError) as caught:
+            batch.result()
+        raised.append(str(caught.value))
+
+    threads = [threading.Thread(target=wait, args=(batch,)) for batch in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(raised) == 3 and all("no collector is left" in words for words in raised)

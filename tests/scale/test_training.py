@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 import threading
 from collections.abc import Mapping, Set
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import check
-from rlvr.contracts import Sampling
+from rlvr.contracts import Sampler, Sampling
 from rlvr.errors import ConfigError, MissingExtra, SamplerError
 from rlvr.learn.train import train as train_here
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
+from rlvr.samplers.hf import HFSampler
 from rlvr.scale import actors
 from rlvr.scale.collector import Cancelled, Collector, Facts
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.parcels import Chain, Parcel
-from rlvr.scale.training import train
+from rlvr.scale.training import Sending, train
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
 from rlvr.scale.weights import Packer
@@ -38,10 +41,13 @@ class InThisProcess:
     """Real collectors without a cluster. One in five is lost before it says what it did."""
 
     lost, deltas = 0, 0
+    early = 0
+    """How many units were begun while some of an earlier step were still being sampled."""
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Facts) -> None:
         self.config, self.facts = check(config, "the run"), facts
         self.collectors, self.weights, self.work = dict[str, Collector](), Chain(), list[Any]()
+        self.steps = dict[Any, int]()
 
     def start(self, worker: str) -> None:
         self.collectors[worker] = Collector(self.config, self.facts)
@@ -66,6 +72,10 @@ class InThisProcess:
         self.work.append(Loaded(order))
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        if unit[0].meta["split"] == "train":
+            self.steps[order.group] = int(unit[0].group.split(":")[0])
+            before = [self.steps.get(event.order.group, 99) for event in self.work if isinstance(event, Ended)]
+            InThisProcess.early += any(step < self.steps[order.group] for step in before)
         self.work.append(Ended(order, *self.collectors[order.worker].collect(order.version, unit, sampling, label)))
 
     def cancel(self, order: Assign) -> None:
@@ -88,14 +98,50 @@ def files(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in (folder / "episodes.jsonl", folder / "metrics.jsonl", weights)]
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_run_is_the_same_with_collectors_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+GUIDED = {"curriculum": {"by": "carries", "candidates": 3}}
+
+
+@pytest.mark.parametrize(("ahead", "more", "early"), [(0, {}, False), (1, {}, True), (2, {}, True), (1, GUIDED, False)])
+def test_a_run_is_the_same_with_collectors_that_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, more: dict[str, Any], early: bool
+) -> None:
+    """Batches overlap in the collectors where none depends on the answers to the one before."""
     monkeypatch.setattr(actors, "Actors", InThisProcess)
-    rollout = {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead}
+    monkeypatch.setattr(InThisProcess, "lost", 0)
+    monkeypatch.setattr(InThisProcess, "early", 0)
+    settings = {
+        "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead, "honeypots": 0.2, "honeypot_limit": 99, **more},
+        "train": {"steps": 4, "learning_rate": 1e-3}, "eval": {"tasks": 10, "every": 2}, "log": {"save_every": 3},
+    }  # fmt: skip
     for collectors in (0, 2):
-        config = tiny_run(rollout=rollout, cluster={"collectors": collectors, "restarts": 100}, train={"steps": 3, "learning_rate": 1e-3})
-        train(config, out=tmp_path / str(collectors))
+        train(tiny_run(**settings, cluster={"collectors": collectors, "restarts": 100}), out=tmp_path / str(collectors))
     assert InThisProcess.lost and files(tmp_path / "0") == files(tmp_path / "2")
+    assert bool(InThisProcess.early) == early
+
+
+def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "Actors", InThisProcess)
+    settings = {
+        "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_staleness": 2},
+        "train": {"steps": 5, "learning_rate": 1e-3}, "log": {"save_every": 2, "keep": None}, "cluster": {"collectors": 2, "restarts": 100},
+    }  # fmt: skip
+    train(tiny_run(**settings), out=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-000005")
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-000004")
+    train(tiny_run(**settings), out=tmp_path / "cut", resume=True)
+    assert files(tmp_path / "whole") == files(tmp_path / "cut")
+
+
+def test_weights_are_sent_once_but_those_of_a_warm_start_whenever_they_change() -> None:
+    sent = list[Parcel]()
+    inner: Any = Sampler.__new__(HFSampler)
+    sending = Sending(inner, SimpleNamespace(load=sent.append), SimpleNamespace(pack=Parcel))  # type: ignore[arg-type]
+    model = object()
+    weights: Any = SimpleNamespace(model=lambda: model)
+    for version in (0, 0, 1, 1, 2):
+        sending.receive(weights, version)
+    assert len(sent) == 4
 
 
 def test_a_run_is_the_same_where_only_changes_of_the_weights_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

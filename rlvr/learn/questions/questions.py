@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.config.config import RolloutConfig
+from rlvr.config.rollout import RolloutConfig
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.questions.curriculum import Curriculum
@@ -26,6 +26,9 @@ class Questions:
 
     >>> Questions(Schedule(environment, "train", seed=0)).take(32)        # doctest: +SKIP
     """
+
+    looks_back = False
+    """Whether the tasks that are taken depend on the answers to earlier ones."""
 
     def __init__(self, schedule: Schedule, watch: Watch | None = None) -> None:
         self.schedule, self.watch, self.position = schedule, watch, 0
@@ -67,6 +70,8 @@ class GuidedQuestions(Questions):
 
     >>> GuidedQuestions(Schedule(environment, "train", seed=0), Curriculum(candidates=4)).take(32)        # doctest: +SKIP
     """
+
+    looks_back = True
 
     def __init__(self, schedule: Schedule, curriculum: Curriculum, watch: Watch | None = None) -> None:
         super().__init__(schedule, watch)

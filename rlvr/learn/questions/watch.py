@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.config.config import RolloutConfig
+from rlvr.config.rollout import RolloutConfig
 from rlvr.contracts import Environment
 from rlvr.episode import Episode
 from rlvr.learn.questions.divergence import Divergence
