@@ -61,8 +61,11 @@ def check(crew: Crew) -> None:
     name = crew.config.rollout.sampler["name"]
     if crew.accelerator.num_processes > 1:
         raise ConfigError(f"cluster is set, which works with one learning process, and there are {crew.accelerator.num_processes}")
-    if type(crew.sampler).receive is not Sampler.receive:
-        raise ConfigError(f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one without, such as hf")
+    if type(crew.sampler).receive is not Sampler.receive and not crew.sampler.holds_trainer_up:
+        raise ConfigError(
+            f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one that runs in their process, "
+            "such as hf, or vllm with placement: colocated"
+        )
 
 
 class InUnits:
