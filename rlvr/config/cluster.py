@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from rlvr.config.section import Section
@@ -38,6 +40,8 @@ class ClusterConfig(Section):
     """
     losses: int = Field(default=4, ge=2)
     """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
+    weights: Literal["whole", "delta"] = "whole"
+    """How new weights are sent: whole, or what changed since the version before, which is a few percent of bfloat16 weights."""
     place_s: float = Field(default=120.0, gt=0)
     """How long Ray may take to find a machine with room for a collector, and to start a process there."""
     start_s: float = Field(default=300.0, gt=0)

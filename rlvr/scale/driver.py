@@ -24,11 +24,14 @@ from rlvr.rollout.draws import Draw
 from rlvr.rollout.timing import Timing
 from rlvr.scale.figures import Figures
 from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.pool import Pool
 from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started, Transport
 from rlvr.scale.units import Unit, given_up, units_of
 
+NOTHING = Parcel(())
+"""The weights of a sampler that takes none."""
 POLL_S = 0.05
 """How long to wait for an event before deadlines are checked, and what other threads have asked meanwhile."""
 
@@ -62,7 +65,7 @@ class Driver:
     """Samples draws in collectors; the result is the same whatever happens to them.
 
     >>> with Driver(transport, ClusterConfig(collectors=2)) as driver:                      # doctest: +SKIP
-    ...     driver.load(weights_of(model))
+    ...     driver.load(Packer("whole", "float32").pack(model))
     ...     episodes = driver.collect(draws, Sampling(), version=0)
     """
 
@@ -93,10 +96,11 @@ class Driver:
         for slot in self._starts:
             self._start(slot)
 
-    def load(self, data: bytes) -> None:
+    def load(self, parcel: Parcel = NOTHING) -> None:
         """Send new weights, for what is asked from now on. It does not wait: no collector gets work before it has loaded them."""
         self._version += 1
-        self._soon(partial(self._made, self._version, data))
+        self.transport.hold(self._version, parcel)  # by this thread: afterwards the trainer may change them
+        self._soon(partial(self._made, self._version, parcel.size))
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
         """Ask for one episode a draw, by the weights that were sent last, after all that was asked before. It does not wait.
@@ -104,7 +108,7 @@ class Driver:
         `version` is what the episodes name. Somebody must wait for some batch, or nothing goes on.
         """
         if self._version < 0:
-            self.load(b"")
+            self.load()
         self._calls += 1
         units = {f"{self._calls}:{place}": unit for place, unit in enumerate(units_of(draws, self.settings.groups_per_call))}
         batch = Batch(self, units, sampling, version, self._version)
@@ -154,10 +158,9 @@ class Driver:
         while self._todo:
             self._todo.popleft()()
 
-    def _made(self, version: int, data: bytes) -> None:
-        self.transport.hold(version, data)
+    def _made(self, version: int, size: int) -> None:
         orders = self.pool.made(version)
-        self._sizes = {kept: size for kept, size in self._sizes.items() if kept in self.pool.needed} | {version: len(data)}
+        self._sizes = {kept: size for kept, size in self._sizes.items() if kept in self.pool.needed} | {version: size}
         self.transport.keep(self.pool.needed)
         self._follow(orders)
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from rlvr.contracts import Sampling
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.units import Unit
 
 
@@ -78,12 +79,12 @@ class Transport(Protocol):
         """End a collector's process, whatever it does. It may be gone already."""
         ...
 
-    def hold(self, version: int, data: bytes) -> None:
-        """Keep weights where collectors can get them."""
+    def hold(self, version: int, parcel: Parcel) -> None:
+        """Keep weights where collectors can get them; any thread may. The buckets are read now: the trainer changes its weights later."""
         ...
 
     def keep(self, versions: Set[int]) -> None:
-        """Free all other weights."""
+        """Free what none of these versions needs."""
         ...
 
     def load(self, order: Load) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +17,9 @@ from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
 from rlvr.scale.machines import born, end, here, pids_of
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Parcel
+from rlvr.scale.record import last_lines, log_of
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
-from rlvr.scale.words import last_lines, log_of
 
 
 class RayError(Exception):
@@ -120,15 +120,35 @@ def started(**place: Any) -> Actors:
 
 def test_orders_come_back_as_events(ray: Ray) -> None:
     transport = started()
-    transport.hold(3, b"w")
+    transport.hold(3, Parcel(iter([b"w", b"x"])))
     load, assign = Load("c0.0", 3, 1), Assign("c0.0", "g", 3, 1)
     transport.load(load)
-    assert ray.last("load").given == (3, b"w", zlib.crc32(b"w")) and transport.poll(0) == []
+    assert ray.last("load").given == (3, [Parcel([b"w", b"x"])], ClusterConfig().start_s) and transport.poll(0) == []
     ray.last("load").ends()
     assert transport.poll(0) == [Loaded(load)]
     transport.sample(assign, [], Sampling(), 9)
     ray.last("collect").ends((b"data", 0.5))
     assert transport.poll(0) == [Ended(assign, b"data", 0.5)]
+
+
+def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_everything(ray: Ray) -> None:
+    transport = started()
+    for version in range(4):
+        transport.hold(version, Parcel([f"v{version}"], delta=version > 0))
+
+    def sent(version: int) -> list[Any]:
+        transport.load(Load("c0.0", version, 1))
+        call = ray.last("load")
+        call.ends()
+        assert transport.poll(0) == [Loaded(Load("c0.0", version, 1))]
+        return [bucket for parcel in call.given[1] for bucket in parcel.buckets]
+
+    assert sent(1) == ["v0", "v1"] and sent(3) == ["v2", "v3"]
+    assert sent(2) == ["v0", "v1", "v2"]  # there is no way back
+    transport.stop("c0.0")
+    transport.start("c0.0")
+    ray.last("begin").ends(PLACE)
+    assert transport.poll(0) == [Started("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
 
 
 @pytest.mark.parametrize(("node", "blame"), [("n1", True), ("n2", False)])
@@ -209,7 +229,7 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
 
 
 def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rlvr.scale.words.os.readlink", lambda path: "pipe:[7]")
+    monkeypatch.setattr("rlvr.scale.record.os.readlink", lambda path: "pipe:[7]")
     assert log_of() == "" and last_lines("") == last_lines(str(tmp_path)) == []
 
 

@@ -19,6 +19,7 @@ from rlvr.rollout.columns import to_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import SINGLE, Unit, units_of
@@ -45,7 +46,7 @@ class Pretended:
         self, seed: int = 0, *, deaths: float = 0.0, bad: Set[str] = frozenset(), broken: Sequence[bytes] = (), start: Event | None = None
     ) -> None:
         self.draw, self.deaths, self.bad, self.broken, self.first = random.Random(seed), deaths, bad, list(broken), start
-        self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, bytes]()
+        self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, Parcel]()
         self.work, self.stopped, self.begun = list[Any](), list[str](), 0
 
     def start(self, worker: str) -> None:
@@ -58,11 +59,11 @@ class Pretended:
         self.alive.discard(worker)
         self.work = [event for event in self.work if worker_of(event) != worker]
 
-    def hold(self, version: int, data: bytes) -> None:
-        self.held[version] = data
+    def hold(self, version: int, parcel: Parcel) -> None:
+        self.held[version] = parcel
 
     def keep(self, versions: Set[int]) -> None:
-        self.held = {version: data for version, data in self.held.items() if version in versions}
+        self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
 
     def load(self, order: Load) -> None:
         assert order.worker in self.alive and order.version in self.held
@@ -114,7 +115,7 @@ def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
         deaths, backups = random.Random(seed).choice([0.0, 0.1, 0.3]), random.Random(seed).choice([0.0, 0.5])
         with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=backups) as driver:
             for _ in range(3):
-                driver.load(b"weights")
+                driver.load()
                 assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
             assert driver.given_up == 0
 
@@ -179,7 +180,7 @@ def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
 
 def test_bytes_of_weights_are_counted_for_each_collector() -> None:
     driver = driven(Pretended(), collectors=3)
-    driver.load(b"0123456789")
+    driver.load(Parcel([], size=10))
     driver.collect(draws(), Sampling())
     figures = driver.figures.of_step()
     assert figures["cluster/weights_bytes"] == 30.0 and figures["cluster/sampling"] > 0
@@ -207,9 +208,9 @@ def test_old_weights_are_freed() -> None:
     transport = Pretended()
     driver = driven(transport)
     for version in range(5):
-        driver.load(str(version).encode())
+        driver.load(Parcel([version]))
         driver.collect(draws(), Sampling())
-    assert transport.held == {4: b"4"}
+    assert transport.held == {4: Parcel([4])}
 
 
 def test_another_thread_can_end_the_wait() -> None:
@@ -252,15 +253,15 @@ class Slow(Pretended):
 def test_a_collector_takes_the_next_batch_while_another_still_samples_the_first() -> None:
     transport = Slow()
     driver = driven(transport, collectors=2)
-    driver.load(b"0")
+    driver.load(Parcel([0]))
     first = driver.begin(draws(3), Sampling(), version=0)
-    driver.load(b"1")
+    driver.load(Parcel([1]))
     second = driver.begin(draws(4), Sampling(), version=1)
     assert second.result() == [answered(draw, 1) for draw in draws(4)] and not first.done.is_set()
     slow, *others = transport.order
     assert {label for worker, label in others if worker == slow[0]} == set()
     assert [label for _, label in others] == [0, 0, 1, 1, 1, 1]
-    assert transport.held == {0: b"0", 1: b"1"}  # what is still sampled may have to be sampled again
+    assert transport.held == {0: Parcel([0]), 1: Parcel([1])}  # what is still sampled may have to be sampled again
     transport.free.set()
     assert first.result() == [answered(draw, 0) for draw in draws(3)]
     assert first.timing.sampling > second.timing.sampling and len(first.timing.judged) == 3
@@ -278,7 +279,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
         with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=0.5) as driver:
             begun = []
             for version in range(4):
-                driver.load(str(version).encode())
+                driver.load()
                 begun += [driver.begin(draws(5), Sampling(), version=version) for _ in range(2)]
                 if not version:
                     waiting = threading.Thread(target=wait, args=(begun, found))
