@@ -1,4 +1,4 @@
-"""What happened to the collectors of a run: `collectors.jsonl` in its folder, a row for each loss, call given up and resume, with last words.
+"""What happened to the collectors of a run: `collectors.jsonl` in its folder, a row for each loss, call given up and resume.
 
 It tells what happened, not what was learned: a run that is resumed adds to it, and nothing is removed from it.
 """
