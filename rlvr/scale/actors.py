@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
@@ -261,6 +262,9 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
 
     MissingExtra without the package, ConfigError where nobody answers.
     """
+    present = sys.modules.get("ray")
+    if present is not None and present.is_initialized():  # before the environment is changed, which nodes and drivers inherit
+        return present, False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
     local = settings.address == "local"
     if local:
@@ -269,8 +273,6 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise MissingExtra("ray", "ray", "set cluster.collectors to 0") from error
-    if ray.is_initialized():
-        return ray, False
     mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if local else {}
     if local:
         asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus

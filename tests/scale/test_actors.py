@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -248,6 +249,13 @@ def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
     )
     with pytest.raises(ConfigError, match=words):
         Actors(ClusterConfig(collectors=3, gpus=1.0), {}, Facts("float32", False, 1))
+
+
+def test_a_cluster_that_is_connected_already_is_used_as_it_is(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray hands the environment on to nodes and drivers: one that asks for tokens cannot talk to a cluster that has none."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    Actors(ClusterConfig(address="local"), {}, Facts("float32", False, 1)).close()
+    assert "RAY_AUTH_MODE" not in os.environ
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:

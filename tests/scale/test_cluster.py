@@ -405,7 +405,7 @@ def test_a_killed_run_that_started_its_own_cluster_leaves_two_agents_of_ray_alon
             os.kill(pid, signal.SIGKILL)
 
 
-# ---- the last of all, since no node is added to this cluster again --------------------------------------------------------
+# ---- the last of all, since the second node is gone after it ----------------------------------------------------------
 
 
 def test_a_node_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list[Episode]]) -> None:
