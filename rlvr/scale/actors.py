@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
-from rlvr.scale.machines import check_room, end, here, no_place
+from rlvr.scale.machines import check_room, end, here, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.parcels import Chain, Parcel
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
@@ -28,6 +30,8 @@ PULSE_S, MISSED = 5.0, 3
 """How often each collector is asked for a pulse, and how many it may miss."""
 FETCH_S = 60.0
 """How long to wait for what a collector says is there."""
+LAST_BYTES, LAST_LINES = 16_384, 30
+"""How much of what a collector printed is kept when it is lost."""
 OBJECTS = 200 << 20
 """Bytes for what is passed, in a cluster on this machine; what does not fit is written to disk."""
 
@@ -37,6 +41,7 @@ class _Actor:
 
     def __init__(self) -> None:
         self.collector: Any = None
+        self.log = ""
 
     def begin(self, config: dict[str, Any], facts: Any) -> dict[str, Any]:
         """Build the collector; returns where it is."""
@@ -45,7 +50,8 @@ class _Actor:
 
         self.collector = Collector(check(config, "the run"), facts)
         context = importlib.import_module("ray").get_runtime_context()
-        return here() | {"node": context.get_node_id()}
+        self.log = log_of()
+        return here() | {"node": context.get_node_id(), "log": self.log}
 
     def load(self, version: int, parcels: Sequence[Parcel], limit_s: float) -> None:
         ray: Any = importlib.import_module("ray")  # what it gets is not copied, and one bucket is here at a time
@@ -67,8 +73,8 @@ class _Actor:
     def name_judges(self, handles: dict[str, Any]) -> None:
         self.collector.desk.name({name: asking(handle) for name, handle in handles.items()})
 
-    def pulse(self) -> float:
-        return time.monotonic()
+    def pulse(self) -> list[str]:
+        return last_lines(self.log)
 
 
 class Actors:
@@ -98,6 +104,8 @@ class Actors:
         """What is under way, and what it means when it has ended."""
         self._pulses = dict[str, tuple[Any, float]]()
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
+        self._words = dict[str, list[str]]()
+        """By collector: the last lines that it had printed when it gave its latest pulse."""
         self._weights, self._has = Chain(), dict[str, int]()
         """And which version each collector has."""
         if settings.judges:
@@ -119,6 +127,7 @@ class Actors:
         self._pulses.pop(worker, None)
         self._has.pop(worker, None)
         self._placing.pop(worker, None)
+        self._words.pop(worker, None)
         self._calls = {call: meant for call, meant in self._calls.items() if _worker(meant) != worker}
         end(self.ray, actor, place)
 
@@ -130,10 +139,11 @@ class Actors:
         """Free what none of these versions needs."""
         self._weights.keep(versions)
 
-    def load(self, order: Load) -> None:
-        """Let a collector load weights that are held."""
+    def load(self, order: Load) -> int:
+        """Let a collector load weights that are held: all, or what changed since the version that it has."""
         parcels = self._weights.path(order.version, self._has.get(order.worker))
         self._calls[self._actors[order.worker].load.remote(order.version, parcels, self.settings.start_s)] = Loaded(order)
+        return sum(parcel.size for parcel in parcels)
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         """Let a collector sample a unit."""
@@ -189,6 +199,8 @@ class Actors:
         for worker, (pulse, since) in list(self._pulses.items()):
             if pulse in heard:
                 self._pulses[worker] = (None, now)
+                with suppress(Exception):  # a pulse that failed; its calls say why
+                    self._words[worker] = self.ray.get(pulse, timeout=FETCH_S)
             elif pulse is None and now - since >= PULSE_S:
                 self._pulses[worker] = (self._actors[worker].pulse.options(concurrency_group="control").remote(), now)
             elif pulse is not None and now - since > (MISSED - 1) * PULSE_S:
@@ -219,9 +231,18 @@ class Actors:
         return node is None or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
 
     def _why(self, worker: str, error: Exception) -> str:
-        place = self._places.get(worker, {})
-        where = f" (process {place['pid']} on {place['host']})" if place else ""
-        return f"{type(error).__name__}{where}: {' '.join(str(error).split()).split('. ')[0][:200]}"
+        about = self.about(worker)
+        where = f" (process {about['pid']} on {about['host']})" if "pid" in about else ""
+        return f"{type(error).__name__}{where}: {ending(str(error), about['words'])}"
+
+    def about(self, worker: str) -> dict[str, Any]:
+        """Where a collector runs, and the last lines that it printed: on this machine all, else those of its latest pulse."""
+        place = self._places.get(worker)
+        if place is None:
+            return {"words": []}
+        near = bool(place["pids"]) and place["pids"] == pids_of()
+        words = last_lines(place.get("log", "")) if near else self._words.get(worker, [])
+        return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
 
     def close(self) -> None:
         """End all collectors, and the cluster if it was started for this run."""
@@ -236,6 +257,50 @@ class Actors:
 
 def _worker(meant: Started | Loaded | Ended) -> str:
     return meant.worker if isinstance(meant, Started) else meant.order.worker
+
+
+def log_of() -> str:
+    """The file into which Ray writes what this process prints as an error; empty if it is not known."""
+    with suppress(OSError):
+        if os.path.isfile(path := os.readlink("/proc/self/fd/2")):
+            return path
+    return ""
+
+
+def last_lines(log: str) -> list[str]:
+    """The last lines of a file, without those that are meant for Ray; none if it cannot be read.
+
+    >>> last_lines("/no/such/file")
+    []
+    """
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+            lines = file.read(LAST_BYTES).decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [line[:300] for line in lines if line and not line.startswith((":job_id:", ":actor_name:"))][-LAST_LINES:]
+
+
+def ending(said: str, words: Sequence[str]) -> str:
+    """How a process ended, from what Ray says and from the last lines that it printed. Ray does not know a signal that was not caught.
+
+    >>> ending("... Worker exits with an exit code 3.", [])
+    'exit code 3'
+    >>> ending("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
+    'Fatal Python error: Segmentation fault'
+    >>> ending("... error code 2. End of file. Some common causes include ...", [])
+    'it ended without a word, as by SIGKILL, which the system also sends for want of memory'
+    """
+    if fatal := [line for line in words if line.startswith("Fatal Python error")]:
+        return fatal[-1]
+    if "receives a SIGTERM" in said:
+        return "SIGTERM"
+    if found := re.search(r"exit code -?\d+", said):
+        return found.group()
+    if "End of file" in said:
+        return "it ended without a word, as by SIGKILL, which the system also sends for want of memory"
+    return " ".join(said.split()).split(". ")[0][:200]
 
 
 def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:

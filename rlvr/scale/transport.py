@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlvr.contracts import Sampling
 from rlvr.scale.orders import Assign, Load
@@ -87,8 +87,8 @@ class Transport(Protocol):
         """Free what none of these versions needs."""
         ...
 
-    def load(self, order: Load) -> None:
-        """Let a collector load weights that are held."""
+    def load(self, order: Load) -> int:
+        """Let a collector load weights that are held; returns how many bytes it gets."""
         ...
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
@@ -97,6 +97,10 @@ class Transport(Protocol):
 
     def cancel(self, order: Assign) -> None:
         """Let a collector stop with a unit."""
+        ...
+
+    def about(self, worker: str) -> Mapping[str, Any]:
+        """What is known of a collector for the record of its loss: where it runs, and the last lines that it printed. It does not wait."""
         ...
 
     def poll(self, timeout_s: float) -> list[Event]:

@@ -20,6 +20,7 @@ from rlvr.errors import ConfigError, MissingExtra, SamplerError
 from rlvr.learn.train import train as train_here
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
+from rlvr.runs.runlog import rows_of
 from rlvr.samplers.hf import HFSampler
 from rlvr.scale import actors
 from rlvr.scale.collector import Cancelled, Collector, Facts
@@ -64,12 +65,13 @@ class InThisProcess:
     def keep(self, versions: Set[int]) -> None:
         self.weights.keep(versions)
 
-    def load(self, order: Load) -> None:
+    def load(self, order: Load) -> int:
         collector = self.collectors[order.worker]
         parcels = self.weights.path(order.version, collector.version if collector.version >= 0 else None)
         InThisProcess.deltas += parcels[0].delta
         collector.load(order.version, parcels)
         self.work.append(Loaded(order))
+        return sum(parcel.size for parcel in parcels)
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         if unit[0].meta["split"] == "train":
@@ -80,6 +82,9 @@ class InThisProcess:
 
     def cancel(self, order: Assign) -> None:
         raise AssertionError("no backups were asked for")
+
+    def about(self, worker: str) -> dict[str, Any]:
+        return {"host": "here", "pid": 1, "words": ["the last line"]}
 
     def poll(self, timeout_s: float) -> list[Event]:
         event = self.work.pop(CHANCE.randrange(len(self.work)))
@@ -117,6 +122,11 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(
         train(tiny_run(**settings, cluster={"collectors": collectors, "restarts": 100}), out=tmp_path / str(collectors))
     assert InThisProcess.lost and files(tmp_path / "0") == files(tmp_path / "2")
     assert bool(InThisProcess.early) == early
+    metrics, times, losses = (list(rows_of(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "collectors"))
+    assert not any(key.startswith("cluster/") for row in metrics for key in row)
+    assert sum(row["cluster/lost"] for row in times) <= len(losses) and all(0 < row["cluster/trainer"] < 1 for row in times)
+    assert all(0 < row["cluster/sampling"] <= 1.001 for row in times) and any(row["cluster/weights_bytes"] for row in times)
+    assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
 
 
 def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
