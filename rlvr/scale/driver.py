@@ -22,7 +22,7 @@ from rlvr.errors import CollectorsLost, RlvrError, SamplerError
 from rlvr.rollout.columns import Columns, Damaged, from_columns
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.timing import Timing
-from rlvr.scale.compared import again, answer_of, difference, is_again, twice
+from rlvr.scale.checks.compared import again, answer_of, difference, is_again, twice
 from rlvr.scale.figures import Figures
 from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
 from rlvr.scale.parcels import Parcel

@@ -19,7 +19,7 @@ from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.rollout.columns import to_columns
 from rlvr.rollout.draws import Draw, seed_of
-from rlvr.scale.compared import twice
+from rlvr.scale.checks.compared import twice
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.parcels import Parcel
