@@ -138,10 +138,11 @@ class Actors:
         """Free what none of these versions needs."""
         self._weights.keep(versions)
 
-    def load(self, order: Load) -> None:
-        """Let a collector load weights that are held."""
+    def load(self, order: Load) -> int:
+        """Let a collector load weights that are held: all, or what changed since the version that it has."""
         parcels = self._weights.path(order.version, self._has.get(order.worker))
         self._calls[self._actors[order.worker].load.remote(order.version, parcels, self.settings.start_s)] = Loaded(order)
+        return sum(parcel.size for parcel in parcels)
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         """Let a collector sample a unit."""

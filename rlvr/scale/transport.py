@@ -87,8 +87,8 @@ class Transport(Protocol):
         """Free what none of these versions needs."""
         ...
 
-    def load(self, order: Load) -> None:
-        """Let a collector load weights that are held."""
+    def load(self, order: Load) -> int:
+        """Let a collector load weights that are held; returns how many bytes it gets."""
         ...
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:

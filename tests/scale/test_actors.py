@@ -212,12 +212,12 @@ def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_fir
 def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ray: Ray, tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
     log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
-    here = started(pids=pids_of(), log=str(log))
-    words = here.about("c0.0")["words"]
+    near = started(pids=pids_of(), log=str(log))
+    words = near.about("c0.0")["words"]
     assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
-    here.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    near.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
     ray.last("collect").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
-    [lost] = here.poll(0)
+    [lost] = near.poll(0)
     assert isinstance(lost, Lost) and lost.why.endswith("on far): Fatal Python error: Bus error")
     far = started(log=str(log))
     assert far.about("c0.0")["words"] == []

@@ -95,9 +95,9 @@ class Harmed(Actors):
         super().sample(order, *given)
         self.assigned.append((order, time.monotonic()))
 
-    def load(self, order: Load) -> None:
-        super().load(order)
+    def load(self, order: Load) -> int:
         self.loads.append(order)
+        return super().load(order)
 
     def poll(self, timeout_s: float) -> list[Event]:
         if self.plan is not None and self.plan(self):

@@ -6,10 +6,12 @@ import json
 import random
 import threading
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
@@ -17,6 +19,7 @@ from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.rollout.columns import to_columns
 from rlvr.rollout.draws import Draw, seed_of
+from rlvr.scale.checks.compared import twice
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.parcels import Parcel
@@ -65,9 +68,10 @@ class Pretended:
     def keep(self, versions: Set[int]) -> None:
         self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
 
-    def load(self, order: Load) -> None:
+    def load(self, order: Load) -> int:
         assert order.worker in self.alive and order.version in self.held
         self.work.append(Loaded(order))
+        return self.held[order.version].size
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         assert self.loaded[order.worker] == order.version
@@ -176,6 +180,65 @@ def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
     transport, told = Twice(deaths=0.2), list[str]()
     assert driven(transport, told, collectors=2).collect(draws(), Sampling(), version=7) == EXPECTED
     assert told and transport.begun == 2 + len(told) == 2 + len(transport.stopped)
+
+
+class Wrong(Pretended):
+    """The collectors of slot 1 compute wrongly."""
+
+    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        super().sample(order, unit, sampling, label)
+        if order.worker.startswith("c1."):
+            episodes = [replace(answered(draw, label), tokens=[5, 1, 2]) for draw in unit]
+            self.work[-1] = Ended(order, to_columns([episodes]).to_bytes(), 0.1)
+
+
+def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answers(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    record, told = Record(tmp_path), list[str]()
+    settings = ClusterConfig(collectors=3, audit=1.0)
+    with Driver(Wrong(), settings, tell=told.append, record=record) as driver:
+        for label in range(4):
+            driver.load()
+            driver.collect(draws(), Sampling(), version=label)
+        figures = driver.figures.of_step()
+    rows = [json.loads(line) for line in (tmp_path / "collectors.jsonl").read_text("utf-8").splitlines()]
+    assert figures["cluster/audited"] > figures["cluster/differing"] == len(rows) == len(told) > 0
+    for row in rows:
+        assert row["event"] == "differs" and "c1.0" in row["collectors"]
+        one, other = row["sampled"]
+        group = [answered(draw, row["version"]).tokens for draw in draws() if draw.group == row["group"]]
+        right, wrong = (one, other) if row["collectors"][1] == "c1.0" else (other, one)
+        assert [answer["tokens"] for answer in right] == group and {tuple(answer["tokens"]) for answer in wrong} == {(5, 1, 2)}
+    assert "sample group 1:" in told[0] and "in 2 of 2 answers, first token 1 is " in told[0]
+
+
+@pytest.mark.parametrize("deaths", [0.0, 0.2])
+def test_an_audit_changes_nothing_and_says_nothing_where_all_compute_the_same(deaths: float) -> None:
+    told, audited = list[str](), 0.0
+    for seed in range(10):
+        with driven(Pretended(seed, deaths=deaths, bad=frozenset()), told, audit=0.5) as driver:
+            assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+            audited += driver.figures.of_step()["cluster/audited"]
+    assert audited and not any("differently" in line for line in told)
+
+
+def test_an_audit_of_a_unit_that_ends_its_collectors_leaves_it_out_once() -> None:
+    told = list[str]()
+    found = driven(Pretended(bad={"1:2"}), told, audit=1.0).collect(draws(), Sampling(), version=7)
+    assert [episode.group for episode in found if episode.end is End.FAILED] == ["1:2"] * 2
+    assert len([line for line in told if "are left out" in line]) == 1
+
+
+def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
+    units = {str(place): unit for place, unit in enumerate(units_of(draws(400)))}
+    chosen = twice(units, 0.1)
+    assert 20 < len(chosen) < 60 and all(units[name.removesuffix(" again")] == unit for name, unit in chosen.items())
+    assert twice(dict(reversed(units.items())), 0.1) == chosen and len(twice(units, 1.0)) == 400 and not twice(units, 0.0)
+
+
+def test_an_audit_needs_two_collectors() -> None:
+    with pytest.raises(ValidationError, match=r"audit is 0.1, which compares collectors, and collectors is 1; have 2 or more"):
+        ClusterConfig(audit=0.1)
 
 
 def test_bytes_of_weights_are_counted_for_each_collector() -> None:

@@ -65,12 +65,13 @@ class InThisProcess:
     def keep(self, versions: Set[int]) -> None:
         self.weights.keep(versions)
 
-    def load(self, order: Load) -> None:
+    def load(self, order: Load) -> int:
         collector = self.collectors[order.worker]
         parcels = self.weights.path(order.version, collector.version if collector.version >= 0 else None)
         InThisProcess.deltas += parcels[0].delta
         collector.load(order.version, parcels)
         self.work.append(Loaded(order))
+        return sum(parcel.size for parcel in parcels)
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         if unit[0].meta["split"] == "train":
