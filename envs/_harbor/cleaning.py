@@ -95,8 +95,8 @@ def importable(paths: list[str], roots: list[str]) -> set[str]:
 def module_of(path: str) -> str:
     """The module that would be imported from a path; '' if there is none."""
     name = os.path.basename(path)
-    if os.path.isdir(path):
-        return name if any(one.startswith("__init__.") for one in os.listdir(path)) else ""
+    if os.path.isdir(path):  # one that cannot be listed cannot be imported
+        return name if os.access(path, os.R_OK) and any(one.startswith("__init__.") for one in os.listdir(path)) else ""
     return name.partition(".")[0] if name.endswith((".py", ".pyc", ".so")) else ""
 
 

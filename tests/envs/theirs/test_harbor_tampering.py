@@ -37,7 +37,7 @@ WORKS = {
         **FOLDERS["hello"],
         "instruction.md": "Link /app/later to /tmp/later, and /app/log to /dev/stdout.",
         "tests/check.py": "import os; assert [os.readlink(f'/app/{name}') for name in ('later', 'log')] == ['/tmp/later', '/dev/stdout']",
-        "solution/solve.sh": "ln -s /tmp/later later; ln -s /dev/stdout log",
+        "solution/solve.sh": "ln -s /tmp/later later; ln -s /dev/stdout log; mkdir closed; chmod 000 closed",
     },
     "expects-artifact": {
         **FOLDERS["artifact"],
