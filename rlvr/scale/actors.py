@@ -7,19 +7,18 @@ Ray takes a minute to notice that a machine is frozen, so each collector is aske
 from __future__ import annotations
 
 import importlib
+import math
 import os
-import socket
 import time
 import zlib
 from collections.abc import Mapping, Set
-from contextlib import suppress
-from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
+from rlvr.scale.judgehosts import JudgeHosts, asking
+from rlvr.scale.machines import check_room, end, here, no_place
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
@@ -45,7 +44,7 @@ class _Actor:
 
         self.collector = Collector(check(config, "the run"), facts)
         context = importlib.import_module("ray").get_runtime_context()
-        return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "node": context.get_node_id()}
+        return here() | {"node": context.get_node_id()}
 
     def load(self, version: int, data: bytes, checksum: int) -> None:
         self.collector.load(version, data, checksum)
@@ -62,6 +61,9 @@ class _Actor:
     def cancel(self) -> None:
         self.collector.cancel()
 
+    def name_judges(self, handles: dict[str, Any]) -> None:
+        self.collector.desk.name({name: asking(handle) for name, handle in handles.items()})
+
     def pulse(self) -> float:
         return time.monotonic()
 
@@ -75,28 +77,27 @@ class Actors:
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
         self.settings, self.began = settings, (dict(config), facts)
-        self.ray, self._ours = ray_of(settings)
-        self._check_room()
-        self._kind = self.ray.remote(concurrency_groups={"control": 2}, max_restarts=0, max_task_retries=0)(_Actor)
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
+        self._weights = dict[int, tuple[Any, int]]()
+        self.judges: JudgeHosts | None = None
+        self._started = False
+        """Whether any collector ever was."""
+        self.ray, self._ours = ray_of(settings)
+        try:
+            check_room(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
+        except ConfigError:
+            self.close()
+            raise
+        self._kind = self.ray.remote(concurrency_groups={"control": 2}, max_restarts=0, max_task_retries=0)(_Actor)
+        self._placing = dict[str, tuple[Any, float]]()
+        """By collector that Ray has not placed yet: its first pulse, and since when that is awaited."""
         self._calls = dict[Any, Started | Loaded | Ended]()
         """What is under way, and what it means when it has ended."""
         self._pulses = dict[str, tuple[Any, float]]()
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
-        self._weights = dict[int, tuple[Any, int]]()
-
-    def _check_room(self) -> None:
-        """ConfigError if the cluster has too little for all collectors: those that Ray cannot place would wait without a word."""
-        there, asked = self.ray.cluster_resources(), self.settings
-        for name, each in (("CPU", asked.cpus), ("GPU", asked.gpus)):
-            if (wanted := each * asked.collectors) > (found := there.get(name, 0)):
-                if self._ours:
-                    self.ray.shutdown()
-                raise ConfigError(
-                    f"cluster.collectors is {asked.collectors} with cluster.{name.lower()}s {each:g}, which needs {wanted:g} {name}s, "
-                    f"and the cluster has {found:g}; ask for fewer, or add machines"
-                )
+        if settings.judges:
+            self.judges = JudgeHosts(self.ray, settings, config, pulse_s=PULSE_S, missed=MISSED)
 
     # ---- orders
 
@@ -105,19 +106,16 @@ class Actors:
         asked = {"num_cpus": self.settings.cpus, "num_gpus": self.settings.gpus, "scheduling_strategy": "SPREAD"}
         actor = self._kind.options(**asked).remote()
         self._actors[worker] = actor
+        self._placing[worker] = (actor.pulse.options(concurrency_group="control").remote(), time.monotonic())
         self._calls[actor.begin.remote(*self.began)] = Started(worker)
 
     def stop(self, worker: str) -> None:
-        """End a collector's process. A frozen one does not hear Ray, so on this machine it is ended directly."""
+        """End a collector's process."""
         actor, place = self._actors.pop(worker, None), self._places.pop(worker, None)
         self._pulses.pop(worker, None)
+        self._placing.pop(worker, None)
         self._calls = {call: meant for call, meant in self._calls.items() if _worker(meant) != worker}
-        if actor is not None:
-            with suppress(Exception):
-                self.ray.kill(actor, no_restart=True)
-        if place is not None and place["pids"] and place["pids"] == pids_of():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(place["pid"], SIGKILL)
+        end(self.ray, actor, place)
 
     def hold(self, version: int, data: bytes) -> None:
         """Put weights into the object store, once for all collectors."""
@@ -146,8 +144,9 @@ class Actors:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What happened since; a collector whose pulse is missed too often is lost."""
-        now = time.monotonic()
-        events = self._listen(now)
+        if self.judges is not None and self.judges.look():
+            self._tell_judges()
+        events = self._listen(time.monotonic())
         if not self._calls:
             time.sleep(0 if events else min(timeout_s, 0.1))
             return events
@@ -168,7 +167,8 @@ class Actors:
         except self.ray.exceptions.RayError as error:  # its process or its machine is gone, or what it made
             return Lost(worker, self._why(worker, error), blame=self._alive(worker))
         if isinstance(meant, Started):
-            self._places[worker] = value
+            self._places[worker], self._started = value, True
+            self._tell_judges(worker)
             self._pulses[worker] = (None, time.monotonic())
         elif isinstance(meant, Ended):
             return Ended(meant.order, *value)
@@ -177,7 +177,7 @@ class Actors:
     def _listen(self, now: float) -> list[Event]:
         """Ask for pulses, and find the collectors that do not give any."""
         lost = list[Event]()
-        asked = [pulse for pulse, _ in self._pulses.values() if pulse is not None]
+        asked = [pulse for pulse, _ in [*self._pulses.values(), *self._placing.values()] if pulse is not None]
         heard = set(self.ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else set[Any]()
         for worker, (pulse, since) in list(self._pulses.items()):
             if pulse in heard:
@@ -186,7 +186,25 @@ class Actors:
                 self._pulses[worker] = (self._actors[worker].pulse.options(concurrency_group="control").remote(), now)
             elif pulse is not None and now - since > (MISSED - 1) * PULSE_S:
                 lost.append(Lost(worker, f"no pulse in {MISSED * PULSE_S:g} s"))
+        for worker, (pulse, since) in list(self._placing.items()):
+            if pulse in heard:
+                del self._placing[worker]
+            elif now - since > self.settings.place_s:
+                lost.append(
+                    Lost(
+                        worker,
+                        no_place(self.settings, self.ray.cluster_resources(), self.ray.available_resources()),
+                        blame=False,
+                        hopeless=not self._started,
+                    )
+                )
         return lost
+
+    def _tell_judges(self, *workers: str) -> None:
+        """Name the judge hosts to these collectors, or to all that have started."""
+        if self.judges is not None:
+            for worker in workers or self._places:
+                self._actors[worker].name_judges.options(concurrency_group="control").remote(self.judges.ready)
 
     def _alive(self, worker: str) -> bool:
         """Whether the machine of a collector is there; if not, what it sampled is not to blame."""
@@ -202,6 +220,8 @@ class Actors:
         """End all collectors, and the cluster if it was started for this run."""
         for worker in list(self._actors):
             self.stop(worker)
+        if self.judges is not None:
+            self.judges.close()
         self._weights.clear()
         if self._ours:
             self.ray.shutdown()
@@ -209,14 +229,6 @@ class Actors:
 
 def _worker(meant: Started | Loaded | Ended) -> str:
     return meant.worker if isinstance(meant, Started) else meant.order.worker
-
-
-def pids_of() -> str:
-    """Where the number of a process of ours means the same: the machine since its start, and the namespace. Empty if that is unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
 
 
 def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
@@ -236,7 +248,8 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
         return ray, False
     mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if local else {}
     if local:
-        mine["num_cpus"] = max(os.cpu_count() or 1, int(settings.collectors * settings.cpus))
+        asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus
+        mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
     try:
         ray.init(address=settings.address, log_to_driver=False, logging_level="error", configure_logging=False, **mine)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
