@@ -117,6 +117,10 @@ class SamplerError(RlvrError):
     """The sampler failed, or returned token ids that the request cannot produce."""
 
 
+class CollectorsLost(SamplerError):
+    """All collectors of a run are lost, and none is started again."""
+
+
 class ToolError(RlvrError):
     """A tool rejects a call. The policy gets the message as the result, and the conversation continues."""
 

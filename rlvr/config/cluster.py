@@ -31,6 +31,11 @@ class ClusterConfig(Section):
     """When this share of a step's calls is left, collectors without work sample second copies of them; the first that ends counts."""
     restarts: int = Field(default=5, ge=0)
     """How often each collector is started again in a run; after that the run continues with fewer."""
+    resumes: int = Field(default=0, ge=0)
+    """How often a run that has lost all its collectors resumes by itself, from its newest checkpoint, after a pause that doubles each time.
+
+    0, as in Ray Train (`FailureConfig.max_failures`): what ends every collector often ends the next ones too, and costs machine time.
+    """
     losses: int = Field(default=4, ge=2)
     """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
     place_s: float = Field(default=120.0, gt=0)

@@ -152,7 +152,7 @@ class LogConfig(Section):
     []
     """
 
-    report_to: list[str] = Field(default_factory=list)  # tensorboard, wandb, trackio
+    report_to: list[str] = Field(default_factory=list)  # tensorboard, wandb, trackio, prometheus
     save_every: int = Field(default=50, ge=1)  # a checkpoint after every so many steps
     keep: int | None = Field(default=2, ge=2)
     """How many checkpoints are kept, the newest ones; null: all."""

@@ -41,6 +41,7 @@ def banner(crew: Crew, folder: Path) -> Table:
         *([("adapter", f"rank {lora.rank}, alpha {lora.scale}, next to {beside}; only the adapter is trained")] if lora else ()),
         ("device", told(config, crew.accelerator.device, crew.accelerator.mixed_precision)),
         ("repeatable", repeatable(crew)),
+        *(("cluster", sentence) for sentence in promised(crew)),
         *([("model check", told_of(crew.checks))] if crew.checks else ()),
         ("window", f"{crew.mdp.max_length} tokens, at most {crew.mdp.max_new_tokens} of them sampled"),
         ("processes", f"{processes}, each with its share of the groups" if processes > 1 else "1"),
@@ -91,6 +92,26 @@ def sampled_ahead(crew: Crew) -> str:
     else:
         done = "this algorithm has no correction for it"
     return f"up to {most} step{'s' if most > 1 else ''}, with weights that much older; {done}"
+
+
+def promised(crew: Crew) -> list[str]:
+    """What is the same for every number of collectors, in three sentences; none for a run without a cluster."""
+    if crew.config.cluster is None:
+        return []
+    deterministic = is_deterministic(crew.config, crew.accelerator.device)
+    company = "in the same company, which the calls fix" if crew.sampler.company else "in any company"
+    tokens = "same tokens: yes, where collectors run on machines that compute the same bits"
+    if not deterministic:
+        tokens = "same tokens: in distribution only, since kernels here are not deterministic (train.deterministic=true asks for it)"
+    elif not crew.exact:
+        tokens = "same tokens: in distribution only, since times decide what is sampled together (rollout.lockstep=true fixes that)"
+    gradients = "yes, from the same tokens" if deterministic else "up to rounding, from the same tokens"
+    return [
+        "same schedule: always. Tasks, seeds, groups, their order and the version of the weights are functions of the seed and the step, "
+        "for any number of collectors, whichever of them are lost",
+        f"{tokens}; an answer is sampled {company}",
+        f"same gradients: {gradients}, with {crew.accelerator.num_processes} learning process{'es' * (crew.accelerator.num_processes > 1)}",
+    ]
 
 
 def repeatable(crew: Crew) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from rlvr.config.config import RunConfig
 from rlvr.learn.questions.divergence import ENOUGH
 from rlvr.plugins.registry import from_config
+from rlvr.runs.bottleneck import bottleneck
 
 FAR_APART_KL, FEW_SAMPLES = 0.01, 0.9
 """Limits beyond which the sampler's and the trainer's probabilities differ by more than rounding."""
@@ -18,6 +20,9 @@ APART = 0.1
 KINDS = ("desirable", "undesirable")
 OUTWEIGHED = 0.5
 """Below this ratio KTO's undesirable answers outweigh the desirable ones so far that training may collapse; its paper advises 1 to 4/3."""
+
+LATEST = 5
+"""The number of steps over which the times of a run with collectors are judged."""
 
 KEPT_FROM = 1e-4
 """From this learning rate, AdamW's steps are large enough to change most weights stored in 16 bits."""
@@ -47,6 +52,7 @@ class Notes:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self._said: set[str] = set()
+        self._times: deque[Mapping[str, Any]] = deque(maxlen=LATEST)
         algorithm = from_config("algorithm", config.algorithm)
         settings = {name: value for name, value, _ in algorithm.describe()}
         self._flat_is_idle = algorithm.silent_if_equal and config.data is None
@@ -55,12 +61,19 @@ class Notes:
         """Whether the algorithm weighs the parts of the verdict, and none has a weight."""
         self._weights = [float(settings.get(f"{kind}_weight", 1.0)) for kind in KINDS]
 
-    def about(self, row: Mapping[str, Any]) -> list[str]:
-        """The new notes on a step's metrics."""
-        found = {**self._of_learning(row), **self._of_sampling(row)}
+    def about(self, row: Mapping[str, Any], times: Mapping[str, Any] | None = None) -> list[str]:
+        """The new notes on a step's metrics and times."""
+        found = {**self._of_learning(row), **self._of_sampling(row), **self._of_speed(times or {})}
         fresh = [text for name, text in found.items() if name not in self._said]
         self._said |= found.keys()
         return fresh
+
+    def _of_speed(self, times: Mapping[str, Any]) -> dict[str, str]:
+        """What limited the last steps of a run with collectors; the first step is not like the others, since collectors start."""
+        if times.get("step", 1) > 1:
+            self._times.append(times)
+        kind, text = bottleneck(self._times, self.config.rollout.max_staleness) if len(self._times) == LATEST else ("", "")
+        return {f"limit: {kind}": f"over the last {LATEST} steps, {text}"} if kind else {}
 
     def _of_learning(self, row: Mapping[str, Any]) -> dict[str, str]:
         step, found = row["step"], {}

@@ -73,6 +73,7 @@ def concluded(
         "time/update": updated - sampled,
         "tokens_per_second": tokens_of(harvest.everything) / (ended - began),
     }
+    times |= crew.rollout.measured(times)
     if crew.mdp.worlds:
         times |= session_times(harvest)
     if crew.config.log.episodes:

@@ -2,7 +2,7 @@
 
 All trackers get the metrics of each step; the accuracy on held-out tasks (`eval/accuracy`) is separate from the training reward. A
 tracker that shows tables gets the episodes of every saved step. wandb writes into the run folder and sends nothing unless
-WANDB_MODE=online is set; tensorboard and trackio always keep everything on this machine.
+WANDB_MODE=online is set; tensorboard and trackio always keep everything on this machine. `prometheus` is a file in the run folder.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from rlvr.config.config import RunConfig
 from rlvr.errors import ConfigError, suggest
 from rlvr.evaluation.export import TRAINED, flat
+from rlvr.runs.prometheus import Gauges
 from rlvr.runs.runlog import Reports
 
-PROJECT = "rlvr"
+PROJECT, PROMETHEUS = "rlvr", "prometheus"
 ROWS = 100
 """How many episodes a table shows; the run folder has all of them."""
 
 
 def checked_trackers(names: Sequence[str]) -> list[str]:
     """The trackers of `log.report_to`; ConfigError if one is unknown or not installed."""
+    names = [name for name in names if name != PROMETHEUS]
     known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
     for name in names:
         if name not in known:
-            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known)}")
+            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known | {PROMETHEUS})}")
         if name not in installed:
             raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
     return list(names)
@@ -44,13 +46,17 @@ class Trackers(Reports):
 
     def __init__(self, accelerator: Accelerator, config: RunConfig, folder: Path) -> None:
         self.accelerator, self.every, self.last = accelerator, config.log.save_every, config.train.steps
-        if config.log.report_to:
+        asked = config.log.report_to
+        self.gauges = Gauges(folder) if PROMETHEUS in asked and accelerator.is_main_process else None
+        if set(asked) - {PROMETHEUS}:
             accelerator.init_trackers(PROJECT, config={"config": config.dump()}, init_kwargs=settings(folder))
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Send one step's metrics; missing values are left out."""
         numbers = {name: value for name, value in row.items() if value is not None and name != "step"}
         self.accelerator.log(numbers, step=row["step"])
+        if self.gauges is not None:
+            self.gauges.update(row)
 
     def episodes(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Send one step's episodes to the trackers that show tables."""

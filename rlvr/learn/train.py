@@ -54,6 +54,9 @@ from rlvr.runs import report
 from rlvr.runs.progress import Work
 from rlvr.runs.runlog import RunLog, alone_in, rows_of, unbegun
 
+SHARES = {"collectors": "cluster/sampling", "trainer": "cluster/trainer"}
+"""What the progress line shows of a run with collectors: the shares of a step in which they sample, and in which the trainer trains."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
@@ -93,8 +96,7 @@ def train(
     transformers.utils.logging.disable_progress_bar()  # only our own progress bar
     began = time.monotonic()
     check_call(config, out, resume=resume, verify=verify, elsewhere=crew_from is not assemble)
-    env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
-    folder = Path(out or Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}")
+    folder = Path(out or folder_for(config))
     ready(config, device_from())
     accelerator = accelerator_from(config, folder)
     if resume and accelerator.distributed_type is DistributedType.DEEPSPEED:
@@ -133,7 +135,7 @@ def train(
                 last = step + 1 == config.train.steps
                 if last or (step + 1) % config.log.save_every == 0:
                     save(crew, run, step + 1, {**done.facts, "seconds": seconds_so_far(done, began)})
-                for note in notes.about(row):
+                for note in notes.about(row, times):
                     screen.print(f"note: {note}", highlight=False, markup=False)
                 work.advance(shown(row, times))
                 if crew.questions.watch is not None:
@@ -144,6 +146,12 @@ def train(
         accelerator.free_memory()
         accelerator.end_training()
         return ended
+
+
+def folder_for(config: RunConfig) -> Path:
+    """The run folder of a run that names none."""
+    env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
+    return Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def check_call(config: RunConfig, out: str | Path | None, *, resume: bool, verify: bool, elsewhere: bool) -> None:
@@ -288,7 +296,8 @@ def shown(row: dict[str, Any], times: dict[str, Any]) -> dict[str, float | str]:
     """The metrics shown next to the progress bar."""
     numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "turns": row.get("turns/mean")}
     numbers |= {"calls": row.get("tools/calls"), "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}
-    return {name: float(value) for name, value in numbers.items() if value is not None}
+    cluster = {name: f"{times[key]:.0%}" for name, key in SHARES.items() if key in times}
+    return {name: float(value) for name, value in numbers.items() if value is not None} | cluster
 
 
 def talked(row: Mapping[str, Any]) -> str:

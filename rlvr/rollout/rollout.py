@@ -6,7 +6,7 @@ threads, answers are judged in another; the sampler and the tokens belong to the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rlvr.contracts import Sampler, Sampling
 from rlvr.episode import Episode
@@ -94,6 +94,10 @@ class Rollout:
                 yield talk.number, talk.episode(version)
         finally:
             schedule.close()
+
+    def measured(self, times: Mapping[str, float]) -> dict[str, float]:
+        """Further times of a step, besides these; for one that samples elsewhere."""
+        return {}
 
     def close(self) -> None:
         """Stop the threads. A verifier or a session that hangs delays neither this nor the end of the process."""

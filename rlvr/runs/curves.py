@@ -22,6 +22,9 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "groups without a spread": ("frac_reward_zero_std",),
     "honeypots: tasks that cannot be solved": ("honeypots/paid_so_far", "honeypots/paid"),
     "reward against a second verifier": ("shadow/correlation", "shadow/gap"),
+    "who works, share of a step": ("cluster/sampling", "cluster/idle", "cluster/loading", "cluster/trainer"),
+    "collectors": ("cluster/collectors", "cluster/lost", "cluster/again", "cluster/given_up"),
+    "age of a token, steps": ("staleness/mean",),
     "step time by phase, seconds": ("step_time", "time/sample", "time/verify_waited", "time/update"),
 }
 """Each panel's title and its numbers in the logs. A panel without data is not shown."""

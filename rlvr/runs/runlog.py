@@ -6,6 +6,7 @@
     metrics.jsonl      one object per step; a repetition of the run gives the same numbers
     timings.jsonl      one object per step: timings, which differ from run to run
     episodes.jsonl     one object per episode: text, tokens, verdict with reasons, advantage
+    collectors.jsonl   with a cluster: one object per collector lost, call given up, and resume (rlvr.scale.record)
     checkpoints/       see rlvr.learn.checkpoint
     reward.png         the reward curve
     report.json        what `rlvr train --json` prints

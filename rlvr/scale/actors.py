@@ -12,16 +12,18 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
-from rlvr.scale.machines import check_room, end, here, no_place
+from rlvr.scale.machines import check_room, end, here, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
+from rlvr.scale.words import ending, last_lines, log_of
 
 PULSE_S, MISSED = 5.0, 3
 """How often each collector is asked for a pulse, and how many it may miss."""
@@ -36,6 +38,7 @@ class _Actor:
 
     def __init__(self) -> None:
         self.collector: Any = None
+        self.log = ""
 
     def begin(self, config: dict[str, Any], facts: Any) -> dict[str, Any]:
         """Build the collector; returns where it is."""
@@ -44,7 +47,8 @@ class _Actor:
 
         self.collector = Collector(check(config, "the run"), facts)
         context = importlib.import_module("ray").get_runtime_context()
-        return here() | {"node": context.get_node_id()}
+        self.log = log_of()
+        return here() | {"node": context.get_node_id(), "log": self.log}
 
     def load(self, version: int, data: bytes, checksum: int) -> None:
         self.collector.load(version, data, checksum)
@@ -64,8 +68,8 @@ class _Actor:
     def name_judges(self, handles: dict[str, Any]) -> None:
         self.collector.desk.name({name: asking(handle) for name, handle in handles.items()})
 
-    def pulse(self) -> float:
-        return time.monotonic()
+    def pulse(self) -> list[str]:
+        return last_lines(self.log)
 
 
 class Actors:
@@ -96,6 +100,8 @@ class Actors:
         """What is under way, and what it means when it has ended."""
         self._pulses = dict[str, tuple[Any, float]]()
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
+        self._words = dict[str, list[str]]()
+        """By collector: the last lines that it had printed when it gave its latest pulse."""
         if settings.judges:
             self.judges = JudgeHosts(self.ray, settings, config, pulse_s=PULSE_S, missed=MISSED)
 
@@ -114,6 +120,7 @@ class Actors:
         actor, place = self._actors.pop(worker, None), self._places.pop(worker, None)
         self._pulses.pop(worker, None)
         self._placing.pop(worker, None)
+        self._words.pop(worker, None)
         self._calls = {call: meant for call, meant in self._calls.items() if _worker(meant) != worker}
         end(self.ray, actor, place)
 
@@ -182,6 +189,8 @@ class Actors:
         for worker, (pulse, since) in list(self._pulses.items()):
             if pulse in heard:
                 self._pulses[worker] = (None, now)
+                with suppress(Exception):  # a pulse that failed; its calls say why
+                    self._words[worker] = self.ray.get(pulse, timeout=FETCH_S)
             elif pulse is None and now - since >= PULSE_S:
                 self._pulses[worker] = (self._actors[worker].pulse.options(concurrency_group="control").remote(), now)
             elif pulse is not None and now - since > (MISSED - 1) * PULSE_S:
@@ -212,9 +221,18 @@ class Actors:
         return node is None or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
 
     def _why(self, worker: str, error: Exception) -> str:
-        place = self._places.get(worker, {})
-        where = f" (process {place['pid']} on {place['host']})" if place else ""
-        return f"{type(error).__name__}{where}: {' '.join(str(error).split()).split('. ')[0][:200]}"
+        about = self.about(worker)
+        where = f" (process {about['pid']} on {about['host']})" if "pid" in about else ""
+        return f"{type(error).__name__}{where}: {ending(str(error), about['words'])}"
+
+    def about(self, worker: str) -> dict[str, Any]:
+        """Where a collector runs, and the last lines that it printed: on this machine all, else those of its latest pulse."""
+        place = self._places.get(worker)
+        if place is None:
+            return {"words": []}
+        near = bool(place["pids"]) and place["pids"] == pids_of()
+        words = last_lines(place.get("log", "")) if near else self._words.get(worker, [])
+        return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
 
     def close(self) -> None:
         """End all collectors, and the cluster if it was started for this run."""

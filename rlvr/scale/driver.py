@@ -18,12 +18,14 @@ from typing import Self
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.episode import Episode
-from rlvr.errors import RlvrError, SamplerError
+from rlvr.errors import CollectorsLost, RlvrError, SamplerError
 from rlvr.rollout.columns import Columns, Damaged, from_columns
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.timing import Timing
+from rlvr.scale.figures import Figures
 from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
 from rlvr.scale.pool import Pool
+from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started, Transport
 from rlvr.scale.units import Unit, given_up, units_of
 
@@ -64,8 +66,11 @@ class Driver:
     ...     episodes = driver.collect(draws, Sampling(), version=0)
     """
 
-    def __init__(self, transport: Transport, settings: ClusterConfig, *, tell: Callable[[str], None] = print) -> None:
+    def __init__(
+        self, transport: Transport, settings: ClusterConfig, *, tell: Callable[[str], None] = print, record: Record | None = None
+    ) -> None:
         self.transport, self.settings, self.tell = transport, settings, tell
+        self.figures, self.record = Figures(settings.collectors), record or Record(None)
         self.pool = Pool(
             group_s=settings.group_s, load_s=settings.start_s, most_losses=settings.losses, backups=settings.backups
         )  # fmt: skip
@@ -79,6 +84,10 @@ class Driver:
         self._starts = dict.fromkeys(range(settings.collectors), 0)
         self._starting = dict[str, float]()
         """Until when a collector must be ready."""
+        self._sizes = dict[int, int]()
+        """Bytes of the weights that may be loaded."""
+        self._has = dict[str, str | None]()
+        """By collector that is there or starts: the first group of the call that it samples, or has sampled last."""
         self._batches, self._last = dict[str, Batch](), ""
         """By unit: the batch that waits for it; and why the latest collector was lost."""
         for slot in self._starts:
@@ -121,6 +130,7 @@ class Driver:
 
     def close(self) -> None:
         """End all collectors."""
+        self.record.write()
         self.transport.close()
 
     def __enter__(self) -> Self:
@@ -147,6 +157,7 @@ class Driver:
     def _made(self, version: int, data: bytes) -> None:
         self.transport.hold(version, data)
         orders = self.pool.made(version)
+        self._sizes = {kept: size for kept, size in self._sizes.items() if kept in self.pool.needed} | {version: len(data)}
         self.transport.keep(self.pool.needed)
         self._follow(orders)
 
@@ -180,7 +191,7 @@ class Driver:
         for worker in [worker for worker, until in self._starting.items() if now > until]:
             self._gone(Lost(worker, f"it was not ready after {self.settings.start_s:g} s (cluster.start_s)"))
         if not self.pool.workers and not self._starting:
-            raise SamplerError(
+            raise CollectorsLost(
                 f"no collector is left: each was started {self.settings.restarts + 1} times; the last one was lost: {self._last}; "
                 "correct the cause, then continue with --resume"
             )
@@ -188,11 +199,14 @@ class Driver:
     def _happened(self, event: Event) -> None:
         match event:
             case Started(worker):
+                self.figures.turns(worker, "idle")
                 if self._starting.pop(worker, None) is not None:
                     self._follow(self.pool.joined(worker, None))
             case Loaded(order):
+                self.figures.turns(order.worker, "idle")
                 self._follow(self.pool.loaded(order))
             case Ended(order, data, seconds):
+                self.figures.turns(order.worker, "idle")
                 self._ended(order, data, seconds)
             case Lost():
                 self._gone(event)
@@ -215,19 +229,26 @@ class Driver:
 
     def _gone(self, event: Lost) -> None:
         """A collector is lost: its process is ended, what it had is sampled elsewhere, and it is started again."""
+        if event.worker not in self._has:
+            return  # it was lost already, for another reason
         self._starting.pop(event.worker, None)
-        self.transport.stop(event.worker)
-        if event.hopeless:
-            raise RlvrError(f"collector {event.worker} cannot start: {event.why}")
-        orders = self.pool.lost(event.worker, event.why, blame=event.blame)
-        self._replace(event.worker, event.why)
+        orders = [] if event.hopeless else self.pool.lost(event.worker, event.why, blame=event.blame)
+        self._replace(event.worker, event.why, hopeless=event.hopeless)
         self._follow(orders)
 
-    def _replace(self, worker: str, why: str) -> None:
+    def _replace(self, worker: str, why: str, *, hopeless: bool = False) -> None:
+        """End a lost collector's process, record what is known of it, and start it again if it may be."""
+        slot = int(worker[1:].split(".")[0])
+        left = 0 if hopeless else self.settings.restarts + 1 - self._starts[slot]
+        about = self.transport.about(worker)
+        self.record.add("lost", collector=worker, why=why, unit=self._has.pop(worker), again=left > 0, **about)
+        self.transport.stop(worker)
+        self.figures.turns(worker, None)
+        if hopeless:
+            raise RlvrError(f"collector {worker} cannot start: {why}")
+        self.figures.count("lost")
         self.lost += 1
         self._last = why
-        slot = int(worker[1:].split(".")[0])
-        left = self.settings.restarts + 1 - self._starts[slot]
         what = f"it is started again ({left} more times at most)" if left > 0 else "it is not started again, the run continues with fewer"
         self.tell(f"collector {worker} is lost: {why}; {what}")
         if left > 0:
@@ -237,6 +258,8 @@ class Driver:
         worker = f"c{slot}.{self._starts[slot]}"
         self._starts[slot] += 1
         self._starting[worker] = time.monotonic() + self.settings.start_s
+        self._has[worker] = None
+        self.figures.turns(worker, "starting")
         self.transport.start(worker)
 
     # ---- what the pool says
@@ -246,21 +269,28 @@ class Driver:
             match order:
                 case Assign():
                     batch = self._batches[str(order.group)]
-                    self.transport.sample(order, batch.units[str(order.group)], batch.sampling, batch.label)
+                    unit = batch.units[str(order.group)]
+                    self.figures.turns(order.worker, "sampling")
+                    self._has[order.worker] = unit[0].group
+                    self.transport.sample(order, unit, batch.sampling, batch.label)
                 case Load():
+                    self.figures.turns(order.worker, "loading")
+                    self.figures.count("weights_bytes", self._sizes.get(order.version, 0))
                     self.transport.load(order)
                 case Cancel(stopped):
                     self.transport.cancel(stopped)
                 case Again():
                     self.again += 1
+                    self.figures.count("again")
                 case GiveUp(group, why):
                     self.given_up += 1
+                    self.figures.count("given_up")
                     batch = self._batches[str(group)]
                     unit = batch.units[str(group)]
+                    self.record.add("given_up", groups=list(dict.fromkeys(draw.group for draw in unit)), answers=len(unit), why=why)
                     self._take(str(group), given_up(unit, batch.label, why))
                     self.tell(f"{len(unit)} answers from group {unit[0].group} on are left out: {why}")
                 case Drop(worker, why):
-                    self.transport.stop(worker)
                     self._replace(worker, why)
                 case Keep():
                     pass

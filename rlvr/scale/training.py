@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Request, Sampler, Sampling, Weights
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, SamplerError
+from rlvr.errors import CollectorsLost, ConfigError, SamplerError
 from rlvr.learn import train as loop
 from rlvr.learn.crew import Crew, assemble
 from rlvr.learn.processes import by_main
@@ -24,16 +28,40 @@ from rlvr.rollout.draws import Draw
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.timing import Timing
 from rlvr.scale.driver import Batch, Driver
+from rlvr.scale.record import Record
 from rlvr.scale.units import units_of
 
-
-def train(config: RunConfig, **how: Any) -> loop.TrainReport:
-    """`rlvr.learn.train.train` for a configuration with a section `cluster`."""
-    return loop.train(config, crew_from=assembled, **how)
+PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+"""How long a run that lost all its collectors waits before it is resumed: the first time, and at most."""
 
 
-def assembled(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None) -> Crew:
-    """The crew of a run, which samples where `cluster` says."""
+def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, **how: Any) -> loop.TrainReport:
+    """`rlvr.learn.train.train` for a configuration with a section `cluster`.
+
+    A run that has lost all its collectors is resumed from its newest checkpoint, at most `cluster.resumes` times, after a growing pause.
+    """
+    folder = out if out is not None or resume else loop.folder_for(config)
+    record = Record(None if folder is None else Path(folder))
+    resumes = config.cluster.resumes if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
+    crew_from, times = functools.partial(assembled, record=record), 0
+    while True:
+        try:
+            return loop.train(config, out=folder, resume=resume, verify=verify, crew_from=crew_from, **how)
+        except CollectorsLost as error:
+            if times == resumes:
+                raise
+            why = str(error)
+        times, pause, resume, verify = times + 1, min(PAUSE_S * 2**times, LONGEST_PAUSE_S), True, False
+        record.add("resumed", why=why, times=times, pause_s=pause)
+        tell(f"{why.partition(';')[0]}; the run is resumed in {pause:g} s ({times} of {resumes} times, cluster.resumes)")
+        time.sleep(pause)
+        gc.collect()  # the model and the optimizer of the run that failed
+
+
+def assembled(
+    config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, weights: Path | None = None, record: Record | None = None
+) -> Crew:
+    """The crew of a run, which samples where `cluster` says. `record`: of what happens to collectors."""
     crew, settings = assemble(config, accelerator, stack, weights=weights), config.cluster
     if settings is None:
         return crew
@@ -42,14 +70,14 @@ def assembled(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, 
         crew.rollout = InUnits(crew.rollout, settings)  # type: ignore[assignment]
         return crew
     made = list[Driver]()
-    by_main(accelerator, lambda: made.append(driver_for(crew, settings, stack)))
+    by_main(accelerator, lambda: made.append(driver_for(crew, settings, stack, record)))
     driver = made[0] if made else None
     crew.rollout = Elsewhere(crew.rollout, settings, driver)  # type: ignore[assignment]
     crew.sampler = Sending(crew.sampler, driver)
     return crew
 
 
-def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack) -> Driver:
+def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Record | None) -> Driver:
     """Start the collectors of a run, in its main process."""
     from rlvr.scale.actors import Actors
     from rlvr.scale.collector import Facts
@@ -58,7 +86,12 @@ def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack) -> Driver:
     facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=type(crew.sampler).load is not Sampler.load)
     actors = Actors(settings, crew.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    return stack.enter_context(Driver(actors, settings, tell=lambda line: print(f"note: {line}", file=sys.stderr, flush=True)))
+    return stack.enter_context(Driver(actors, settings, tell=tell, record=record))
+
+
+def tell(line: str) -> None:
+    """Print a note."""
+    print(f"note: {line}", file=sys.stderr, flush=True)
 
 
 def check(crew: Crew) -> None:
@@ -90,6 +123,10 @@ class InUnits:
             self.timing = self.timing + self.inner.timing
         return found
 
+    def measured(self, times: Mapping[str, float]) -> dict[str, float]:
+        """Nothing more than a rollout of this process measures."""
+        return self.inner.measured(times)
+
     def close(self) -> None:
         """Close the rollout of this process."""
         self.inner.close()
@@ -110,6 +147,11 @@ class Elsewhere(InUnits):
         batch = self.begin(draws, sampling, version=version)
         found, self.timing = batch.result(), batch.timing
         return found
+
+    def measured(self, times: Mapping[str, float]) -> dict[str, float]:
+        """What collectors and the trainer did with the time of this step, and what was lost."""
+        seen = {} if self.driver is None else self.driver.figures.of_step()
+        return seen | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
         """Ask for one episode a draw, without waiting for them."""

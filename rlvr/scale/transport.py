@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlvr.contracts import Sampling
 from rlvr.scale.orders import Assign, Load
@@ -96,6 +96,10 @@ class Transport(Protocol):
 
     def cancel(self, order: Assign) -> None:
         """Let a collector stop with a unit."""
+        ...
+
+    def about(self, worker: str) -> Mapping[str, Any]:
+        """What is known of a collector for the record of its loss: where it runs, and the last lines that it printed. It does not wait."""
         ...
 
     def poll(self, timeout_s: float) -> list[Event]:

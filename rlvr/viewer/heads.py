@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,11 @@ from rlvr.errors import NotFound
 from rlvr.evaluation.export import last_rows, talks_of
 from rlvr.evaluation.samples import PLAN, REPORT, ROWS, plan_of
 from rlvr.evaluation.statistics import wilson
+from rlvr.runs.bottleneck import bottleneck
 from rlvr.runs.curves import panels
 from rlvr.runs.runlog import config_of, rows_of
 
-METRICS, TIMINGS = "metrics.jsonl", "timings.jsonl"
+METRICS, TIMINGS, COLLECTORS = "metrics.jsonl", "timings.jsonl", "collectors.jsonl"
 HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed")
 
 
@@ -50,8 +52,17 @@ def _training(run: Path) -> dict[str, Any]:
     rows, report = metrics_of(run), report_of(run)
     facts: dict[str, Any] = {"steps": len(rows)}
     facts |= {name: report[name] for name in ("accuracy_before", "accuracy_after", "seconds") if report.get(name) is not None}
+    facts |= _cluster(run, rows)
     head = {"name": run.resolve().name, "kind": "training", "facts": facts | state_of(run), "panels": panels(rows), "figures": None}
     return head | {"held_out": held_out(rows, report), "settings": (run / "config.yaml").read_text("utf-8")}
+
+
+def _cluster(run: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What happened to the collectors of a run, and what limits its speed; nothing for a run without collectors."""
+    events = Counter(row.get("event") for row in _log(run, COLLECTORS))
+    named = {"collectors_lost": "lost", "calls_given_up": "given_up", "resumed": "resumed"}
+    _, limit = bottleneck(rows, config_of(run).rollout.max_staleness)
+    return {name: events[event] for name, event in named.items() if events[event]} | ({"speed": limit} if limit else {})
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:

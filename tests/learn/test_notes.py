@@ -102,3 +102,14 @@ def test_settings_that_do_nothing_on_policy_are_named() -> None:
     assert "ratio_max does nothing" in told("cispo") and "sapo_temperature_pos" in told("sapo")
     for plain in (told("dpo"), told("grpo", old_from_sampler=True), told("dppo"), told("sft")):
         assert plain == " (exactly on-policy)"
+
+
+def test_the_limit_of_a_cluster_run_is_told_after_some_steps_and_again_when_it_changes() -> None:
+    notes = Notes(tiny_run(rollout={"max_staleness": 1}))
+    waits = {"step_time": 1.0, "time/wait_for_batch": 0.5, "cluster/sampling": 0.95, "cluster/idle": 0.05}
+    told = [notes.about(QUIET, waits | {"step": step}) for step in range(1, 9)]
+    assert [len(lines) for lines in told] == [0, 0, 0, 0, 0, 1, 0, 0]
+    assert told[5] == ["over the last 5 steps, the trainer waits for collectors 50% of the step, and they sample 95% of it: add collectors"]
+    idle = waits | {"time/wait_for_batch": 0.0, "cluster/sampling": 0.2, "cluster/idle": 0.8}
+    later = [line for step in range(9, 20) for line in notes.about(QUIET, idle | {"step": step})]
+    assert "since the trainer is slower" in later[-1]

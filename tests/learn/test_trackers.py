@@ -116,3 +116,14 @@ def test_a_tracker_that_is_not_there_is_told_in_one_line() -> None:
         checked_trackers(["aim"])
     with pytest.raises(ConfigError, match="names 'wandbb'; did you mean 'wandb'"):
         checked_trackers(["wandbb"])
+
+
+def test_prometheus_reads_the_newest_numbers_from_a_file(tmp_path: Path) -> None:
+    config = tiny_run(train=SAVED, log={"save_every": 1, "report_to": ["prometheus"]})
+    train(config, out=tmp_path / 'a "b"', console=Console(file=io.StringIO()))
+    lines = (tmp_path / 'a "b"' / "metrics.prom").read_text("utf-8").splitlines()
+    last = list(rows_of(tmp_path / 'a "b"' / "metrics.jsonl"))[-1]
+    assert f'rlvr_reward{{run="a \\"b\\""}} {last["reward"]}' in lines and 'rlvr_step{run="a \\"b\\""} 3' in lines
+    assert any(line.startswith("rlvr_time_update{") for line in lines) and any(line.startswith("rlvr_eval_accuracy{") for line in lines)
+    assert len([line for line in lines if line.startswith("# TYPE ")]) * 2 == len(lines) == len(set(lines))
+    assert not (tmp_path / 'a "b"' / ".metrics.prom.part").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +16,10 @@ from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
 from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
-from rlvr.scale.machines import born, end, here
+from rlvr.scale.machines import born, end, here, pids_of
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
+from rlvr.scale.words import last_lines, log_of
 
 
 class RayError(Exception):
@@ -184,6 +186,31 @@ def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_fir
         clock[0] += 2
         assert transport.poll(0) == [Lost("c1.0", why, blame=False, hopeless=hopeless)]
         transport.stop("c1.0")
+
+
+def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ray: Ray, tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
+    here = started(pids=pids_of(), log=str(log))
+    words = here.about("c0.0")["words"]
+    assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
+    here.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    ray.last("collect").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
+    [lost] = here.poll(0)
+    assert isinstance(lost, Lost) and lost.why.endswith("on far): Fatal Python error: Bus error")
+    far = started(log=str(log))
+    assert far.about("c0.0")["words"] == []
+    far._pulses["c0.0"] = (None, 0.0)
+    far.poll(0)
+    ray.last("pulse").ends(["what it said last"])
+    far.poll(0)
+    assert far.about("c0.0") == {"host": "far", "pid": PLACE["pid"], "node": "n1", "words": ["what it said last"]}
+    assert far.about("c7.0") == {"words": []}
+
+
+def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rlvr.scale.words.os.readlink", lambda path: "pipe:[7]")
+    assert log_of() == "" and last_lines("") == last_lines(str(tmp_path)) == []
 
 
 def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from rlvr.rollout.columns import to_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import SINGLE, Unit, units_of
 from rlvr.task import Fault, Task, Verdict, user
@@ -73,6 +76,9 @@ class Pretended:
     def cancel(self, order: Assign) -> None:
         self.work = [Ended(order, b"") if getattr(event, "order", None) == order else event for event in self.work]
 
+    def about(self, worker: str) -> dict[str, Any]:
+        return {"host": "here", "pid": 1, "words": ["the last line"]}
+
     def poll(self, timeout_s: float) -> list[Event]:
         if not self.work:
             return []
@@ -94,10 +100,9 @@ def worker_of(event: Any) -> str:
     return str(event.order.worker if hasattr(event, "order") else event.worker)
 
 
-def driven(transport: Pretended, told: list[str] | None = None, **settings: Any) -> Driver:
-    return Driver(
-        transport, ClusterConfig(**{"collectors": 3, "restarts": 1000, **settings}), tell=(told if told is not None else []).append
-    )
+def driven(transport: Pretended, told: list[str] | None = None, record: Record | None = None, **settings: Any) -> Driver:
+    config = ClusterConfig(**{"collectors": 3, "restarts": 1000, **settings})
+    return Driver(transport, config, tell=(told if told is not None else []).append, record=record)
 
 
 EXPECTED = [answered(draw, 7) for draw in draws()]
@@ -147,6 +152,37 @@ def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> Non
     ):
         driven(transport, told, collectors=2, restarts=0).collect(draws(), Sampling())
     assert told[0].endswith("it is not started again, the run continues with fewer") and transport.begun == 2
+
+
+def test_each_loss_and_each_call_given_up_is_a_row_with_the_last_words(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    with driven(Pretended(bad={"1:2"}), [], record=Record(tmp_path)) as driver:
+        driver.collect(draws(), Sampling())
+        figures = driver.figures.of_step()
+    rows = [json.loads(line) for line in (tmp_path / "collectors.jsonl").read_text("utf-8").splitlines()]
+    lost, given_up = ([row for row in rows if row["event"] == event] for event in ("lost", "given_up"))
+    assert len(lost) == ClusterConfig().losses and {row["unit"] for row in lost} == {"1:2"} and lost[0]["again"]
+    assert (lost[0]["host"], lost[0]["words"], lost[0]["why"]) == ("here", ["the last line"], "killed by it")
+    assert [(row["groups"], row["answers"], row["why"]) for row in given_up] == [(["1:2"], 2, "killed by it")]
+    assert (figures["cluster/lost"], figures["cluster/given_up"], figures["cluster/again"]) == (4.0, 1.0, 3.0)
+
+
+def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
+    class Twice(Pretended):
+        def poll(self, timeout_s: float) -> list[Event]:
+            return [event for event in super().poll(timeout_s) for _ in range(1 + isinstance(event, Lost))]
+
+    transport, told = Twice(deaths=0.2), list[str]()
+    assert driven(transport, told, collectors=2).collect(draws(), Sampling(), version=7) == EXPECTED
+    assert told and transport.begun == 2 + len(told) == 2 + len(transport.stopped)
+
+
+def test_bytes_of_weights_are_counted_for_each_collector() -> None:
+    driver = driven(Pretended(), collectors=3)
+    driver.load(b"0123456789")
+    driver.collect(draws(), Sampling())
+    figures = driver.figures.of_step()
+    assert figures["cluster/weights_bytes"] == 30.0 and figures["cluster/sampling"] > 0
 
 
 def test_a_start_that_can_never_work_ends_the_run_at_once() -> None:

@@ -22,6 +22,7 @@ from rlvr.errors import ConfigError, MissingExtra, RlvrError, SamplerError
 from rlvr.learn.train import train as train_here
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
+from rlvr.runs.runlog import rows_of
 from rlvr.samplers.hf import HFSampler
 from rlvr.scale import actors
 from rlvr.scale.collector import Cancelled, Collector, Facts, put_into, weights_of
@@ -77,6 +78,9 @@ class InThisProcess:
     def cancel(self, order: Assign) -> None:
         raise AssertionError("no backups were asked for")
 
+    def about(self, worker: str) -> dict[str, Any]:
+        return {"host": "here", "pid": 1, "words": ["the last line"]}
+
     def poll(self, timeout_s: float) -> list[Event]:
         event = self.work.pop(CHANCE.randrange(len(self.work)))
         if isinstance(event, Ended) and CHANCE.random() < 0.2:
@@ -113,6 +117,12 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(
         train(tiny_run(**settings, cluster={"collectors": collectors, "restarts": 100}), out=tmp_path / str(collectors))
     assert InThisProcess.lost and files(tmp_path / "0") == files(tmp_path / "2")
     assert bool(InThisProcess.early) == early
+    metrics, times, losses = (list(rows_of(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "collectors"))
+    assert not any(key.startswith("cluster/") for row in metrics for key in row)
+    assert sum(row["cluster/lost"] for row in times) <= len(losses) and all(0 < row["cluster/trainer"] < 1 for row in times)
+    shares = [row["cluster/sampling"] for row in times]  # 0 where all of a step was sampled during the one before
+    assert all(0 <= share <= 1.001 for share in shares) and any(shares) and any(row["cluster/weights_bytes"] for row in times)
+    assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
 
 
 def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,20 @@ def test_curves_are_those_of_the_logs_and_a_panel_without_a_number_is_left_out(t
     assert not any("KL" in title or title == "entropy" for title in panels)
 
 
+def test_a_run_with_collectors_shows_who_works_what_was_lost_and_what_limits_it(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "a", [episode()])
+    shares = {"cluster/sampling": 0.9, "cluster/idle": 0.1, "cluster/loading": 0.0, "cluster/trainer": 0.3, "cluster/lost": 1.0}
+    times = [{"step": step, "step_time": 0.5, "time/wait_for_batch": 0.4, **shares} for step in (1, 2)]
+    (folder / "timings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in times), "utf-8")
+    events = [{"event": event} for event in ("lost", "lost", "given_up")]
+    (folder / "collectors.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events), "utf-8")
+    head = parts(view(folder).path)["head"]["runs"][0]
+    panels = {panel["title"]: panel["lines"] for panel in head["panels"]}
+    assert panels["who works, share of a step"]["cluster/trainer"] == [0.3, 0.3] and panels["collectors"] == {"cluster/lost": [1.0, 1.0]}
+    assert (head["facts"]["collectors_lost"], head["facts"]["calls_given_up"]) == (2, 1) and "resumed" not in head["facts"]
+    assert head["facts"]["speed"] == "the trainer waits for collectors 80% of the step, and they sample 90% of it: add collectors"
+
+
 def test_a_long_curve_is_averaged(tmp_path: Path) -> None:
     reward = parts(view(trained(tmp_path / "a", [], steps=2 * POINTS)).path)["head"]["runs"][0]["panels"][0]
     assert len(reward["steps"]) == len(reward["lines"]["reward"]) == POINTS and reward["steps"][-1] == 2 * POINTS

@@ -1,0 +1,46 @@
+"""A step's numbers as a file in Prometheus' text format, which the textfile collector of node_exporter reads. No port is opened."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+NAME = "metrics.prom"
+
+
+def text_of(row: Mapping[str, Any], run: str) -> str:
+    """The numbers of a row as gauges, each with the run's name as a label; what is not a number is left out.
+
+    >>> print(text_of({"step": 3, "cluster/sampling": 0.5, "kl": None}, "a"), end="")
+    # TYPE rlvr_step gauge
+    rlvr_step{run="a"} 3
+    # TYPE rlvr_cluster_sampling gauge
+    rlvr_cluster_sampling{run="a"} 0.5
+    """
+    label = "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n"}.get(letter, letter) for letter in run)
+    lines = []
+    for name, value in row.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            metric = "rlvr_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+            lines += [f"# TYPE {metric} gauge", f'{metric}{{run="{label}"}} {value!r}']
+    return "".join(line + "\n" for line in lines)
+
+
+class Gauges:
+    """The file of a run: the newest value of every number, replaced as a whole, so that a reader never sees half of it.
+
+    >>> Gauges(Path("runs/a")).update({"step": 1, "reward": 0.5})                             # doctest: +SKIP
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._newest = folder, dict[str, Any]()
+
+    def update(self, row: Mapping[str, Any]) -> None:
+        """Write the values of a step; those that it has not keep their last value."""
+        self._newest |= row
+        partial = self.folder / f".{NAME}.part"
+        partial.write_text(text_of(self._newest, self.folder.resolve().name), "utf-8")
+        partial.replace(self.folder / NAME)

@@ -1,0 +1,116 @@
+"""Which servers take requests. A lost one is asked for its health at growing intervals, and comes back with the next weights."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rlvr.errors import RlvrError, SamplerError
+from rlvr.samplers._http import Http, NoReply
+
+T = TypeVar("T")
+FIRST_S, LONGEST_S = 1.0, 300.0
+"""How long a lost server is left alone: at first, and at most. The interval doubles while it is not healthy."""
+
+
+class Unfit(SamplerError):
+    """A server answers, but not with the weights that it was sent, or its engine fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """In the place of a result: the server was lost meanwhile, and others are left.
+
+    >>> Gone(Http("http://localhost:8000"), "nothing listens").why
+    'nothing listens'
+    """
+
+    server: Http
+    why: str
+
+
+class Roll:
+    """The servers of a run: those that take requests, and those that were lost.
+
+    >>> one, two = Http("http://one:8000"), Http("http://two:8000")
+    >>> roll = Roll([one, two], tell=lambda line: None)
+    >>> roll.lose(two, "nothing listens at http://two:8000"); roll.up == [one]
+    True
+    """
+
+    def __init__(self, servers: Sequence[Http], *, tell: Callable[[str], None] | None = None) -> None:
+        self.servers, self.up, self.fixed = list(servers), list(servers), False
+        """`fixed`: none may be lost, since they depend on each other."""
+        self.tell = tell or (lambda line: print(f"note: {line}", file=sys.stderr, flush=True))
+        self._lost = dict[Http, tuple[float, float]]()
+        """By lost server: when it is asked for its health again, and the present interval."""
+
+    def alone(self, server: Http) -> bool:
+        """Whether nothing is left without this server."""
+        return self.fixed or self.up == [server]
+
+    def or_gone(self, server: Http, call: Callable[[], T]) -> T | Gone:
+        """What a call to a server returns; `Gone` if it failed in a way that others may not, and there are others."""
+        if server not in self.up:
+            return Gone(server, f"{server.url} is lost")
+        try:
+            return call()
+        except (NoReply, Unfit) as error:
+            if self.alone(server):
+                raise
+            return Gone(server, str(error))
+
+    def lose(self, server: Http, why: str) -> None:
+        """Send a server nothing more, and abort what is in progress there; SamplerError if it is the last one."""
+        if server not in self.up:
+            return
+        if self.alone(server):
+            raise SamplerError(f"{why}; no other server is left")
+        self.up = [other for other in self.up if other is not server]
+        self._lost[server] = (time.monotonic() + FIRST_S, FIRST_S)
+        server.abort()
+        self.tell(f"{server.url} is lost, the others get its requests until it takes new weights: {why}")
+
+    def abort_lost(self) -> None:
+        """End what a thread has asked of a lost server only after it was lost."""
+        for server in self._lost:
+            server.abort()
+
+    def back(self, timeout_s: float, meet: Callable[[Http], object]) -> None:
+        """Before new weights are sent: take lost servers back that are healthy and that `meet` accepts. All are asked at once."""
+        due = [server for server, (at, _) in self._lost.items() if time.monotonic() >= at]
+        if not due:
+            return
+
+        def healthy(server: Http) -> str:
+            try:
+                reply = server.ask("GET", "/health", until=time.monotonic() + timeout_s)
+                if reply.status != 200:
+                    return server.told(reply)
+                meet(server)
+            except RlvrError as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(len(due), thread_name_prefix="vllm") as pool:
+            for server, fault in zip(due, pool.map(healthy, due), strict=True):
+                if fault:
+                    pause = min(2 * self._lost[server][1], LONGEST_S)
+                    self._lost[server] = (time.monotonic() + pause, pause)
+                else:
+                    del self._lost[server]
+                    self.up = [other for other in self.servers if other not in self._lost]
+                    self.tell(f"{server.url} is healthy again and gets the next weights")
+
+    def only(self, urls: Sequence[str]) -> None:
+        """What another process found: these servers have the newest weights, and no others."""
+        self.up = [server for server in self.servers if server.url in urls]
+        for server in self.servers:
+            if server in self.up:
+                self._lost.pop(server, None)
+            else:
+                self._lost.setdefault(server, (time.monotonic() + FIRST_S, FIRST_S))

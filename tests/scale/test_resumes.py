@@ -1,0 +1,79 @@
+"""A run that loses all its collectors resumes by itself, within a bound; and what it promises before it begins."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate import Accelerator
+
+from rlvr.errors import CollectorsLost
+from rlvr.learn.banner import promised
+from rlvr.learn.crew import assemble
+from rlvr.runs.runlog import rows_of
+from rlvr.scale import actors
+from rlvr.scale.training import train
+from rlvr.scale.transport import Ended, Event, Lost
+from tests.fixtures.tiny import tiny_run
+from tests.scale.test_training import InThisProcess, files
+
+
+class Mortal(InThisProcess):
+    """Collectors that are all lost for good in the step after the first checkpoint, in so many of the first runs."""
+
+    runs, bad = 0, 0
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        Mortal.runs += 1
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        event = self.work.pop()
+        if isinstance(event, Ended) and event.order.version + Mortal.runs > 1 and Mortal.runs <= Mortal.bad:
+            return [Lost(event.order.worker, "killed", blame=False)]
+        return [event]
+
+
+@pytest.mark.parametrize(("bad", "resumes"), [(2, 2), (3, 2), (1, 0)])
+def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, resumes: int
+) -> None:
+    monkeypatch.setattr(actors, "Actors", Mortal)
+    monkeypatch.setattr(Mortal, "bad", bad)
+    monkeypatch.setattr(Mortal, "runs", 0)
+    slept = list[float]()
+    monkeypatch.setattr("rlvr.scale.training.time.sleep", slept.append)
+    cluster = {"collectors": 1, "restarts": 0, "resumes": resumes}
+    config = tiny_run(cluster=cluster, warmstart=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
+    if bad > resumes:
+        with pytest.raises(CollectorsLost, match=r"no collector is left: .*continue with --resume"):
+            train(config, out=tmp_path / "run")
+    else:
+        train(config, out=tmp_path / "run")
+        train(tiny_run(**config.model_dump() | {"cluster": {"collectors": 0}}), out=tmp_path / "alone")
+        assert files(tmp_path / "run") == files(tmp_path / "alone")
+    assert slept == [10.0, 20.0][:resumes] and Mortal.runs == min(bad, resumes) + 1
+    told = [line for line in capsys.readouterr().err.splitlines() if "is resumed in" in line]
+    assert len(told) == resumes and all("no collector is left" in line for line in told)
+    events = [row["event"] for row in rows_of(tmp_path / "run" / "collectors.jsonl")]
+    assert events == (["lost", "resumed"] * bad if bad <= resumes else ["lost", "resumed"] * resumes + ["lost"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["same schedule: always", "same tokens: yes, where collectors", "same gradients: yes, from the same tokens, with 1 learning"]),
+        ({"train": {"steps": 1, "deterministic": False}}, ["same schedule: always", "same tokens: in distribution only", "up to rounding"]),
+    ],
+)
+def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: list[str]) -> None:
+    if changes:
+        monkeypatch.setattr("rlvr.learn.banner.is_deterministic", lambda config, device: False)
+    accelerator = Accelerator(cpu=True)
+    with ExitStack() as stack:
+        crew = assemble(tiny_run(cluster={"collectors": 0}, **changes), accelerator, stack)
+        told = promised(crew)
+        assert len(told) == 3 and all(word in line for word, line in zip(words, told, strict=True))
+        assert promised(assemble(tiny_run(), accelerator, stack)) == []
