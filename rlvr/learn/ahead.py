@@ -40,7 +40,7 @@ from torch import nn
 from rlvr.contracts import Sampler
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.learn.collect import Begins, Harvest, begin, gathered, looks_back
+from rlvr.learn.collect import Begins, Harvest, begin, collect, looks_back
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import by_main
 from rlvr.learn.questions.dynamic import Group
@@ -154,7 +154,7 @@ class Ahead:
 
     def _sampled(self, model: Any, step: int, version: int) -> Harvest:
         self.crew.sampler.load(model, version)
-        return gathered(self.crew, step, version=version)
+        return collect(self.crew, step, version=version)
 
 
 def awaited(batch: Future[Harvest]) -> Harvest:

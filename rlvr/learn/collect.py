@@ -6,7 +6,7 @@ Each process samples its share of the groups, or the main process all of them (`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Protocol, runtime_checkable
@@ -57,21 +57,13 @@ class Harvest:
 class Round:
     """What is asked in one round of sampling.
 
-    >>> Round([], [], []).greedy
-    []
+    >>> Round([], [([], Sampling())]).calls[0][1].temperature
+    1.0
     """
 
     tasks: Asked
-    draws: list[list[Draw]]
-    """A group for each task, then the honeypots."""
-    greedy: list[list[Draw]]
-    """For a greedy baseline: one more draw for each task, sampled greedily."""
-
-    def calls(self, sampling: Sampling) -> Iterator[tuple[list[list[Draw]], Sampling]]:
-        """The draws that are sampled together, and how."""
-        yield self.draws, sampling
-        if self.greedy:
-            yield self.greedy, replace(sampling, temperature=0.0)
+    calls: list[tuple[list[list[Draw]], Sampling]]
+    """What is sampled together, and how: a group for each task, then the honeypots; for a greedy baseline, one more draw for each task."""
 
 
 class Begun(Protocol):
@@ -99,31 +91,31 @@ def looks_back(crew: Crew) -> bool:
 
 
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
-    """The groups of one step, in all processes: stored ones, or new answers; `version` is that of the sampler's weights."""
-    if crew.rollout.shared:
-        return by_main(crew.accelerator, lambda: gathered(crew, step, version=version))
-    return gathered(crew, step, version=version)
+    """The groups of one step, by that version of the weights. Where one place samples for all, only the main process calls this."""
+    if crew.config.data is not None or "carried" in crew.saved or crew.algorithm.sampling_rounds > 1:
+        return collect_otherwise(crew, step, version)
+    return harvested(crew, *sampled(crew, crew.config.rollout.prompts_per_step, step, version))
 
 
-def gathered(crew: Crew, step: int, *, version: int) -> Harvest:
-    """The groups of one step; where one place samples for all processes, only the main process calls this, from any thread."""
+def collect_for_all(crew: Crew, step: int, *, version: int) -> Harvest:
+    """The groups of one step in all processes, where one place samples for them."""
+    return by_main(crew.accelerator, lambda: collect(crew, step, version=version))
+
+
+def collect_otherwise(crew: Crew, step: int, version: int) -> Harvest:
+    """The groups of a step that does not ask one round: stored ones, answers in parts, dynamic sampling."""
     if crew.config.data is not None:
         return with_yardsticks(crew, Harvest(taken(crew, step), {}, {}, Timing()))
-    if "carried" in crew.saved:
-        return in_parts(crew, step, version)
-    if crew.algorithm.sampling_rounds > 1:
-        return with_yardsticks(crew, until_enough(crew, step, version))
-    return harvested(crew, *sampled(crew, crew.config.rollout.prompts_per_step, step, version))
+    return in_parts(crew, step, version) if "carried" in crew.saved else with_yardsticks(crew, until_enough(crew, step, version))
 
 
 def begin(crew: Crew, rollout: Begins, step: int, *, version: int) -> Callable[[], Harvest]:
     """Ask for the groups of one step without waiting; what comes back waits for them. Harvests are taken in the order of the steps."""
     asked = posed(crew, crew.config.rollout.prompts_per_step, step)
-    calls = list(asked.calls(crew.sampling))
-    begun = [rollout.begin(list(chain(*draws)), sampling, version=version) for draws, sampling in calls]
+    begun = [rollout.begin(list(chain(*draws)), sampling, version=version) for draws, sampling in asked.calls]
 
     def harvest() -> Harvest:
-        found = [(nested(draws, call.result()), call.timing) for (draws, _), call in zip(calls, begun, strict=True)]
+        found = [(nested(draws, call.result()), call.timing) for (draws, _), call in zip(asked.calls, begun, strict=True)]
         return harvested(crew, *judged(crew, asked, found))
 
     return harvest
@@ -137,7 +129,7 @@ def harvested(crew: Crew, groups: list[Group], dropped: Dropped, timing: Timing)
 def sampled(crew: Crew, count: int, step: int, version: int, *, first: int = 0) -> tuple[list[Group], Dropped, Timing]:
     """One group for each of the next tasks: all members have the same task, each has its own seed. Then the honeypots, if there are any."""
     asked = posed(crew, count, step, first=first)
-    return judged(crew, asked, [answered(crew, draws, sampling, version) for draws, sampling in asked.calls(crew.sampling)])
+    return judged(crew, asked, [answered(crew, draws, sampling, version) for draws, sampling in asked.calls])
 
 
 def posed(crew: Crew, count: int, step: int, *, first: int = 0) -> Round:
@@ -147,10 +139,15 @@ def posed(crew: Crew, count: int, step: int, *, first: int = 0) -> Round:
         meta = {"split": "train", "index": index, **shown_reference(task)}
         members = range(crew.config.rollout.num_generations)
         draws.append([Draw(task, f"{step + 1}:{place}", seed_of(seed, step, place, member), meta) for member in members])
-    greedy = [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws] if crew.algorithm.needs_greedy else []
+    greedy = [greedily(draws, crew.sampling)] if crew.algorithm.needs_greedy else []
     if (watch := crew.questions.watch) is not None:
         draws += watch.draws(tasks, step=step, first=first, answers=count * crew.config.rollout.num_generations)
-    return Round(tasks, draws, greedy)
+    return Round(tasks, [(draws, crew.sampling), *greedy])
+
+
+def greedily(draws: Sequence[Sequence[Draw]], sampling: Sampling) -> tuple[list[list[Draw]], Sampling]:
+    """For a greedy baseline: one more draw for each group, sampled greedily."""
+    return [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in draws], replace(sampling, temperature=0.0)
 
 
 def judged(crew: Crew, asked: Round, found: Sequence[tuple[list[Group], Timing]]) -> tuple[list[Group], Dropped, Timing]:
@@ -175,12 +172,17 @@ def shown_reference(task: Task) -> dict[str, object]:
 
 def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
     """The episodes of some draws, in the same nesting, and this process's timing; each process samples its share."""
+    if crew.rollout.shared or crew.accelerator.num_processes == 1:
+        return nested(draws, crew.rollout.collect(list(chain(*draws)), sampling, version=version)), crew.rollout.timing
+    return shared_out(crew, draws, sampling, version)
+
+
+def shared_out(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
+    """The same, where each of several processes samples its share."""
 
     def work(mine: Sequence[Sequence[Draw]]) -> list[Group]:
         return nested(mine, crew.rollout.collect(list(chain(*mine)), sampling, version=version))
 
-    if crew.rollout.shared:
-        return work(draws), crew.rollout.timing
     return spread(crew.accelerator, draws, work, by_one=False), crew.rollout.timing
 
 
@@ -212,7 +214,7 @@ def in_parts(crew: Crew, step: int, version: int) -> Harvest:
     carried, timing = crew.saved["carried"], Timing()
     assert isinstance(carried, Carried)
     continued, asked = carried.continued, posed(crew, crew.config.rollout.prompts_per_step, step)
-    carried.begin(asked.tasks, asked.draws)
+    carried.begin(asked.tasks, asked.calls[0][0])
     while not (done := carried.ended()):
 
         def work(mine: Sequence[Sequence[tuple[Draw, Part | None]]]) -> list[list[Episode | Part | None]]:

@@ -17,7 +17,7 @@ from rlvr.episode import Episode
 from rlvr.errors import RlvrError
 from rlvr.learn.agreement import hold
 from rlvr.learn.ahead import Ahead
-from rlvr.learn.collect import Harvest, collect, tokens_of
+from rlvr.learn.collect import Harvest, collect, collect_for_all, tokens_of
 from rlvr.learn.crew import Crew
 from rlvr.learn.held_out import accuracy, member_rewards
 from rlvr.learn.processes import share, together
@@ -32,7 +32,8 @@ from rlvr.runs.tally import talk_metrics, tool_seconds
 def one_step(crew: Crew, run: RunLog, step: int, ahead: Ahead | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run one step; return its metrics and its times."""
     began = time.perf_counter()
-    harvest = collect(crew, step, version=step) if ahead is None else ahead.next(step)
+    fresh = collect_for_all if crew.rollout.shared else collect
+    harvest = fresh(crew, step, version=step) if ahead is None else ahead.next(step)
     if ahead is None:
         crew.sampler.rest()
     sampled = time.perf_counter()

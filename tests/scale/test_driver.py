@@ -50,6 +50,7 @@ class Pretended:
     ) -> None:
         self.draw, self.deaths, self.bad, self.broken, self.first = random.Random(seed), deaths, bad, list(broken), start
         self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, Parcel]()
+        self.lock = threading.Lock()  # weights are held by the thread that sends them
         self.work, self.stopped, self.begun = list[Any](), list[str](), 0
 
     def start(self, worker: str) -> None:
@@ -63,10 +64,12 @@ class Pretended:
         self.work = [event for event in self.work if worker_of(event) != worker]
 
     def hold(self, version: int, parcel: Parcel) -> None:
-        self.held[version] = parcel
+        with self.lock:
+            self.held[version] = parcel
 
     def keep(self, versions: Set[int]) -> None:
-        self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
+        with self.lock:
+            self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
 
     def load(self, order: Load) -> int:
         assert order.worker in self.alive and order.version in self.held
@@ -334,7 +337,7 @@ class Exact(Pretended):
     """Whatever is sampled is sampled by the weights whose number the episodes name."""
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
-        assert self.held[order.version] == str(label).encode()
+        assert self.held[order.version] == Parcel([label])
         super().sample(order, unit, sampling, label)
 
 
@@ -343,7 +346,7 @@ def test_what_is_asked_while_another_thread_has_the_turn_keeps_its_version() -> 
     with driver._turn:
         batches = []
         for version in range(3):
-            driver.load(str(version).encode())
+            driver.load(Parcel([version]))
             batches.append(driver.begin(draws(4), Sampling(), version=version))
         assert not driver.pool.left
     assert [batch.result() for batch in reversed(batches)] == [[answered(draw, v) for draw in draws(4)] for v in (2, 1, 0)]
@@ -361,7 +364,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
         with driven(Exact(seed, deaths=deaths), collectors=collectors, backups=0.5) as driver:
             begun = []
             for version in range(4):
-                driver.load()
+                driver.load(Parcel([version]))
                 begun += [driver.begin(draws(5), Sampling(), version=version) for _ in range(2)]
                 if not version:
                     waiting = threading.Thread(target=wait, args=(begun, found))
