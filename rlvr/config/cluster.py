@@ -22,6 +22,9 @@ class ClusterConfig(Section):
     collectors: int = Field(default=1, ge=0)  # how many processes sample
     cpus: float = Field(default=1.0, ge=0)  # that each collector reserves
     gpus: float = Field(default=0.0, ge=0)  # that each collector reserves
+    judges: int = Field(default=0, ge=0)
+    """How many processes judge, on machines of their own choice; 0: each collector judges what it sampled."""
+    judge_cpus: float = Field(default=1.0, ge=0)  # that each judge host reserves; it judges rollout.verify_workers answers at once
     groups_per_call: int = Field(default=1, ge=1)
     """How many groups are sampled together. More are faster, and more is sampled again where a collector is lost."""
     backups: float = Field(default=0.0, ge=0, le=1)
@@ -35,6 +38,8 @@ class ClusterConfig(Section):
     """
     losses: int = Field(default=4, ge=2)
     """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
+    place_s: float = Field(default=120.0, gt=0)
+    """How long Ray may take to find a machine with room for a collector, and to start a process there."""
     start_s: float = Field(default=300.0, gt=0)
     """How long a collector may take to start, or to load weights."""
     group_s: float = Field(default=3600.0, gt=0)

@@ -7,30 +7,28 @@ Ray takes a minute to notice that a machine is frozen, so each collector is aske
 from __future__ import annotations
 
 import importlib
+import math
 import os
-import re
-import socket
 import time
 import zlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from contextlib import suppress
-from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
+from rlvr.scale.judgehosts import JudgeHosts, asking
+from rlvr.scale.machines import check_room, end, here, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
+from rlvr.scale.words import ending, last_lines, log_of
 
 PULSE_S, MISSED = 5.0, 3
 """How often each collector is asked for a pulse, and how many it may miss."""
 FETCH_S = 60.0
 """How long to wait for what a collector says is there."""
-LAST_BYTES, LAST_LINES = 16_384, 30
-"""How much of what a collector printed is kept when it is lost."""
 OBJECTS = 200 << 20
 """Bytes for what is passed, in a cluster on this machine; what does not fit is written to disk."""
 
@@ -50,7 +48,7 @@ class _Actor:
         self.collector = Collector(check(config, "the run"), facts)
         context = importlib.import_module("ray").get_runtime_context()
         self.log = log_of()
-        return {"pid": os.getpid(), "host": socket.gethostname(), "pids": pids_of(), "node": context.get_node_id(), "log": self.log}
+        return here() | {"node": context.get_node_id(), "log": self.log}
 
     def load(self, version: int, data: bytes, checksum: int) -> None:
         self.collector.load(version, data, checksum)
@@ -67,6 +65,9 @@ class _Actor:
     def cancel(self) -> None:
         self.collector.cancel()
 
+    def name_judges(self, handles: dict[str, Any]) -> None:
+        self.collector.desk.name({name: asking(handle) for name, handle in handles.items()})
+
     def pulse(self) -> list[str]:
         return last_lines(self.log)
 
@@ -80,30 +81,29 @@ class Actors:
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
         self.settings, self.began = settings, (dict(config), facts)
-        self.ray, self._ours = ray_of(settings)
-        self._check_room()
-        self._kind = self.ray.remote(concurrency_groups={"control": 2}, max_restarts=0, max_task_retries=0)(_Actor)
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
+        self._weights = dict[int, tuple[Any, int]]()
+        self.judges: JudgeHosts | None = None
+        self._started = False
+        """Whether any collector ever was."""
+        self.ray, self._ours = ray_of(settings)
+        try:
+            check_room(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
+        except ConfigError:
+            self.close()
+            raise
+        self._kind = self.ray.remote(concurrency_groups={"control": 2}, max_restarts=0, max_task_retries=0)(_Actor)
+        self._placing = dict[str, tuple[Any, float]]()
+        """By collector that Ray has not placed yet: its first pulse, and since when that is awaited."""
         self._calls = dict[Any, Started | Loaded | Ended]()
         """What is under way, and what it means when it has ended."""
         self._pulses = dict[str, tuple[Any, float]]()
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
         self._words = dict[str, list[str]]()
         """By collector: the last lines that it had printed when it gave its latest pulse."""
-        self._weights = dict[int, tuple[Any, int]]()
-
-    def _check_room(self) -> None:
-        """ConfigError if the cluster has too little for all collectors: those that Ray cannot place would wait without a word."""
-        there, asked = self.ray.cluster_resources(), self.settings
-        for name, each in (("CPU", asked.cpus), ("GPU", asked.gpus)):
-            if (wanted := each * asked.collectors) > (found := there.get(name, 0)):
-                if self._ours:
-                    self.ray.shutdown()
-                raise ConfigError(
-                    f"cluster.collectors is {asked.collectors} with cluster.{name.lower()}s {each:g}, which needs {wanted:g} {name}s, "
-                    f"and the cluster has {found:g}; ask for fewer, or add machines"
-                )
+        if settings.judges:
+            self.judges = JudgeHosts(self.ray, settings, config, pulse_s=PULSE_S, missed=MISSED)
 
     # ---- orders
 
@@ -112,20 +112,17 @@ class Actors:
         asked = {"num_cpus": self.settings.cpus, "num_gpus": self.settings.gpus, "scheduling_strategy": "SPREAD"}
         actor = self._kind.options(**asked).remote()
         self._actors[worker] = actor
+        self._placing[worker] = (actor.pulse.options(concurrency_group="control").remote(), time.monotonic())
         self._calls[actor.begin.remote(*self.began)] = Started(worker)
 
     def stop(self, worker: str) -> None:
-        """End a collector's process. A frozen one does not hear Ray, so on this machine it is ended directly."""
+        """End a collector's process."""
         actor, place = self._actors.pop(worker, None), self._places.pop(worker, None)
         self._pulses.pop(worker, None)
         self._words.pop(worker, None)
+        self._placing.pop(worker, None)
         self._calls = {call: meant for call, meant in self._calls.items() if _worker(meant) != worker}
-        if actor is not None:
-            with suppress(Exception):
-                self.ray.kill(actor, no_restart=True)
-        if place is not None and place["pids"] and place["pids"] == pids_of():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(place["pid"], SIGKILL)
+        end(self.ray, actor, place)
 
     def hold(self, version: int, data: bytes) -> None:
         """Put weights into the object store, once for all collectors."""
@@ -154,8 +151,9 @@ class Actors:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """What happened since; a collector whose pulse is missed too often is lost."""
-        now = time.monotonic()
-        events = self._listen(now)
+        if self.judges is not None and self.judges.look():
+            self._tell_judges()
+        events = self._listen(time.monotonic())
         if not self._calls:
             time.sleep(0 if events else min(timeout_s, 0.1))
             return events
@@ -176,7 +174,8 @@ class Actors:
         except self.ray.exceptions.RayError as error:  # its process or its machine is gone, or what it made
             return Lost(worker, self._why(worker, error), blame=self._alive(worker))
         if isinstance(meant, Started):
-            self._places[worker] = value
+            self._places[worker], self._started = value, True
+            self._tell_judges(worker)
             self._pulses[worker] = (None, time.monotonic())
         elif isinstance(meant, Ended):
             return Ended(meant.order, *value)
@@ -185,7 +184,7 @@ class Actors:
     def _listen(self, now: float) -> list[Event]:
         """Ask for pulses, and find the collectors that do not give any."""
         lost = list[Event]()
-        asked = [pulse for pulse, _ in self._pulses.values() if pulse is not None]
+        asked = [pulse for pulse, _ in [*self._pulses.values(), *self._placing.values()] if pulse is not None]
         heard = set(self.ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else set[Any]()
         for worker, (pulse, since) in list(self._pulses.items()):
             if pulse in heard:
@@ -196,7 +195,25 @@ class Actors:
                 self._pulses[worker] = (self._actors[worker].pulse.options(concurrency_group="control").remote(), now)
             elif pulse is not None and now - since > (MISSED - 1) * PULSE_S:
                 lost.append(Lost(worker, f"no pulse in {MISSED * PULSE_S:g} s"))
+        for worker, (pulse, since) in list(self._placing.items()):
+            if pulse in heard:
+                del self._placing[worker]
+            elif now - since > self.settings.place_s:
+                lost.append(
+                    Lost(
+                        worker,
+                        no_place(self.settings, self.ray.cluster_resources(), self.ray.available_resources()),
+                        blame=False,
+                        hopeless=not self._started,
+                    )
+                )
         return lost
+
+    def _tell_judges(self, *workers: str) -> None:
+        """Name the judge hosts to these collectors, or to all that have started."""
+        if self.judges is not None:
+            for worker in workers or self._places:
+                self._actors[worker].name_judges.options(concurrency_group="control").remote(self.judges.ready)
 
     def _alive(self, worker: str) -> bool:
         """Whether the machine of a collector is there; if not, what it sampled is not to blame."""
@@ -213,14 +230,16 @@ class Actors:
         place = self._places.get(worker)
         if place is None:
             return {"words": []}
-        here = bool(place["pids"]) and place["pids"] == pids_of()
-        words = last_lines(place.get("log", "")) if here else self._words.get(worker, [])
+        near = bool(place["pids"]) and place["pids"] == pids_of()
+        words = last_lines(place.get("log", "")) if near else self._words.get(worker, [])
         return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
 
     def close(self) -> None:
         """End all collectors, and the cluster if it was started for this run."""
         for worker in list(self._actors):
             self.stop(worker)
+        if self.judges is not None:
+            self.judges.close()
         self._weights.clear()
         if self._ours:
             self.ray.shutdown()
@@ -228,58 +247,6 @@ class Actors:
 
 def _worker(meant: Started | Loaded | Ended) -> str:
     return meant.worker if isinstance(meant, Started) else meant.order.worker
-
-
-def pids_of() -> str:
-    """Where the number of a process of ours means the same: the machine since its start, and the namespace. Empty if that is unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-def log_of() -> str:
-    """The file into which Ray writes what this process prints as an error; empty if it is not known."""
-    with suppress(OSError):
-        if os.path.isfile(path := os.readlink("/proc/self/fd/2")):
-            return path
-    return ""
-
-
-def last_lines(log: str) -> list[str]:
-    """The last lines of a file, without those that are meant for Ray; none if it cannot be read.
-
-    >>> last_lines("/no/such/file")
-    []
-    """
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
-            lines = file.read(LAST_BYTES).decode("utf-8", "replace").splitlines()
-    except (OSError, ValueError):
-        return []
-    return [line[:300] for line in lines if line and not line.startswith((":job_id:", ":actor_name:"))][-LAST_LINES:]
-
-
-def ending(said: str, words: Sequence[str]) -> str:
-    """How a process ended, from what Ray says and from the last lines that it printed. Ray does not know a signal that was not caught.
-
-    >>> ending("... Worker exits with an exit code 3.", [])
-    'exit code 3'
-    >>> ending("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
-    'Fatal Python error: Segmentation fault'
-    >>> ending("... error code 2. End of file. Some common causes include ...", [])
-    'it ended without a word, as by SIGKILL, which the system also sends for want of memory'
-    """
-    if fatal := [line for line in words if line.startswith("Fatal Python error")]:
-        return fatal[-1]
-    if "receives a SIGTERM" in said:
-        return "SIGTERM"
-    if found := re.search(r"exit code -?\d+", said):
-        return found.group()
-    if "End of file" in said:
-        return "it ended without a word, as by SIGKILL, which the system also sends for want of memory"
-    return " ".join(said.split()).split(". ")[0][:200]
 
 
 def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
@@ -299,7 +266,8 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
         return ray, False
     mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if local else {}
     if local:
-        mine["num_cpus"] = max(os.cpu_count() or 1, int(settings.collectors * settings.cpus))
+        asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus
+        mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
     try:
         ray.init(address=settings.address, log_to_driver=False, logging_level="error", configure_logging=False, **mine)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:

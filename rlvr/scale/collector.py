@@ -20,6 +20,7 @@ from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import from_config
 from rlvr.rollout.columns import to_columns
 from rlvr.rollout.rollout import Rollout
+from rlvr.scale.judges import Desk, JudgedElsewhere
 from rlvr.scale.units import Unit
 
 
@@ -55,6 +56,9 @@ class Collector:
         asked = config.rollout
         tokenizer = tokenizer_from(config.tokenizer_name)
         environment: Environment = self._open.enter_context(from_config("env", config.env))
+        self.desk = Desk(config.cluster.start_s) if config.cluster is not None else Desk(0.0)
+        if config.cluster is not None and config.cluster.judges:
+            environment.verifier = JudgedElsewhere(environment.verifier, self.desk)
         environment.ready()
         mdp = TokenMDP(environment, tokenizer, **asked.limits)
         self.sampler: Sampler = self._open.enter_context(from_config("sampler", asked.sampler))

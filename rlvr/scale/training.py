@@ -22,6 +22,7 @@ from rlvr.episode import Episode
 from rlvr.errors import CollectorsLost, ConfigError, SamplerError
 from rlvr.learn import train as loop
 from rlvr.learn.crew import Crew, assemble
+from rlvr.learn.processes import by_main
 from rlvr.model.device import trained_in
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.rollout import Rollout
@@ -68,17 +69,24 @@ def assembled(
     if settings.collectors == 0:
         crew.rollout = InUnits(crew.rollout, settings)  # type: ignore[assignment]
         return crew
+    made = list[Driver]()
+    by_main(accelerator, lambda: made.append(driver_for(crew, settings, stack, record)))
+    driver = made[0] if made else None
+    crew.rollout = Elsewhere(crew.rollout, settings, driver)  # type: ignore[assignment]
+    crew.sampler = Sending(crew.sampler, driver)
+    return crew
+
+
+def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Record | None = None) -> Driver:
+    """Start the collectors of a run, in its main process."""
     from rlvr.scale.actors import Actors
     from rlvr.scale.collector import Facts
 
-    precision = trained_in(crew.model, accelerator.mixed_precision, accelerator.device)
+    precision = trained_in(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
     facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=type(crew.sampler).load is not Sampler.load)
-    actors = Actors(settings, config.model_dump(mode="json"), facts)
+    actors = Actors(settings, crew.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    driver = stack.enter_context(Driver(actors, settings, tell=tell, record=record))
-    crew.rollout = Elsewhere(crew.rollout, driver)  # type: ignore[assignment]
-    crew.sampler = Sending(crew.sampler, driver)
-    return crew
+    return stack.enter_context(Driver(actors, settings, tell=tell, record=record))
 
 
 def tell(line: str) -> None:
@@ -89,10 +97,11 @@ def tell(line: str) -> None:
 def check(crew: Crew) -> None:
     """Refuse what cannot be sampled by collectors yet."""
     name = crew.config.rollout.sampler["name"]
-    if crew.accelerator.num_processes > 1:
-        raise ConfigError(f"cluster is set, which works with one learning process, and there are {crew.accelerator.num_processes}")
-    if type(crew.sampler).receive is not Sampler.receive:
-        raise ConfigError(f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one without, such as hf")
+    if type(crew.sampler).receive is not Sampler.receive and not crew.sampler.holds_trainer_up:
+        raise ConfigError(
+            f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one that runs in their process, "
+            "such as hf, or vllm with placement: colocated"
+        )
 
 
 class InUnits:
@@ -100,6 +109,8 @@ class InUnits:
 
     >>> InUnits(rollout, ClusterConfig(collectors=0)).collect(draws, Sampling())            # doctest: +SKIP
     """
+
+    shared = True
 
     def __init__(self, inner: Rollout, settings: ClusterConfig) -> None:
         self.inner, self.settings, self.timing, self.lockstep = inner, settings, Timing(), inner.lockstep
@@ -122,13 +133,13 @@ class InUnits:
 
 
 class Elsewhere(InUnits):
-    """Lets the driver's collectors sample.
+    """Lets the driver's collectors sample. Only the main process has a driver.
 
-    >>> Elsewhere(rollout, driver).collect(draws, Sampling())                               # doctest: +SKIP
+    >>> Elsewhere(rollout, settings, driver).collect(draws, Sampling())                               # doctest: +SKIP
     """
 
-    def __init__(self, inner: Rollout, driver: Driver) -> None:
-        super().__init__(inner, driver.settings)
+    def __init__(self, inner: Rollout, settings: ClusterConfig, driver: Driver | None) -> None:
+        super().__init__(inner, settings)
         self.driver = driver
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
@@ -139,25 +150,30 @@ class Elsewhere(InUnits):
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
         """What collectors and the trainer did with the time of this step, and what was lost."""
+        if self.driver is None:
+            return {}
         return self.driver.figures.of_step() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
         """Ask for one episode a draw, without waiting for them."""
+        if self.driver is None:
+            raise SamplerError("collectors are asked by the main process alone, and this is another one")
         return self.driver.begin(draws, sampling, version=version)
 
     def close(self) -> None:
         """Stop waiting for collectors."""
-        self.driver.closed = True
+        if self.driver is not None:
+            self.driver.closed = True
         super().close()
 
 
 class Sending(Sampler):
-    """In the place of the run's sampler: what it would load is sent to the collectors.
+    """In the place of the run's sampler: what it would load is sent to the collectors, by the process that has a driver.
 
     >>> Sending(sampler, driver).receive(learner.weights, 1)                                # doctest: +SKIP
     """
 
-    def __init__(self, inner: Sampler, driver: Driver) -> None:
+    def __init__(self, inner: Sampler, driver: Driver | None) -> None:
         self.inner, self.driver = inner, driver
         self._sent: int | None = None
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
@@ -173,6 +189,8 @@ class Sending(Sampler):
         from rlvr.scale.collector import weights_of
 
         self._sent = version
+        if self.driver is None:
+            return
         self.driver.load(weights_of(model) if type(self.inner).load is not Sampler.load else b"")
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
-from rlvr.scale.actors import Actors, last_lines, log_of, pids_of
+from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
+from rlvr.scale.machines import born, end, here, pids_of
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
+from rlvr.scale.words import last_lines, log_of
 
 
 class RayError(Exception):
@@ -55,7 +58,10 @@ class Ray:
         return self.resources
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"NodeID": "n1", "Alive": True}, {"NodeID": "n2", "Alive": False}]
+        return [{"NodeID": "n1", "Alive": True, "Resources": self.resources}, {"NodeID": "n2", "Alive": False}]
+
+    def available_resources(self) -> dict[str, float]:
+        return {}
 
     def remote(self, **how: Any) -> Any:
         assert how["max_restarts"] == how["max_task_retries"] == 0
@@ -93,7 +99,7 @@ class Actor:
         return SimpleNamespace(remote=remote, options=lambda **how: SimpleNamespace(remote=remote))
 
 
-PLACE = {"pid": 2**22 + 1, "host": "far", "pids": "elsewhere", "node": "n1"}
+PLACE = {"pid": 2**22 + 1, "host": "far", "pids": "elsewhere", "node": "n1", "born": "1"}
 
 
 @pytest.fixture
@@ -106,6 +112,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 def started(**place: Any) -> Actors:
     transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
     transport.start("c0.0")
+    transport.ray.last("pulse").ends(0.0)
     transport.ray.last("begin").ends(PLACE | place)
     assert transport.poll(0) == [Started("c0.0")]
     return transport
@@ -154,7 +161,7 @@ def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(r
     clock[0] += 1
     assert transport.poll(0) == []
     clock[0] += 6
-    assert transport.poll(0) == [] and len([call for call in ray.calls if call.name == "pulse"]) == 2
+    assert transport.poll(0) == [] and len([call for call in ray.calls if call.name == "pulse"]) == 3
     clock[0] += 9
     assert transport.poll(0) == []
     clock[0] += 2
@@ -164,12 +171,12 @@ def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(r
 def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ray: Ray, tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
     log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
-    here = started(pids=pids_of(), log=str(log))
-    words = here.about("c0.0")["words"]
+    near = started(pids=pids_of(), log=str(log))
+    words = near.about("c0.0")["words"]
     assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
-    here.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    near.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
     ray.last("collect").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
-    [lost] = here.poll(0)
+    [lost] = near.poll(0)
     assert isinstance(lost, Lost) and lost.why.endswith("on far): Fatal Python error: Bus error")
     far = started(log=str(log))
     assert far.about("c0.0")["words"] == []
@@ -182,8 +189,28 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
 
 
 def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rlvr.scale.actors.os.readlink", lambda path: "pipe:[7]")
+    monkeypatch.setattr("rlvr.scale.words.os.readlink", lambda path: "pipe:[7]")
     assert log_of() == "" and last_lines("") == last_lines(str(tmp_path)) == []
+
+
+def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_first_one_ends_the_run(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
+    transport._pulses.clear()
+    why = (
+        "no machine had room for it within 120 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; "
+        "wait for what else runs there, or ask for less"
+    )
+    for hopeless in (False, True):
+        transport._started = not hopeless
+        transport.start("c1.0")
+        clock[0] += 119
+        assert transport.poll(0) == []
+        clock[0] += 2
+        assert transport.poll(0) == [Lost("c1.0", why, blame=False, hopeless=hopeless)]
+        transport.stop("c1.0")
 
 
 def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
@@ -195,7 +222,10 @@ def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
 
 
 def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
-    words = r"cluster.collectors is 3 with cluster.gpus 1, which needs 3 GPUs, and the cluster has 0; ask for fewer, or add machines"
+    words = (
+        r"cluster.collectors is 3, each with 1 CPUs and 1 GPUs on one machine, and the cluster has room for 0 of them "
+        r"\(its machines: 4 CPUs, 0 GPUs\); ask for fewer or for smaller ones, or add machines"
+    )
     with pytest.raises(ConfigError, match=words):
         Actors(ClusterConfig(collectors=3, gpus=1.0), {}, Facts("float32", False, 1))
 
@@ -208,3 +238,13 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: p
     monkeypatch.setattr(ray, "init", init, raising=False)
     with pytest.raises(ConfigError, match=r"no Ray cluster answers at cluster.address 'far:6379': nobody there; start one with"):
         Actors(ClusterConfig(address="far:6379"), {}, Facts("float32", False, 1))
+
+
+def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    place = here() | {"pid": process.pid, "born": born(process.pid)}
+    end(ray, None, place | {"born": "1"})
+    assert process.poll() is None and born(process.pid)
+    end(ray, None, place)
+    process.communicate(timeout=20)
+    assert process.returncode == -9 and born(process.pid) == ""

@@ -1,0 +1,164 @@
+"""Judge hosts as Ray actors: started, watched, and started again. Collectors ask them directly; only their names go through the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Transcript
+from rlvr.errors import RlvrError, SamplerError
+from rlvr.scale.judges import Ask, HostLost
+from rlvr.scale.machines import end, here
+from rlvr.task import Task, Verdict
+
+
+class HostActor:
+    """What runs in the process of a judge host. Its verdicts run in threads of their own, so that pulses are answered."""
+
+    def __init__(self) -> None:
+        self.host: Any = None
+
+    async def begin(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Build environment and verifier; returns where it is."""
+        from rlvr.config.config import check
+        from rlvr.scale.judges import JudgeHost
+
+        self.host = await asyncio.to_thread(lambda: JudgeHost(check(config, "the run")))
+        return here()
+
+    async def judge(self, task: Task, transcript: Transcript) -> Verdict:
+        """One verdict."""
+        found: Verdict = await self.host.judge(task, transcript)
+        return found
+
+    async def pulse(self) -> float:
+        """Anything, to say that it lives."""
+        return time.monotonic()
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One place for a judge host, and who is in it."""
+
+    number: int
+    starts: int = 0
+    actor: Any = None
+    begin: Any = None
+    """The call that starts it, until it is ready."""
+    place: Mapping[str, Any] | None = None
+    pulse: Any = None
+    """The pulse that it was asked for; None: it has answered."""
+    since: float = 0.0
+    """When that was; while it starts, since when."""
+
+    @property
+    def name(self) -> str:
+        return f"j{self.number}.{self.starts - 1}"
+
+
+class JudgeHosts:
+    """The judge hosts of a run. It is looked after by calls of `look`, which never wait.
+
+    >>> JudgeHosts(ray, ClusterConfig(judges=2), config, pulse_s=5.0, missed=3).look()      # doctest: +SKIP
+    True
+    """
+
+    def __init__(
+        self, ray: Any, settings: ClusterConfig, config: Mapping[str, Any], *, pulse_s: float, missed: int,
+        tell: Callable[[str], None] = lambda line: print(f"note: {line}", file=sys.stderr, flush=True),
+    ) -> None:  # fmt: skip
+        self.ray, self.settings, self.config, self.tell = ray, settings, dict(config), tell
+        self.pulse_s, self.missed, self.lost = pulse_s, missed, 0
+        self._kind = ray.remote(max_restarts=0, max_task_retries=0)(HostActor)
+        self.slots = [_Slot(number) for number in range(settings.judges)]
+        for slot in self.slots:
+            self._start(slot)
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """Those that can be asked, by name."""
+        return {slot.name: slot.actor for slot in self.slots if slot.place is not None}
+
+    def look(self) -> bool:
+        """Whether the hosts that can be asked are others now. A host that is lost is started again; SamplerError if none is left."""
+        before, now = set(self.ready), time.monotonic()
+        calls = [call for slot in self.slots for call in (slot.begin, slot.pulse) if call is not None]
+        heard = set(self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set[Any]()
+        for slot in self.slots:
+            if slot.begin in heard or slot.pulse in heard:
+                self._heard(slot, now)
+            elif slot.begin is not None and now - slot.since > self.settings.start_s:
+                self._gone(slot, f"it was not ready after {self.settings.start_s:g} s (cluster.start_s)")
+            elif slot.pulse is not None and now - slot.since > (self.missed - 1) * self.pulse_s:
+                self._gone(slot, f"no pulse in {self.missed * self.pulse_s:g} s")
+            elif slot.place is not None and slot.pulse is None and now - slot.since >= self.pulse_s:
+                slot.pulse, slot.since = slot.actor.pulse.remote(), now
+        if self.slots and all(slot.actor is None for slot in self.slots):
+            raise SamplerError(
+                f"no judge host is left: each was started {self.settings.restarts + 1} times; "
+                "correct the cause, then continue with --resume"
+            )
+        return set(self.ready) != before
+
+    def close(self) -> None:
+        """End all of them."""
+        for slot in self.slots:
+            self._end(slot)
+
+    def _heard(self, slot: _Slot, now: float) -> None:
+        """A host has answered, or is gone."""
+        try:
+            value = self.ray.get(slot.begin or slot.pulse, timeout=self.pulse_s)
+        except self.ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
+            said = f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
+            if isinstance(cause, RlvrError):
+                raise RlvrError(f"judge host {slot.name} cannot start: {said}") from error
+            self._gone(slot, said)
+            return
+        except self.ray.exceptions.RayError as error:
+            self._gone(slot, f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0][:200]}")
+            return
+        slot.place = value if slot.begin is not None else slot.place
+        slot.begin, slot.pulse, slot.since = None, None, now
+
+    def _gone(self, slot: _Slot, why: str) -> None:
+        left = self.settings.restarts + 1 - slot.starts
+        what = f"it is started again ({left} more times at most)" if left > 0 else "it is not started again, the run continues with fewer"
+        self.tell(f"judge host {slot.name} is lost: {why}; {what}")
+        self.lost += 1
+        self._end(slot)
+        if left > 0:
+            self._start(slot)
+
+    def _start(self, slot: _Slot) -> None:
+        slot.starts += 1
+        slot.actor = self._kind.options(num_cpus=self.settings.judge_cpus, num_gpus=0, scheduling_strategy="SPREAD").remote()
+        slot.begin, slot.since = slot.actor.begin.remote(self.config), time.monotonic()
+
+    def _end(self, slot: _Slot) -> None:
+        actor, place = slot.actor, slot.place
+        slot.actor = slot.begin = slot.place = slot.pulse = None
+        end(self.ray, actor, place)
+
+
+def asking(actor: Any) -> Ask:
+    """How a collector asks the judge host behind a handle."""
+    errors = importlib.import_module("ray").exceptions
+
+    async def ask(task: Task, transcript: Transcript) -> Verdict:
+        try:
+            found: Verdict = await actor.judge.remote(task, transcript)
+        except errors.RayTaskError:
+            raise
+        except errors.RayError as error:
+            raise HostLost(f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0][:200]}") from error
+        return found
+
+    return ask

@@ -1,0 +1,416 @@
+"""Collectors on a real Ray cluster of two nodes, whose processes and nodes are killed and frozen: the episodes are those of one process.
+
+Without torch where possible, so that an actor starts in a second. More of everything, at random moments: benchmarks/scale/equal.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.config.config import RunConfig
+from rlvr.contracts import Sampling
+from rlvr.episode import End, Episode
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.rollout.columns import Columns, from_columns
+from rlvr.rollout.draws import Draw, seed_of
+from rlvr.scale import actors
+from rlvr.scale.actors import Actors
+from rlvr.scale.collector import Collector, Facts
+from rlvr.scale.driver import Driver
+from rlvr.scale.orders import Assign, Load
+from rlvr.scale.training import train
+from rlvr.scale.transport import Ended, Event, Lost
+from rlvr.scale.units import units_of
+from rlvr.task import Fault
+from tests.fixtures.tiny import tiny_run
+from tests.fixtures.worlds import TOKENS
+from tests.scale.nodes import MARK, OBJECTS, Idle, Nodes, SlowToLoad, ended, running, two_nodes
+
+FACTS = Facts("float32", False, 1, weights=False)
+SAMPLER = "tests/scale/nodes.py:Paced"
+UNITS, MEMBERS = 6, 4
+BAD = "sums/train/102"
+"""The task of the third unit of the second step."""
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with two_nodes() as made:
+        yield made
+
+
+def run_of(**sampler: Any) -> RunConfig:
+    return tiny_run(rollout={"prompts_per_step": 4, "num_generations": 4, "sampler": {"name": SAMPLER, **sampler}}, tokenizer=TOKENS)
+
+
+def draws(step: int) -> list[Draw]:
+    from tests.fixtures.worlds import Sums
+
+    tasks = [Sums(below=5).task("train", 100 * step + place) for place in range(UNITS)]
+    return [Draw(task, f"{step}:{task.id}", seed_of(step, task.id, member)) for task in tasks for member in range(MEMBERS)]
+
+
+STEPS = (0, 1)
+SAMPLING = Sampling()
+
+
+def in_this_process() -> list[list[Episode]]:
+    collector = Collector(run_of(), FACTS)
+    collector.load(0, b"", 0)
+    steps = [[collector.collect(0, unit, SAMPLING, step) for unit in units_of(draws(step))] for step in STEPS]
+    collector.close()
+    return [[episode for data, _ in step for episode in from_columns(Columns.from_bytes(data))[0]] for step in steps]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[Episode]]:
+    return in_this_process()
+
+
+class Harmed(Actors):
+    """Actors with a plan: what is done to them, and when. It is looked at before each poll, in the thread that drives."""
+
+    plan: Callable[[Harmed], bool] | None = None
+    """Returns whether it is done."""
+    told: list[str]
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.assigned, self.loads = list[tuple[Assign, float]](), list[Load]()
+
+    def sample(self, order: Assign, *given: Any) -> None:
+        super().sample(order, *given)
+        self.assigned.append((order, time.monotonic()))
+
+    def load(self, order: Load) -> None:
+        super().load(order)
+        self.loads.append(order)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        if self.plan is not None and self.plan(self):
+            self.plan = None
+        return super().poll(min(timeout_s, 0.05))
+
+    def kill(self, worker: str, how: int = signal.SIGKILL) -> None:
+        os.kill(self._places[worker]["pid"], how)
+
+
+def sampled(
+    config: RunConfig, plan: Callable[[Harmed], bool] | None = None, *, kind: type[Harmed] = Harmed, **settings: Any
+) -> tuple[list[list[Episode]], Harmed, list[str]]:
+    """What two steps give, and what was said."""
+    asked = ClusterConfig(**{"collectors": 2, "restarts": 20, **settings})
+    config = config.model_copy(update={"cluster": asked})
+    transport, told = kind(asked, config.model_dump(mode="json"), FACTS), list[str]()
+    transport.plan = plan
+    with Driver(transport, asked, tell=told.append) as driver:
+        found = []
+        for step in STEPS:
+            driver.load(b"")
+            found.append(driver.collect(draws(step), SAMPLING, version=step))
+    assert not transport.plan, "the plan was never carried out"
+    return found, transport, told
+
+
+@pytest.mark.parametrize("collectors", [1, 2, 3])
+def test_the_episodes_are_those_of_one_process_for_any_number_of_collectors(
+    nodes: Nodes, expected: list[list[Episode]], collectors: int
+) -> None:
+    found, transport, told = sampled(run_of(seconds=0.1), collectors=collectors)
+    assert found == expected and not told
+    workers = {order.worker for order, _ in transport.assigned}
+    assert min(collectors, 2) <= len(workers) <= collectors
+
+
+# ---- killed -------------------------------------------------------------------------------------------------------------
+
+
+def first(transport: Harmed) -> bool:
+    """Kill a collector as soon as it has its first unit."""
+    if transport.assigned:
+        transport.kill(transport.assigned[0][0].worker)
+    return bool(transport.assigned)
+
+
+def middle(transport: Harmed) -> bool:
+    """Kill a collector that is in the middle of its second unit."""
+    for order, since in transport.assigned[2:]:
+        if time.monotonic() - since > 0.15 and order.worker in transport._places:
+            transport.kill(order.worker)
+            return True
+    return False
+
+
+def loading(transport: Harmed) -> bool:
+    """Kill a collector that was told to load."""
+    if transport.loads:
+        transport.kill(transport.loads[-1].worker)
+    return bool(transport.loads)
+
+
+@pytest.mark.parametrize("plan", [first, middle, loading])
+def test_a_collector_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list[Episode]], plan: Callable[[Harmed], bool]) -> None:
+    found, _, told = sampled(run_of(seconds=0.1), plan)
+    assert found == expected
+    assert len(told) == 1 and "is lost: ActorDiedError (process" in told[0]
+
+
+def test_a_unit_may_kill_two_collectors_in_a_row(nodes: Nodes, expected: list[list[Episode]], tmp_path: Path) -> None:
+    found, _, told = sampled(run_of(dies=[BAD], times=2, home=str(tmp_path)))
+    assert found == expected and len(told) == 2
+
+
+def test_a_unit_that_always_kills_its_collector_is_left_out_with_a_reason(
+    nodes: Nodes, expected: list[list[Episode]], tmp_path: Path
+) -> None:
+    found, _, told = sampled(run_of(dies=[BAD], home=str(tmp_path)), losses=2)
+    failed = [episode for episode in found[1] if episode.end is End.FAILED]
+    assert {episode.task_id for episode in failed} == {BAD} and len(failed) == MEMBERS
+    others = [[episode for episode in step if episode.task_id != BAD] for step in (*found, *expected)]
+    assert others[:2] == others[2:]
+    verdict = failed[0].verdict
+    assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA
+    assert verdict.reason.startswith("no collector could sample it: ActorDiedError (process ")
+    assert any(f"{MEMBERS} answers from group 1:{BAD} on are left out: ActorDiedError" in line for line in told)
+
+
+# ---- frozen, slow, deaf -------------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(
+    nodes: Nodes, expected: list[list[Episode]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "PULSE_S", 1.0)
+    frozen = list[int]()
+
+    def plan(transport: Harmed) -> bool:
+        if transport.assigned:
+            worker = transport.assigned[0][0].worker
+            frozen.append(transport._places[worker]["pid"])
+            transport.kill(worker, signal.SIGSTOP)
+        return bool(frozen)
+
+    found, _, told = sampled(run_of(), plan)
+    assert found == expected and "is lost: no pulse in 3 s" in told[0]
+    assert not Path(f"/proc/{frozen[0]}").exists() or "State:\tZ" in Path(f"/proc/{frozen[0]}/status").read_text("utf-8")
+
+
+def test_a_collector_that_comes_back_gets_no_work_before_it_has_the_version(
+    nodes: Nodes, expected: list[list[Episode]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "_Actor", SlowToLoad)
+    found, transport, told = sampled(run_of(seconds=0.1), middle, collectors=1)
+    assert found == expected and len(told) == 1  # one that was asked too early would say so, and be lost too
+    assert {order.worker for order, _ in transport.assigned} == {order.worker for order in transport.loads} == {"c0.0", "c0.1"}
+
+
+class Haunted(Harmed):
+    """A transport that cannot reach what it has given up: it lives on, and what it says comes."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.ghosts, self.heard = dict[Any, Ended](), 0
+
+    def give_up(self, worker: str) -> None:
+        self.ghosts |= {call: meant for call, meant in self._calls.items() if isinstance(meant, Ended) and meant.order.worker == worker}
+        self.kept = self._actors.pop(worker)
+        self._places.pop(worker)
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        events = super().poll(timeout_s)
+        for call in self.ray.wait(list(self.ghosts), num_returns=len(self.ghosts), timeout=0)[0] if self.ghosts else []:
+            self.heard += 1
+            events.append(Ended(self.ghosts.pop(call).order, *self.ray.get(call, timeout=5)))
+        return events
+
+    def close(self) -> None:
+        super().close()
+        self.ray.kill(self.kept)
+
+
+def test_what_a_collector_says_after_it_was_given_up_is_dropped(nodes: Nodes, expected: list[list[Episode]]) -> None:
+    lost = list[str]()
+
+    class Given(Haunted):
+        def poll(self, timeout_s: float) -> list[Event]:
+            if self.assigned and not lost:
+                lost.append(self.assigned[0][0].worker)
+                self.give_up(lost[0])
+                return [Lost(lost[0], "it is out of reach")]
+            return super().poll(timeout_s)
+
+    found, transport, _ = sampled(run_of(seconds=0.05), kind=Given)
+    assert found == expected
+    assert isinstance(transport, Given) and transport.heard == 1  # it did say its unit
+    [worker] = lost
+    assert len([order for order, _ in transport.assigned if order.worker == worker]) == 1
+
+
+# ---- no room ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_no_machine_can_hold_is_one_sentence_at_once(nodes: Nodes) -> None:
+    words = (
+        r"cluster.collectors is 1, each with 6 CPUs on one machine, and the cluster has room for 0 of them \(its machines: 4 CPUs, 0 GPUs; "
+    )
+    with pytest.raises(ConfigError, match=words):
+        Actors(ClusterConfig(cpus=6), {}, FACTS)
+
+
+def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> None:
+    others = [nodes.ray.remote(num_cpus=4)(Idle).remote() for _ in range(2)]
+    nodes.ray.get([other.pulse.remote() for other in others], timeout=120)
+    try:
+        with pytest.raises(RlvrError, match=r"no machine had room for it within 0.5 s .* and 0 of 8 CPUs are free"):
+            sampled(run_of(), collectors=1, place_s=0.5)
+    finally:
+        for other in others:
+            nodes.ray.kill(other)
+
+
+@pytest.mark.timeout(120)
+def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_nothing_hangs(
+    nodes: Nodes, expected: list[list[Episode]]
+) -> None:
+    asked = ClusterConfig(collectors=2, restarts=1)
+    with Driver(Actors(asked, run_of().model_dump(mode="json"), FACTS), asked, tell=lambda line: None) as driver:
+        driver.load(bytes(2 * OBJECTS))
+        assert driver.collect(draws(0), SAMPLING, version=0) == expected[0]
+
+
+# ---- judge hosts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [None, signal.SIGKILL, signal.SIGSTOP])
+def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_killed_or_frozen(
+    nodes: Nodes,
+    expected: list[list[Episode]],
+    monkeypatch: pytest.MonkeyPatch,
+    how: signal.Signals | None,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(actors, "PULSE_S", 1.0)
+    harmed = list[int]()
+
+    def plan(transport: Harmed) -> bool:
+        assert transport.judges is not None
+        places = [slot.place for slot in transport.judges.slots if slot.place is not None]
+        if places and len(transport.assigned) > 2:
+            harmed.append(places[0]["pid"])
+            if how is not None:
+                os.kill(harmed[0], how)
+        return bool(harmed)
+
+    found, transport, told = sampled(run_of(seconds=0.1), plan, judges=2, judge_cpus=0.5, collectors=2)
+    assert found == expected and not told and transport.judges is not None
+    assert transport.judges.lost == (how is not None)
+    assert ("judge host j" in capfd.readouterr().err) == (how is not None)
+
+
+# ---- whole runs ---------------------------------------------------------------------------------------------------------
+
+RUN_STEPS = 6
+DRIVER = """
+import sys
+from pathlib import Path
+from rlvr.config.config import RunConfig
+from rlvr.scale.training import train
+train(RunConfig.model_validate_json(Path(sys.argv[1]).read_text()), out=Path(sys.argv[2]))
+"""
+
+
+def config_of(ahead: int, collectors: int, address: str) -> RunConfig:
+    """The answers of a run with batches ahead come from a model; without, from a script that takes its time, and needs no torch."""
+    paced = {"sampler": {"name": "tests/scale/nodes.py:Paced", "seconds": 0.05}}
+    rollout = {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead, **({} if ahead else paced)}
+    cluster = {"collectors": collectors, "address": address}
+    return tiny_run(rollout=rollout, cluster=cluster, train={"steps": RUN_STEPS, "learning_rate": 1e-3}, eval={"tasks": 0})
+
+
+def driver(config: RunConfig, out: Path) -> subprocess.Popen[bytes]:
+    """A run in a process of its own."""
+    asked = out.with_suffix(".json")
+    asked.write_text(config.model_dump_json(), "utf-8")
+    said = out.with_suffix(".err").open("wb")
+    with said:
+        return subprocess.Popen([sys.executable, "-c", DRIVER, str(asked), str(out)], start_new_session=True, stdout=said, stderr=said)
+
+
+def rows(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    weights = (folder / "checkpoints" / "last" / "model.safetensors").resolve()
+    return {path.name: path.read_bytes() for path in (folder / "episodes.jsonl", folder / "metrics.jsonl", weights)}
+
+
+def test_a_run_whose_driver_is_killed_and_resumed_is_the_one_of_one_process(nodes: Nodes, tmp_path: Path) -> None:
+    """With no batch ahead and with two, at the same time."""
+    outs = {ahead: tmp_path / f"ahead-{ahead}" for ahead in (0, 2)}
+    runs = {ahead: driver(config_of(ahead, 1, nodes.address), out) for ahead, out in outs.items()}
+    until = time.monotonic() + 120
+    try:
+        waiting = dict(runs)
+        while waiting and time.monotonic() < until:
+            for ahead, run in list(waiting.items()):
+                if run.poll() is not None or rows(outs[ahead]) >= 2:
+                    run.kill()
+                    del waiting[ahead]
+            time.sleep(0.02)
+        assert not waiting
+    finally:
+        for run in runs.values():
+            run.kill()
+            run.wait(30)
+    for ahead, out in outs.items():
+        assert runs[ahead].returncode == -signal.SIGKILL and rows(out) >= 2, out.with_suffix(".err").read_text("utf-8")[-2000:]
+        train(config_of(ahead, 1, nodes.address), out=out, resume=True)
+        train(config_of(ahead, 0, nodes.address), out=tmp_path / f"here-{ahead}")
+        assert files(out) == files(tmp_path / f"here-{ahead}"), ahead
+
+
+def test_a_killed_run_that_started_its_own_cluster_leaves_two_agents_of_ray_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They try to report to the head of the cluster, which is gone, for a minute (measured: 64 s)."""
+    mark = uuid4().hex
+    monkeypatch.setenv(MARK, mark)
+    code = "import time; from rlvr.scale.actors import ray_of as of, ClusterConfig as C; of(C()); print('up', flush=True); time.sleep(600)"
+    run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        assert run.stdout is not None and run.stdout.readline() == b"up\n" and len(running(mark)) > 3
+        run.kill()
+        run.communicate(timeout=30)
+        assert not ended(mark, 30, but="Agent")
+    finally:
+        run.kill()
+        for pid in running(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+# ---- the last of all, since no node is added to this cluster again --------------------------------------------------------
+
+
+def test_a_node_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list[Episode]]) -> None:
+    there = nodes.other.node_id
+
+    def plan(transport: Harmed) -> bool:
+        on_it = {worker for worker, place in transport._places.items() if place["node"] == there}
+        if any(order.worker in on_it for order, _ in transport.assigned):
+            nodes.lose()
+            return True
+        return False
+
+    found, _, told = sampled(run_of(seconds=0.1), plan)
+    assert found == expected and told

@@ -1,0 +1,63 @@
+"""The judge hosts of a run over a pretended Ray: started, watched, started again, and clear words where none is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlvr.config.cluster import ClusterConfig
+from rlvr.errors import ConfigError, RlvrError, SamplerError
+from rlvr.scale import judgehosts
+from rlvr.scale.judgehosts import JudgeHosts
+from tests.scale.test_actors import PLACE, Ray, RayError, RayTaskError
+
+
+def hosts(**settings: Any) -> tuple[JudgeHosts, Ray, list[str]]:
+    ray, told = Ray(CPU=4.0), list[str]()
+    return JudgeHosts(ray, ClusterConfig(judges=1, **settings), {}, pulse_s=5.0, missed=3, tell=told.append), ray, told
+
+
+def test_a_host_can_be_asked_once_it_has_begun() -> None:
+    made, ray, _ = hosts()
+    assert not made.look() and not made.ready
+    ray.last("begin").ends(PLACE)
+    assert made.look() and list(made.ready) == ["j0.0"] and not made.look()
+    made.close()
+    assert ray.killed == 1 and not made.ready
+
+
+def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_then_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray, told = hosts(restarts=1)
+    clock = [0.0]
+    monkeypatch.setattr(judgehosts.time, "monotonic", lambda: clock[0])
+    made.slots[0].since = 0.0
+    ray.last("begin").ends(PLACE)
+    assert made.look()
+    clock[0] += 5
+    assert not made.look()
+    ray.last("pulse").ends(RayError("The actor died. See the logs."))
+    assert made.look() and told == ["judge host j0.0 is lost: RayError: The actor died; it is started again (1 more times at most)"]
+    ray.last("begin").ends(PLACE)
+    assert made.look() and list(made.ready) == ["j0.1"]
+    clock[0] += 5
+    assert not made.look()
+    clock[0] += 11
+    with pytest.raises(SamplerError, match=r"no judge host is left: each was started 2 times; .* --resume"):
+        made.look()
+    assert told[1] == "judge host j0.1 is lost: no pulse in 15 s; it is not started again, the run continues with fewer" and made.lost == 2
+
+
+def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
+    made, ray, told = hosts()
+    ray.last("begin").ends(RayTaskError(ConfigError("no such\nfile")))
+    with pytest.raises(RlvrError, match=r"judge host j0.0 cannot start: ConfigError: no such file"):
+        made.look()
+    assert not told
+
+
+def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
+    made, ray, told = hosts(start_s=0.001)
+    made.slots[0].since -= 1
+    assert not made.look() and "j0.0 is lost: it was not ready after 0.001 s (cluster.start_s)" in told[0]
+    assert len([call for call in ray.calls if call.name == "begin"]) == 2

@@ -1,0 +1,165 @@
+"""Judge hosts without a cluster: who is asked, what happens to a verdict whose host is lost, and that verdicts are the same ones."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlvr.contracts import Environment, Sampling, Transcript, Verifier
+from rlvr.mdp.sessions import judged_whole
+from rlvr.rollout.columns import Columns, from_columns
+from rlvr.rollout.draws import Draw, seed_of
+from rlvr.scale.collector import Collector, Facts
+from rlvr.scale.judges import AGAIN, Desk, HostLost, JudgeHost
+from rlvr.task import Fault, Task, Verdict, user
+from tests.fixtures.tiny import tiny_run
+from tests.fixtures.worlds import Sums, Talk
+
+TASK, SAID = Task("t", user("2+2="), "4"), Transcript("4")
+
+
+def answers(name: str, seen: list[str], *, after: float = 0.0) -> Callable[[Task, Transcript], Awaitable[Verdict]]:
+    async def ask(task: Task, transcript: Transcript) -> Verdict:
+        seen.append(name)
+        await asyncio.sleep(after)
+        return Verdict(1.0, name)
+
+    return ask
+
+
+async def dies(task: Task, transcript: Transcript) -> Verdict:
+    raise HostLost("killed")
+
+
+def asked(desk: Desk, times: int = 1) -> list[Verdict]:
+    async def all_of_them() -> list[Verdict]:
+        return list(await asyncio.gather(*(desk.judge(TASK, SAID) for _ in range(times))))
+
+    return asyncio.run(asyncio.wait_for(all_of_them(), 20))
+
+
+def test_the_host_with_the_fewest_questions_is_asked() -> None:
+    desk, seen = Desk(1.0), list[str]()
+    desk.name({name: answers(name, seen, after=0.05) for name in "abc"})
+    asked(desk, 9)
+    assert {name: seen.count(name) for name in "abc"} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_verdict_whose_host_is_lost_is_asked_for_elsewhere() -> None:
+    desk, seen = Desk(1.0), list[str]()
+    desk.name({"a": dies, "b": answers("b", seen)})
+    assert [verdict.reason for verdict in asked(desk, 4)] == ["b"] * 4
+    assert desk.lost <= 4 and asked(desk)[0].score == 1.0
+
+
+def test_a_verdict_that_is_lost_with_its_hosts_is_no_score() -> None:
+    desk = Desk(1.0)
+    desk.name(dict.fromkeys("abcd", dies))
+    [verdict] = asked(desk)
+    assert verdict == Verdict(None, "the verdict was lost with 3 judge hosts; the last one: killed", fault=Fault.INFRA)
+    assert desk.lost == 1 + AGAIN
+
+
+def test_a_host_that_says_nothing_any_more_is_left_when_it_is_not_named() -> None:
+    desk, seen = Desk(5.0), list[str]()
+    desk.name({"frozen": answers("frozen", seen, after=600)})
+    later = threading.Timer(0.3, lambda: desk.name({"b": answers("b", seen)}))
+    later.start()
+    assert [verdict.reason for verdict in asked(desk, 2)] == ["b", "b"] and seen == ["frozen", "frozen", "b", "b"]
+    later.join()
+
+
+def test_without_a_host_a_verdict_waits_for_one_and_then_has_no_score() -> None:
+    desk, seen = Desk(0.3), list[str]()
+    [verdict] = asked(desk)
+    assert verdict.score is None and verdict.fault is Fault.INFRA and verdict.reason == "there was no judge host for 0.3 s"
+    later = threading.Timer(0.2, lambda: desk.name({"b": answers("b", seen)}))
+    desk.limit_s = 10.0
+    later.start()
+    assert asked(desk)[0].reason == "b"
+    later.join()
+
+
+@pytest.mark.parametrize("gives", ["nonsense", ValueError("broken")])
+def test_a_host_that_answers_with_nonsense_is_no_score_and_is_not_lost(gives: Any) -> None:
+    async def ask(task: Task, transcript: Transcript) -> Verdict:
+        if isinstance(gives, Exception):
+            raise gives
+        return gives
+
+    desk = Desk(1.0)
+    desk.name({"a": ask})
+    [verdict] = asked(desk)
+    assert verdict.score is None and verdict.fault is Fault.INFRA and "judge host a raised" in verdict.reason and desk.lost == 0
+
+
+# ---- a judge host -------------------------------------------------------------------------------------------------------
+
+
+class Moody(Verifier):
+    """Hangs, raises, waits or judges, as the answer says."""
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        if answer == "hang":
+            time.sleep(60)
+        if answer == "raise":
+            raise RuntimeError("the judge fell over")
+        return Verdict(0.1 + 0.2, "judged", parts={"a": 1 / 3})
+
+
+class World(Environment):
+    def __init__(self) -> None:
+        self.verifier = Moody()
+
+    def task(self, split: str, index: int) -> Task:
+        return TASK
+
+
+def host(**rollout: Any) -> JudgeHost:
+    return JudgeHost(tiny_run(env={"name": f"{__file__}:World"}, rollout=rollout))
+
+
+def test_a_judge_host_gives_the_verdict_of_the_verifier_to_the_bit_and_its_errors_as_faults() -> None:
+    judge = host()
+    for answer in ("4", "raise", "hello"):
+        assert asyncio.run(judge.judge(TASK, Transcript(answer))) == judged_whole(Moody(), TASK, Transcript(answer))
+    judge.close()
+
+
+def test_a_verifier_that_hangs_costs_its_own_verdict_and_no_thread() -> None:
+    judge = host(verify_workers=1, verify_deadline_s=0.4)
+
+    async def three() -> list[Verdict]:
+        return list(await asyncio.gather(*(judge.judge(TASK, Transcript(answer)) for answer in ("hang", "hang", "4"))))
+
+    *hung, good = asyncio.run(asyncio.wait_for(three(), 30))
+    assert {verdict.reason for verdict in hung} == {"the verifier gave no verdict within 0.4 s"} and good.score == 0.1 + 0.2
+    judge.close()
+
+
+@pytest.mark.parametrize("env", [Sums, Talk])
+def test_the_episodes_of_a_collector_are_the_same_with_judge_hosts(env: type[Environment]) -> None:
+    found = []
+    for judges in (0, 2):
+        sampler = {"name": "scripted", "answers": ["4", "7"]}
+        config = tiny_run(
+            env={"name": f"{Path('tests/fixtures/worlds.py')}:{env.__name__}"},
+            rollout={"sampler": sampler, "prompts_per_step": 4, "num_generations": 4},
+            cluster={"judges": judges},
+        )
+        collector, hosts = Collector(config, Facts("float32", False, 1, weights=False)), [JudgeHost(config) for _ in range(judges)]
+        collector.desk.name({str(number): one.judge for number, one in enumerate(hosts)})
+        collector.load(0, b"", 0)
+        unit = [Draw(collector.rollout.mdp.environment.task("train", place), "g", seed_of(place)) for place in range(20)]
+        data, _ = collector.collect(0, unit, Sampling(), 3)
+        found.append(from_columns(Columns.from_bytes(data)))
+        collector.close()
+        for one in hosts:
+            one.close()
+    assert found[0] == found[1] and len({episode.verdict.score for episode in found[0][0] if episode.verdict}) > 1
