@@ -120,7 +120,8 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(
     metrics, times, losses = (list(rows_of(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "collectors"))
     assert not any(key.startswith("cluster/") for row in metrics for key in row)
     assert sum(row["cluster/lost"] for row in times) <= len(losses) and all(0 < row["cluster/trainer"] < 1 for row in times)
-    assert all(0 < row["cluster/sampling"] <= 1.001 for row in times) and any(row["cluster/weights_bytes"] for row in times)
+    shares = [row["cluster/sampling"] for row in times]  # 0 where a step was sampled ahead
+    assert any(shares) and all(0 <= share <= 1.001 for share in shares) and any(row["cluster/weights_bytes"] for row in times)
     assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
 
 
