@@ -66,7 +66,11 @@ class World:
             raise ForeignLate(f"{what or 'open'}: the process of this world has ended")
         seconds = self._call_s if within is None else within
         try:
-            reply = self._exchange(json.dumps({"ask": what, "with": given}).encode() + b"\n", seconds)
+            request = json.dumps({"ask": what, "with": given}).encode() + b"\n"
+        except (RecursionError, ValueError, TypeError) as error:  # the world has not seen it
+            raise ForeignRaised(type(error).__name__, f"{what or 'open'}: what is asked cannot be written as JSON") from None
+        try:
+            reply = self._exchange(request, seconds)
         except TimeoutError:
             self.close()
             raise ForeignLate(f"{what or 'open'} gave nothing within {seconds:g} s") from None
@@ -143,6 +147,7 @@ class Host:
         self.target, self.extra, self.call_s, self.python, self.loads = target, extra, call_s, python, dict(loads or {})
         self.about: Any = None
         """What the package said of itself when it was imported."""
+        self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._lock = Lock()
@@ -196,6 +201,7 @@ class Host:
             world.close()
 
     def _running(self) -> socket.socket:
+        self._disowned()
         if self._process is not None and self._process.poll() is not None:
             self._stop()
         if self._control is None:
@@ -244,7 +250,21 @@ class Host:
             raise PluginError(f"the module {module!r} has no file")
         return [self.python, "-P", _hosted.__file__, f"{spec.origin}:{name}"], ""
 
+    def _disowned(self) -> bool:
+        """Whether this is a forked child of the process that started the host: it forgets what is its parent's, and starts its own."""
+        if self._owner == os.getpid():
+            return False
+        if self._control is not None:
+            self._control.close()
+        if self._process is not None:
+            self._process.returncode = 0  # it is not waited for here
+        self._process = self._control = None
+        self._owner = os.getpid()
+        return True
+
     def _stop(self) -> None:
+        if self._disowned():
+            return
         if self._control is not None:
             self._control.close()  # the host sees it, and kills its worlds
         if self._process is not None:

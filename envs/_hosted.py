@@ -22,10 +22,12 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, ClassVar
 
 ORDER = struct.Struct("!cI")
 """An order of the near side: `o` opens a world (its socket comes along), `k` kills the process of that id."""
@@ -77,6 +79,52 @@ def version_of(distribution: str, module: Any) -> str:
         return version(distribution)
     except PackageNotFoundError:
         return str(getattr(module, "__version__", "unknown"))
+
+
+class Loaded:
+    """The base of worlds that share what is loaded once, in the process from which each is forked; each raises what failed there.
+
+    >>> Loaded.kept is None
+    True
+    """
+
+    load: ClassVar[Callable[..., Any]]
+    """Loads it with the package; a static method of the world."""
+    kept: Any = None
+    failed: BaseException | None = None
+
+    @classmethod
+    def keep(cls, **given: Any) -> None:
+        """Load it. Each world loads its own if that starts threads, which a fork lacks, or leaves files open: forks share the position."""
+        seeded()
+        before = _held()
+        try:
+            made = cls.load(**given)
+        except (Exception, SystemExit) as error:
+            cls.failed = error
+            return
+        if threading.active_count() == 1 and not _held() - before:
+            cls.kept = made
+
+    @classmethod
+    def had(cls, **given: Any) -> Any:
+        """What was loaded."""
+        if cls.failed is not None:
+            raise cls.failed
+        return cls.load(**given) if cls.kept is None else cls.kept
+
+
+def _held() -> set[tuple[str, str]]:
+    """The open files and connections (Linux), without devices and without files that are mapped into memory, which have no position."""
+    found = set()
+    with suppress(OSError):
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            mapped = file.read()
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+        found = {(number, target) for number, target in found if not target.startswith("/dev/") and target not in mapped}
+    return found
 
 
 def _serve(control: socket.socket, world: Any) -> None:

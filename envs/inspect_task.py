@@ -68,7 +68,8 @@ class InspectTask(Listed):
         self.settings = {"task": task, "settings": dict(settings or {}), "strict": bool(strict)}
         self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0, "most": 1.0}
         self.harmless = ("0", "-")
-        self.host = Host("rlvr.envs._worlds.samples:Samples", extra="inspect", call_s=30.0, python=python)
+        world = "rlvr.envs._worlds.samples:Samples"
+        self.host = Host(world, extra="inspect", call_s=30.0, python=python, loads=self.settings)
 
     @classmethod
     def offered(cls) -> list[dict[str, str]]:

@@ -23,7 +23,10 @@ REFUSED: Mapping[str, str] = {
     "plain HTTP": "each request is an environment of its own there, so nothing is remembered: sessions need the WebSocket",
     "Docker and Hub providers": "start the server yourself, or by the setting server",
 }
-KINDS = {"string": str, "integer": int, "number": float, "boolean": bool}
+MOST_BRACKETS = 200
+UNREAD = object()
+"""A text that is no JSON; what it would be as null is an action."""
+KINDS = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 
 
 class OpenEnv(Games):
@@ -124,7 +127,7 @@ class OpenEnv(Games):
             if kind == "string":
                 return {name: text.strip()} if text.strip() else None
             value: Any = _parsed(said)
-            return {name: value} if _fits(value, kind) else None
+            return {name: value} if value is not UNREAD and _fits(value, kind) else None
         value = _parsed(said)
         if not isinstance(value, dict) or not value or not set(value) <= set(fields):
             return None
@@ -157,10 +160,12 @@ class OpenEnv(Games):
 
 
 def _parsed(text: str) -> Any:
+    if text.count("[") + text.count("{") > MOST_BRACKETS:  # what can be read so deep need not be written so deep
+        return UNREAD
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return UNREAD
 
 
 def _fits(value: Any, kind: str) -> bool:

@@ -10,9 +10,14 @@ import hashlib
 import io
 import os
 import shlex
+import shutil
 import socket
+import tempfile
 import time
+from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -88,9 +93,15 @@ def _prepared(client: Any, folder: Folder) -> Image:
     end = time.monotonic() + folder.build_seconds
     base = folder.image
     if folder.environment is not None:
-        base = f"rlvr-harbor-base:{_tree(folder.environment)}"
+        base = f"rlvr-harbor-base:{_tree(folder.environment, hidden := _hidden(folder))}"
         if not _has(client, base):
-            _build(client, folder, end, base, path=str(folder.environment))
+            with ExitStack() as held:
+                context = str(folder.environment)
+                if hidden:
+                    context = held.enter_context(tempfile.TemporaryDirectory(prefix="rlvr-harbor-"))
+                    leave = partial(_left_out, str(folder.environment), hidden)
+                    shutil.copytree(folder.environment, context, dirs_exist_ok=True, symlinks=True, ignore=leave)
+                _build(client, folder, end, base, path=context)
     if not _has(client, base):
         _follow(client.api.pull(base, stream=True, decode=True), folder, end)
     config = client.images.get(base).attrs["Config"] or {}
@@ -124,9 +135,24 @@ def _recipe(base: str, workdir: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _tree(folder: Path) -> str:
-    """A fingerprint of a build context."""
-    said = hashlib.blake2b(digest_size=8)
+def _hidden(folder: Folder) -> tuple[str, ...]:
+    """What of the folder is no part of the image: a terminal-bench folder has its solution and its tests beside the Dockerfile.
+
+    What the Dockerfile names is copied all the same.
+    """
+    if folder.form != "terminal-bench" or folder.environment is None:
+        return ()
+    said = (folder.environment / "Dockerfile").read_text("utf-8", "replace")
+    return tuple(name for name in ("solution.sh", "solution.yaml", "run-tests.sh", "tests", "task.yaml") if name not in said)
+
+
+def _left_out(root: str, hidden: Collection[str], folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if folder == root and name in hidden]
+
+
+def _tree(folder: Path, hidden: Collection[str] = ()) -> str:
+    """A fingerprint of a build context, and of what is left out of it."""
+    said = hashlib.blake2b(repr(hidden).encode() if hidden else b"", digest_size=8)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             said.update(f"{path.relative_to(folder)} {path.stat().st_mode} {path.stat().st_size} ".encode())

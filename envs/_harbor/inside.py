@@ -3,7 +3,8 @@
 The tests may run programs of the answer, and such a program may leave a process behind that writes a reward of its own. The kernel hands
 every process that outlives its parent to this one, also one that has called setsid or forked twice, and keeps it until we have waited for
 it: none goes unseen. When the tests have ended, everything that still runs is killed. How often the reward was written is counted by the
-kernel, too. The report goes to our standard error, which no other process of the box can open.
+kernel, too, and so is each file of the tests that is changed while they run. The report goes to our standard error, which no other process
+of the box can open.
 
 Runs in the box, with the python3 of the image: standard library only, and nothing newer than Python 3.7.
 """
@@ -15,18 +16,28 @@ import ctypes
 import json
 import os
 import signal
+import stat
 import struct
 import subprocess
 import sys
+from typing import Iterator  # noqa: UP035 -- Python 3.7
 
-WHERE = "/tmp/logs/verifier"
-REWARDS = (b"reward.json", b"reward.txt")
+WHERE, TESTS = "/tmp/logs/verifier", "/tmp/tests"
+REWARDS = ("reward.json", "reward.txt")
 DUMPABLE, SUBREAPER = 4, 36
-MODIFIED, CLOSED_AFTER_WRITING, OPENED, MOVED_FROM, MOVED_TO, DELETED = 0x2, 0x8, 0x20, 0x40, 0x80, 0x200
-DELETED_ITSELF, MOVED_ITSELF, LOST = 0x400, 0x800, 0x4000
-COUNTED, OF_THE_FOLDER = CLOSED_AFTER_WRITING | MOVED_FROM | MOVED_TO | DELETED, DELETED_ITSELF | MOVED_ITSELF
+MOST = 100
+"""How many names are reported."""
+MODIFIED, CHANGED_RIGHTS, CLOSED_AFTER_WRITING, OPENED, MOVED_FROM, MOVED_TO, CREATED, DELETED = (
+    1 << bit for bit in (1, 2, 3, 5, 6, 7, 8, 9)
+)
+DELETED_ITSELF, MOVED_ITSELF, LOST, FOLDER = 0x400, 0x800, 0x4000, 0x40000000
+REPLACED = MOVED_FROM | MOVED_TO | DELETED
+COUNTED, OF_THE_FOLDER = CHANGED_RIGHTS | CLOSED_AFTER_WRITING | REPLACED, DELETED_ITSELF | MOVED_ITSELF
 SEPARATING = MODIFIED | OPENED
 """The kernel reports equal events that follow each other as one: these stand between two writes."""
+WATCHED = COUNTED | OF_THE_FOLDER | SEPARATING | CREATED
+RUN = (".py", ".pyc", ".so", ".sh", ".pth")
+"""What is run or imported if it is laid beside the tests."""
 EVENT = struct.Struct("iIII")
 
 
@@ -37,17 +48,32 @@ def main(log: str, command: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(SUBREAPER, 1, 0, 0, 0) or libc.prctl(DUMPABLE, 0, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "the processes of the tests cannot be watched")
-    seen = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if seen < 0 or libc.inotify_add_watch(seen, WHERE.encode(), COUNTED | OF_THE_FOLDER | SEPARATING) < 0:
-        raise OSError(ctypes.get_errno(), "the reward cannot be watched")
+    places, before = [WHERE] + [folder for folder, _, _ in os.walk(TESTS)], versions()
+    seen, watches = watched(libc, places)
     folder = os.stat(WHERE).st_ino
     with open(log or os.devnull, "wb") as file:
-        tests = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file if log else None, stderr=subprocess.STDOUT)
-    status, strays = ended(tests.pid)
-    changes = writes(seen)
-    with contextlib.suppress(OSError):
-        changes += 0 if os.stat(WHERE).st_ino == folder else 1
-    print(json.dumps({"exit": status, "strays": strays, "changes": changes}), file=sys.stderr)
+        run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file if log else None, stderr=subprocess.STDOUT)
+    status, strays = ended(run.pid)
+    found = [(watches.get(watch, ""), kind, os.fsdecode(name)) for watch, kind, name in events(seen)]
+    after = versions()
+    names = {path for path in before if after.get(path) != before[path]} | laid(found)
+    said = {"exit": status, "strays": strays, "changes": writes(found) + misplaced(folder)}
+    print(json.dumps({**said, "touched": sorted(path[len(TESTS) + 1 :] for path in names)[:MOST]}), file=sys.stderr)
+
+
+def versions() -> dict[str, tuple[int, int]]:
+    """The files of the tests, each with a number and a time that no writing leaves as they were."""
+    paths = [os.path.join(folder, name) for folder, _, names in os.walk(TESTS) for name in names]
+    return {path: (found.st_ino, found.st_ctime_ns) for path, found in ((path, os.lstat(path)) for path in paths)}
+
+
+def watched(libc: ctypes.CDLL, places: list[str]) -> tuple[int, dict[int, str]]:
+    """Watch folders; where the events are read, and which folder each watch is of."""
+    seen = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    found = {libc.inotify_add_watch(seen, os.fsencode(place), WATCHED): place for place in places}
+    if seen < 0 or min(found) < 0:
+        raise OSError(ctypes.get_errno(), "the tests and their reward cannot be watched")
+    return seen, found
 
 
 def ended(tests: int) -> tuple[int, int]:
@@ -66,17 +92,47 @@ def ended(tests: int) -> tuple[int, int]:
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status), strays
 
 
-def writes(seen: int) -> int:
-    """How often a reward was written, replaced or removed."""
-    count, data = 0, b""
+def events(seen: int) -> Iterator[tuple[int, int, bytes]]:
+    """What the kernel saw: the watch, the kind of event, and the name in a folder."""
+    data = b""
     with contextlib.suppress(BlockingIOError):
         while True:
             data += os.read(seen, 1 << 16)
     while data:
-        _, kind, _, size = EVENT.unpack_from(data)
-        name, data = data[EVENT.size : EVENT.size + size].rstrip(b"\0"), data[EVENT.size + size :]
-        count += bool((name in REWARDS and kind & COUNTED) or kind & (OF_THE_FOLDER | LOST))
+        watch, kind, _, size = EVENT.unpack_from(data)
+        yield watch, kind, data[EVENT.size : EVENT.size + size].rstrip(b"\0")
+        data = data[EVENT.size + size :]
+
+
+def writes(found: list[tuple[str, int, str]]) -> int:
+    """How often a reward was written, replaced or removed, or made one that cannot be written."""
+    count = 0
+    for place, kind, name in found:
+        of_folder = OF_THE_FOLDER if name else OF_THE_FOLDER | CHANGED_RIGHTS
+        count += bool(kind & LOST or (place == WHERE and ((name in REWARDS and kind & COUNTED) or kind & of_folder)))
     return count
+
+
+def laid(found: list[tuple[str, int, str]]) -> set[str]:
+    """What was laid beside the tests and could be run there: programs, modules, and folders of them."""
+    new = [(os.path.join(place, name), kind) for place, kind, name in found if place.startswith(TESTS) and kind & (CREATED | MOVED_TO)]
+    return {path for path, kind in new if path.endswith(RUN) or kind & FOLDER}
+
+
+def misplaced(folder: int) -> int:
+    """How many things are wrong with the place of the reward: another folder, one without room, a reward that is no plain file."""
+    wrong = 0
+    try:
+        wrong += os.stat(WHERE).st_ino != folder
+        with open(os.path.join(WHERE, ".room"), "wb") as file:
+            file.write(b"1")
+        for name in REWARDS:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.lstat(os.path.join(WHERE, name))
+                wrong += not stat.S_ISREG(found.st_mode) or found.st_nlink != 1
+    except OSError:
+        wrong += 1
+    return wrong
 
 
 if __name__ == "__main__":

@@ -44,6 +44,10 @@ class Found:
     """How often a reward was written while the tests ran."""
     strays: int = 0
     """How many processes outlived the process that started them."""
+    exit: int = 0
+    """How the tests ended; below 0: by a signal."""
+    touched: frozenset[str] = frozenset()
+    """The files of the tests that were changed while they ran, and those that were laid beside them."""
 
 
 class FolderTests(Verifier):
@@ -79,7 +83,8 @@ class FolderTests(Verifier):
             return Verdict(None, f"the folder {folder.name!r} has changed since the task was made", fault=Fault.TASK)
         try:
             found = self.tested(folder, left)
-            if found.reward and found.writes > 1 and (why := self._doubt(folder, found)):
+            plain = found.writes == 1 and not (found.strays or found.exit or found.touched)
+            if found.reward and not plain and (why := self._doubt(folder, found)):
                 found = Found(None, why)
             if found.reward is None:
                 return self._blame(folder, found)
@@ -103,9 +108,10 @@ class FolderTests(Verifier):
             if (ended := _report(outcome)) is None:
                 said = outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
                 return Found(None, f"the tests were stopped ({outcome.reason or outcome.stop.value}{said and ': '}{said})"[:300])
+            seen = {"strays": ended["strays"], "exit": ended["exit"], "touched": frozenset(ended["touched"])}
             if folder.form == "terminal-bench":
-                return replace(summed(outcome.stdout.decode("utf-8", "replace"), ended["exit"]), strays=ended["strays"])
-            return replace(_reward(box), writes=ended["changes"], strays=ended["strays"])
+                return replace(summed(outcome.stdout.decode("utf-8", "replace"), ended["exit"]), **seen)
+            return replace(_reward(box), writes=ended["changes"], **seen)
 
     def _open(self, folder: Folder, image: Image) -> Box:
         if self.sandbox is None:
@@ -113,12 +119,19 @@ class FolderTests(Verifier):
         return self.sandbox.open(place(image, folder, self.disk_mb))
 
     def _doubt(self, folder: Folder, found: Found) -> str:
-        """Why a reward that was written more than once may not be that of the tests; '' if the solution's is written just so."""
+        """Why a reward may not be that of the tests; '' if all was just so for the solution, too."""
         solved = self._solution(folder)
         if found.strays and not solved.strays:
             return "a process that had outlived its program was running while the reward was written"
+        known = folder.solver and solved.reward is not None
+        if known and (more := sorted(found.touched - solved.touched)):
+            return f"{more[0] or 'the folder of the tests'} was changed while the tests ran"
+        if found.exit < 0 and found.exit != solved.exit:
+            return f"the tests were ended by signal {-found.exit}"
+        if known and found.reward == 1.0 and found.exit != solved.exit:
+            return f"the tests ended with status {found.exit}, and with {solved.exit} for the solution"
         differs = found.writes > solved.writes or (found.reward == 1.0 and found.writes < solved.writes)
-        if folder.solver and solved.reward is not None and differs:
+        if known and differs:
             return f"the reward was written {found.writes} times, and {solved.writes} times for the solution"
         return ""
 
@@ -203,7 +216,7 @@ def _report(outcome: Outcome) -> dict[str, Any] | None:
         said = json.loads(outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2])
     except ValueError:
         return None
-    return said if isinstance(said, dict) and {"exit", "strays", "changes"} <= said.keys() else None
+    return said if isinstance(said, dict) and {"exit", "strays", "changes", "touched"} <= said.keys() else None
 
 
 def _reward(box: Box) -> Found:

@@ -6,11 +6,13 @@ replaced by the one of the image. A file that the task asks for by its name is a
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from rlvr.contracts import Box, Stop
 from rlvr.envs._harbor.boxes import PATH, SETUP_S, judged
@@ -18,8 +20,16 @@ from rlvr.envs._harbor.folders import Folder
 from rlvr.envs._harbor.images import Image
 from rlvr.errors import ToolCrash
 
+CLEANING = Path(__file__).with_name("cleaning.py").read_text("utf-8")
+"""Removes what an answer left in the place of what judges, in the box."""
 REPLACING = ("pytest", "_pytest", "pluggy", "iniconfig", "sitecustomize", "usercustomize", *sorted(sys.stdlib_module_names))
 """Modules that judge, or that those import: a file of this name in the working folder would be imported in their place."""
+SETTINGS = ("conftest.py", "pytest.ini", ".pytest.ini")
+"""Files that pytest runs or obeys without being told to."""
+NAMED = re.compile(rb"(?<![A-Za-z0-9_])([A-Za-z0-9_]+)(?:\.py(?![A-Za-z0-9_])|/__init__)")
+"""A module that is named as a file."""
+PLACE = re.compile(rb"/[A-Za-z0-9._/-]*[A-Za-z0-9_/-]")
+"""A place that is named: a link to it may be the answer."""
 UNPACK = """(
 set -e
 export PATH={path}
@@ -32,15 +42,8 @@ for one in {wanted}; do
 done
 rm -rf /tmp/.left /tmp/.left.tgz /tmp/.home /tmp/tests /tmp/solution /tmp/logs/verifier /tmp/logs/agent
 mkdir -p /tmp/.home /tmp/tests /tmp/logs/verifier
+"$(PATH={others}; type -P python3)" -I -S -c {cleaning} {given}
 [ -d {inner} ] || {{ rm -rf {inner}; mkdir -p {inner}; }}
-for here in {imported}; do
-  for one in {planted}; do
-    for made in "$here"/$one.py "$here"/$one.pyc "$here"/$one.so "$here"/$one.*.so "$here"/$one/__init__.*; do
-      [ -e "$made" ] || [ -L "$made" ] || continue
-      [ -e "/opt/rlvr/seed${{made#/tmp}}" ] || rm -rf "$made"
-    done
-  done
-done
 {guarded}
 )
 """
@@ -88,10 +91,10 @@ def lay(box: Box, image: Image, folder: Folder, left: bytes) -> str:
     """The files that were left first, and the tests after them, so that nothing of an answer is in the place of a test. Why not, or ''."""
     inner = f"/tmp{image.workdir}"
     cleared = f"find {inner} -mindepth 1 -delete" if folder.mode == "shared" else ":"
-    imported = dict.fromkeys([inner, *(f"/tmp{place}" for place in searched(image, folder, "PYTHONPATH"))])
     script = UNPACK.format(
-        path=PATH, cleared=cleared, wanted=" ".join(judged(image, folder)), inner=inner, imported=" ".join(map(shlex.quote, imported)),
-        planted=" ".join(name for name in REPLACING if not _asked_for(name, folder)), guarded="".join(guards(image, folder)),
+        path=PATH, cleared=cleared, wanted=" ".join(judged(image, folder)), inner=inner,
+        others=shlex.quote(":".join(_others(image, folder))), cleaning=shlex.quote(CLEANING),
+        given=shlex.quote(json.dumps(_refused(image, folder))), guarded="".join(guards(image, folder)),
     )  # fmt: skip
     try:
         box.put(".left.tgz", left)
@@ -115,7 +118,7 @@ def guards(image: Image, folder: Folder) -> Iterator[str]:
     roots = [f"/{path}" for path in judged(image, folder)]
     for variable in ("PATH", "LD_LIBRARY_PATH"):
         places = searched(image, folder, variable)
-        others = [PATH, *(one for one in image.variables.get("PATH", "").split(":") if one and _absolute(one, image) not in places)]
+        others = _others(image, folder)
         for place in places:
             lines = UNCOVERED if place in roots else RESTORED
             asked = " ".join(sorted(set(_named(place, image, folder))))
@@ -153,7 +156,27 @@ def _named(place: str, image: Image, folder: Folder) -> Iterator[str]:
         yield from (name.rstrip(".") for name in form.findall(text.decode("utf-8", "replace")))
 
 
-def _asked_for(module: str, folder: Folder) -> bool:
-    """Whether the task is about a file of this name: then it is an answer, and in nobody's place."""
-    said = [folder.instruction.encode(), *folder.tests.values(), *folder.solution.values()]
-    return any(f"{module}.py".encode() in text or f"{module}/__init__".encode() in text for text in said)
+def _others(image: Image, folder: Folder) -> list[str]:
+    """The search path for commands, without the folders that hold files of the answer."""
+    places = searched(image, folder, "PATH")
+    return [PATH, *(one for one in image.variables.get("PATH", "").split(":") if one and _absolute(one, image) not in places)]
+
+
+def _refused(image: Image, folder: Folder) -> dict[str, list[str]]:
+    """What `cleaning` is given: where the answer is, and which names it may not have."""
+    question = [folder.instruction.encode(), *folder.solution.values()]
+    said = [*question, *folder.tests.values()]
+    asked, mine = ({name.decode() for text in texts for name in NAMED.findall(text)} for texts in (said, question))
+    others = (*SETTINGS, "/dev/stdin", "/dev/stdout", "/dev/stderr")
+    asked |= {name for name in others if any(name.encode() in text for text in said)}
+    asked |= {path.decode() for text in question for path in PLACE.findall(text)}
+    asked |= {kind for kind in ("dist-info", "egg-info", "egg") if any(f".{kind}".encode() in text for text in said)}
+    judging = {path.partition("/")[0].partition(".")[0] for path in folder.tests if path.endswith((".py", ".so"))} - mine
+    return {
+        "roots": [f"/tmp/{path}" for path in judged(image, folder)],
+        "imported": [f"/tmp{place}" for place in dict.fromkeys([image.workdir, *searched(image, folder, "PYTHONPATH")])],
+        "planted": sorted(judging | (set(REPLACING) - asked)),
+        "settings": list(SETTINGS),
+        "asked": sorted(asked),
+        "paths": [path for path in ":".join(_others(image, folder)).split(":") if path.startswith("/")],
+    }

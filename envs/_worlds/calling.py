@@ -209,11 +209,24 @@ def matched(truth: Sequence[Mapping[str, Mapping[str, Any]]], calls: Sequence[Ma
     """
     if len(truth) != len(calls):
         return False
-    if not calls:
-        return True
-    (name, wanted), call = next(iter(truth[0].items())), re.compile(r"[^A-Za-z0-9_-]")
-    fitting = [n for n, one in enumerate(calls) if one["name"] == call.sub("_", name) and given_right(one["arguments"], wanted)]
-    return any(matched(truth[1:], [*calls[:n], *calls[n + 1 :]]) for n in fitting)
+    dotted, fitting = re.compile(r"[^A-Za-z0-9_-]"), list[list[int]]()
+    for one in truth:
+        name, wanted = next(iter(one.items()))
+        plain = dotted.sub("_", name)
+        fitting.append([n for n, call in enumerate(calls) if call["name"] == plain and given_right(call["arguments"], wanted)])
+    taken: dict[int, int] = {}
+
+    def placed(row: int, tried: set[int]) -> bool:
+        """Whether a listed call gets a call of its own, after others have changed theirs."""
+        for n in fitting[row]:
+            if n not in tried:
+                tried.add(n)
+                if n not in taken or placed(taken[n], tried):
+                    taken[n] = row
+                    return True
+        return False
+
+    return all(placed(row, set()) for row in range(len(truth)))
 
 
 def given_right(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

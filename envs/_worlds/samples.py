@@ -12,13 +12,14 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from rlvr.envs._hosted import version_of
+from rlvr.envs._hosted import Loaded, version_of
 
 WAIT_S = 120.0
+LEAVING_S = 5.0
 WORDS = {"C": 1.0, "I": 0.0, "N": 0.0, "P": 0.5}
 
 
-class Samples:
+class Samples(Loaded):
     """The samples of a task, by number.
 
     >>> samples = Samples(task="my_tasks.py:sums", settings={}, strict=True)                  # doctest: +SKIP
@@ -29,8 +30,8 @@ class Samples:
     def __init__(self, *, task: str, settings: dict[str, Any], strict: bool) -> None:
         self.inspect, self.strict = importlib.import_module("inspect_ai"), strict
         self.solving, self.dataset = importlib.import_module("inspect_ai.solver"), importlib.import_module("inspect_ai.dataset")
-        module, _, name = task.rpartition(":")
-        self.task = getattr(_module(module), name)(**settings)
+        self.task = self.had(task=task, settings=settings)
+        self.solves: threading.Thread | None = None
         if not isinstance(self.task, self.inspect.Task):
             raise TypeError(f"{task} made {self.task!r:.80}; it must be a Task of inspect_ai")
         if self.task.sandbox or self.task.setup:
@@ -40,10 +41,18 @@ class Samples:
         solver = self.task.solver
         self.solver = self.solving.chain(solver) if isinstance(solver, list) else solver
 
+    @classmethod
+    def prepare(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
+        """Import the package, load the task, and say which version the package is."""
+        about = {"version": version_of("inspect-ai", importlib.import_module("inspect_ai"))}
+        cls.keep(task=task, settings=settings)
+        return about
+
     @staticmethod
-    def prepare() -> Any:
-        """Import the package, and say which version it is."""
-        return {"version": version_of("inspect-ai", importlib.import_module("inspect_ai"))}
+    def load(*, task: str, settings: dict[str, Any]) -> Any:
+        """What the function of the task returns."""
+        module, _, name = task.rpartition(":")
+        return getattr(_module(module), name)(**settings)
 
     def questions(self, limit: int) -> list[str]:
         """What each sample asks."""
@@ -59,9 +68,11 @@ class Samples:
         sample = next(islice(iter(self.task.dataset), seed, None))
         if sample.sandbox or sample.files or sample.setup:
             raise ValueError(f"sample {sample.id or seed} has files or a sandbox of its own")
+        self._leave()
         self.asked: queue.Queue[Any] = queue.Queue()
-        self.told: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._run, args=(sample, seed), daemon=True).start()
+        self.told: queue.Queue[str | None] = queue.Queue()
+        self.solves = threading.Thread(target=self._run, args=(sample, seed, self.asked, self.told), daemon=True)
+        self.solves.start()
         found = self._next()
         if not isinstance(found, list):
             raise RuntimeError("its solver never asked for an answer")
@@ -70,13 +81,15 @@ class Samples:
 
     def act(self, move: str) -> dict[str, Any]:
         """One answer; what the solver asks after it, or the score."""
-        before = len(self.messages)
+        before = self.messages
         self.told.put(move)
         found = self._next()
         if isinstance(found, list):
+            if found[: len(before)] != before or found[len(before) : len(before) + 1] != [{"role": "assistant", "content": move}]:
+                raise RuntimeError("its solver changes what was said before, which is not translated")
             self.messages = found
-            return {"text": "\n".join(one["content"] for one in found[before + 1 :]), "rewards": [], "over": False}
-        right = not self.strict or plainly(move) in [plainly(one) for one in self.target]
+            return {"text": "\n".join(one["content"] for one in found[len(before) + 1 :]), "rewards": [], "over": False}
+        right = not self.strict or plainly(move) in {plainly(one) for one in self.target} - {""}
         return {"text": "", "rewards": [min(found["values"]) if right else 0.0], "over": True}
 
     def gold(self, number: int) -> str | None:
@@ -89,27 +102,37 @@ class Samples:
                     return said
         return None
 
+    def _leave(self) -> None:
+        """End a solver that is under way: its threads would stay as long as the process."""
+        if self.solves is not None and self.solves.is_alive():
+            self.told.put(None)
+            self.solves.join(LEAVING_S)
+
     def _next(self) -> Any:
         found = self.asked.get(timeout=WAIT_S)
         if isinstance(found, BaseException):
             raise found
         return found
 
-    def _run(self, sample: Any, number: int) -> None:
+    def _run(self, sample: Any, number: int, asked: queue.Queue[Any], told: queue.Queue[str | None]) -> None:
         try:
-            self.asked.put({"values": asyncio.run(self._solved(sample, number))})
+            asked.put({"values": asyncio.run(self._solved(sample, number, asked, told))})
         except BaseException as error:
-            self.asked.put(error)
+            asked.put(error)
 
-    async def _solved(self, sample: Any, number: int) -> list[float]:
+    async def _solved(self, sample: Any, number: int, asked: queue.Queue[Any], told: queue.Queue[str | None]) -> list[float]:
         from inspect_ai.model import ChatMessageUser, ModelName, ModelOutput
         from inspect_ai.scorer import Target
 
         async def generate(state: Any, *_: Any, **__: Any) -> Any:
             if state.tools:
                 raise ValueError("its solver gives the model tools, which are not translated")
-            self.asked.put([{"role": one.role, "content": _text(one)} for one in state.messages])
-            state.output = ModelOutput.from_content("policy", await asyncio.to_thread(self.told.get))
+            asked.put([{"role": one.role, "content": _text(one)} for one in state.messages])
+            said = await asyncio.to_thread(told.get)
+            if said is None:
+                told.put(None)  # a solver may ask again
+                raise RuntimeError("the conversation was left")
+            state.output = ModelOutput.from_content("policy", said)
             state.messages.append(state.output.message)
             return state
 

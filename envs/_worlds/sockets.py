@@ -69,6 +69,8 @@ class Connection(World):
         try:
             if what == "begin":
                 reply = self._exchange({"type": "reset", "data": {**self._reset, "seed": given["seed"]}}, seconds)
+                if reply.get("done") is True:
+                    raise ForeignError("reset: the episode is over before the first action")
                 return self._text(reply)
             reply = self._exchange({"type": "step", "data": given["move"]}, seconds)
         except Refused as error:
@@ -94,6 +96,7 @@ class Connection(World):
 
     def _exchange(self, request: Any, seconds: float) -> dict[str, Any]:
         try:
+            self._unasked(request["type"])
             self._socket.send(json.dumps(request))
             reply = json.loads(self._socket.recv(timeout=seconds))
         except TimeoutError:
@@ -109,6 +112,12 @@ class Connection(World):
             code, why = str(data.get("code", "UNKNOWN")), str(data.get("message", ""))[:500]
             raise (Refused if code in INVALID else ForeignRaised)(code, why)
         return data
+
+    def _unasked(self, kind: str) -> None:
+        """ForeignLate if the server wrote a message that nobody waited for: the next answer would be taken for that of another action."""
+        with suppress(TimeoutError):
+            found = self._socket.recv(timeout=0)
+            raise ForeignLate(f"{kind}: the server wrote {found!r:.80} before it was asked")
 
     def _took(self, data: dict[str, Any]) -> dict[str, Any]:
         over, reward = data.get("done"), data.get("reward")
@@ -149,6 +158,7 @@ class Server(Host):
         if importlib.util.find_spec("websockets") is None:  # said before a server is started
             raise MissingExtra("websockets", "openenv")
         with self._lock:
+            self._disowned()
             self._look()
             if self.command and (self._process is None or self._process.poll() is not None):
                 self._stop()
@@ -225,6 +235,8 @@ class Server(Host):
             raise ForeignLate(f"{self.url}{path} gives no answer: {_short(error)}") from error
 
     def _stop(self) -> None:
+        if self._disowned():
+            return
         if self._process is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)

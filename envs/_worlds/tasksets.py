@@ -14,46 +14,12 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from rlvr.envs._hosted import seeded, version_of
+from rlvr.envs._hosted import Loaded, version_of
 
 PACKAGE = "verifiers"
 """Their package, which has the name of a folder of ours."""
 STEP_S = 120.0
-
-
-class Loaded:
-    """What is loaded once: in the process from which each conversation is forked. What fails there is raised by each conversation.
-
-    >>> Loaded.kept is None
-    True
-    """
-
-    kept: Any = None
-    failed: BaseException | None = None
-
-    @classmethod
-    def keep(cls, id: str, settings: dict[str, Any]) -> None:
-        """Load it, unless that starts threads, which a fork does not have: then each conversation loads its own."""
-        seeded()
-        try:
-            made = cls.load(id, settings)
-        except (Exception, SystemExit) as error:
-            cls.failed = error
-            return
-        if threading.active_count() == 1:
-            cls.kept = made
-
-    @classmethod
-    def had(cls, id: str, settings: dict[str, Any]) -> Any:
-        """What was loaded."""
-        if cls.failed is not None:
-            raise cls.failed
-        return cls.load(id, settings) if cls.kept is None else cls.kept
-
-    @staticmethod
-    def load(id: str, settings: dict[str, Any]) -> Any:
-        """Load it with the package."""
-        raise NotImplementedError
+LEAVING_S = 5.0
 
 
 class Taskset(Loaded):
@@ -66,17 +32,17 @@ class Taskset(Loaded):
 
     def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
         self.v1 = importlib.import_module(f"{PACKAGE}.v1")
-        self.tasks = self.had(id, settings)
+        self.tasks = self.had(id=id, settings=settings)
 
     @classmethod
     def prepare(cls, *, id: str, settings: dict[str, Any]) -> Any:
         """Import the package, load the taskset, and say which version the package is."""
         importlib.import_module(f"{PACKAGE}.v1")
-        cls.keep(id, settings)
+        cls.keep(id=id, settings=settings)
         return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
 
     @staticmethod
-    def load(id: str, settings: dict[str, Any]) -> Any:
+    def load(*, id: str, settings: dict[str, Any]) -> Any:
         """The taskset."""
         v1 = importlib.import_module(f"{PACKAGE}.v1")
         return v1.load_taskset(v1.taskset_config_type(id)(**{**settings, "id": id}))
@@ -154,10 +120,11 @@ class Legacy(Loaded):
 
     def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
         self.types = importlib.import_module(f"{PACKAGE}.legacy.types")
-        self.env, self.rows = self.had(id, settings)
+        self.env, self.rows = self.had(id=id, settings=settings)
         kinds = [kind.__name__ for kind in type(self.env).__mro__]
         if unfit := {"ToolEnv", "SandboxEnv", "EnvGroup", "CliAgentEnv"} & set(kinds) or (getattr(self.env, "tool_defs", None) and "tools"):
             raise ValueError(f"{id} has {', '.join(unfit) if isinstance(unfit, set) else unfit}, which is not translated")
+        self.rolling: threading.Thread | None = None
         self.found: dict[str, tuple[float, float]] = {}
         self.broken: list[str] = []
         for rubric in _rubrics(self.env.rubric):
@@ -168,11 +135,11 @@ class Legacy(Loaded):
     def prepare(cls, *, id: str, settings: dict[str, Any]) -> Any:
         """Import the package, load the environment, and say which version the package is."""
         importlib.import_module(f"{PACKAGE}.legacy")
-        cls.keep(id, settings)
+        cls.keep(id=id, settings=settings)
         return {"version": version_of("verifiers", importlib.import_module(PACKAGE))}
 
     @staticmethod
-    def load(id: str, settings: dict[str, Any]) -> Any:
+    def load(*, id: str, settings: dict[str, Any]) -> Any:
         """The environment and its rows."""
         env = importlib.import_module(f"{PACKAGE}.legacy").load_environment(id, **settings)
         return env, env.get_eval_dataset() if getattr(env, "dataset", None) is None else env.get_dataset()
@@ -199,10 +166,12 @@ class Legacy(Loaded):
 
     def begin(self, seed: int) -> str:
         """Start the rollout of a row; its question."""
+        self._leave()
         self.asked: queue.Queue[Any] = queue.Queue()
-        self.told: queue.Queue[str] = queue.Queue()
+        self.told: queue.Queue[str | None] = queue.Queue()
         self.found, self.broken, row = {}, [], dict(self.rows[seed])
-        threading.Thread(target=self._roll, args=(row,), daemon=True).start()
+        self.rolling = threading.Thread(target=self._roll, args=(row, self.asked), daemon=True)
+        self.rolling.start()
         self.seen = self._next()
         if not isinstance(self.seen, list):
             raise RuntimeError(f"the rollout ended before the policy had a turn: {self.seen!r:.200}")
@@ -226,6 +195,12 @@ class Legacy(Loaded):
             )
         return {"text": "", "rewards": [weighed(self.found)], "over": True}
 
+    def _leave(self) -> None:
+        """End a rollout that is under way: its threads would stay as long as the process."""
+        if self.rolling is not None and self.rolling.is_alive():
+            self.told.put(None)
+            self.rolling.join(LEAVING_S)
+
     def _watch(self, rubric: Any, id: str) -> None:
         """Remember what each reward function of a rubric gives; those without a weight are only shown there, and left alone."""
         if type(rubric).__name__ == "JudgeRubric":
@@ -241,7 +216,10 @@ class Legacy(Loaded):
         async def watched(*places: Any, **given: Any) -> Any:
             try:
                 found = reward(*places, **given)
-                found = float(await found if inspect.isawaitable(found) else found)
+                found = await found if inspect.isawaitable(found) else found
+                if isinstance(found, str | bytes):
+                    raise TypeError(f"it gave the text {found!r:.80}; it must be a number from 0 to 1")
+                found = float(found)
             except Exception as error:
                 self.broken.append(f"{reward.__name__}: {type(error).__name__}: {error}")
                 raise
@@ -254,8 +232,12 @@ class Legacy(Loaded):
         """In place of the package's call of a model."""
         if state.get("tool_defs"):
             raise RuntimeError("it gives the model tools, which are not translated")
+        told = self.told
         self.asked.put([_message(one) for one in prompt])
-        said = await asyncio.to_thread(self.told.get)
+        said = await asyncio.to_thread(told.get)
+        if said is None:
+            told.put(None)  # the package may ask again
+            raise RuntimeError("the conversation was left")
         message = self.types.ResponseMessage(role="assistant", content=said, finish_reason="stop", is_truncated=False)
         return self.types.Response(id="0", created=0, model="policy", message=message)
 
@@ -265,7 +247,7 @@ class Legacy(Loaded):
             raise found
         return found
 
-    def _roll(self, row: dict[str, Any]) -> None:
+    def _roll(self, row: dict[str, Any], asked: queue.Queue[Any]) -> None:
         async def rolled() -> Any:
             base = importlib.import_module(f"{PACKAGE}.legacy.clients").Client
             policy = type("Policy", (base,), {"__init__": lambda self: None})
@@ -274,9 +256,9 @@ class Legacy(Loaded):
 
         try:
             out = asyncio.run(rolled())
-            self.asked.put({"reward": out["reward"], "error": str(out.get("error") or "")})
+            asked.put({"reward": out["reward"], "error": str(out.get("error") or "")})
         except BaseException as error:
-            self.asked.put(error)
+            asked.put(error)
 
 
 def _rubrics(rubric: Any) -> Iterator[Any]:
@@ -301,10 +283,12 @@ def _needs_runtime(reward: Any) -> bool:
 
 
 def weighed(rewards: dict[str, tuple[float, float]]) -> float:
-    """The weighted sum of rewards, divided by the most that it can be. Each reward must be from 0 to 1.
+    """The weighted sum of rewards, divided by the most that it can be. Each reward must be from 0 to 1. A sum below 0 counts as 0.
 
     >>> weighed({"right": (1.0, 1.0), "form": (0.5, 0.2)})
     0.9166666666666667
+    >>> weighed({"right": (0.0, 1.0), "penalty": (1.0, -0.5)})
+    0.0
     """
     for name, (score, _) in rewards.items():
         if not isinstance(score, int | float) or not math.isfinite(score) or not 0 <= score <= 1:
@@ -312,7 +296,7 @@ def weighed(rewards: dict[str, tuple[float, float]]) -> float:
     most = sum(weight for _, weight in rewards.values() if weight > 0)
     if most <= 0:
         raise ValueError("no reward has a weight above 0")
-    return float(sum(score * weight for score, weight in rewards.values()) / most)
+    return max(0.0, float(sum(score * weight for score, weight in rewards.values()) / most))
 
 
 def _field(one: Any, name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from rlvr.adapters.rows import agreed, score_of, task_of
 from rlvr.adapters.texts import Conversation, World
 from rlvr.contracts import Environment
-from rlvr.errors import EnvError
+from rlvr.errors import ConfigError, EnvError
 from rlvr.rollout.draws import seed_of
 from rlvr.task import Message
 from rlvr.turns import Call, Turn
@@ -98,7 +98,9 @@ def _asked(action: Any) -> list[Any]:
 
 
 def _turn(action: Any, number: int) -> Turn:
-    """The policy's turn: a message of aviary, with its calls."""
+    """The policy's turn: a message of aviary, with its calls. What a tool said is never a turn."""
+    if (role := getattr(action, "role", "user")) not in ("assistant", "user"):  # a plain message of aviary has the role of the user
+        raise ConfigError(f"the action is a message of role {role!r}; a turn of the policy has the role assistant")
     calls = (Call(f"{number}.{place}", call.function.name, dict(call.function.arguments)) for place, call in enumerate(_asked(action)))
     text = action.content or ""
     if getattr(action, "content_is_json_str", False):  # parts, of which aviary makes a text

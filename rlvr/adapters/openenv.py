@@ -50,10 +50,7 @@ def environment_of(
         def reset(self, seed: int | None = None, episode_id: str | None = None, **row: Any) -> Any:
             """Begin the conversation of a row; without one, of the task that the seed stands for."""
             self.close()
-            named = {**row, "split": row.get("split") or split}
-            if named.get("index") is None:
-                named["index"] = _drawn(environment, named["split"], seed, count)
-            task = task_of(environment, named)
+            task = task_of(environment, _named(environment, {**row, "split": row.get("split") or split}, seed, count))
             talk = world.begin(task, seed=seed_of("world", task.id))
             if talk.trouble:
                 raise EnvError(talk.trouble)
@@ -64,9 +61,7 @@ def environment_of(
             """One turn of the policy."""
             if self.talk is None:
                 raise EnvError("there is no conversation: step came before a reset, after one that failed, or after close; call reset")
-            if not isinstance(action.text, str):
-                raise ConfigError(f"the text of an action is {action.text!r:.80}; it must be a string, the turn of the policy")
-            heard = self.talk.say(action.text)
+            heard = self.talk.say(_said(action))
             if not self.talk.over:
                 return observation(text=_as_text(heard))
             return observation(text="", done=True, reward=score_of(self.talk.verdict(), "OpenEnv"))
@@ -85,14 +80,23 @@ def environment_of(
     return RlvrEnvironment
 
 
-def _drawn(environment: Environment, split: object, seed: object, count: int) -> int:
-    """The index of the task that a seed stands for."""
+def _said(action: Any) -> str:
+    if not isinstance(action.text, str):
+        raise ConfigError(f"the text of an action is {action.text!r:.80}; it must be a string, the turn of the policy")
+    return str(action.text)
+
+
+def _named(environment: Environment, row: dict[str, Any], seed: object, count: int) -> dict[str, Any]:
+    """A row that names a task; without an index, the one that the seed stands for."""
+    split = row["split"]
+    if row.get("index") is not None:
+        return row
     if seed is None:
         raise ConfigError("a reset names no task; give split and index, as in the rows that rlvr wrote, or a seed")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ConfigError(f"the seed of a reset is {seed!r:.80}; it must be a whole number, or leave it out and give split and index")
     size = environment.size(split) if isinstance(split, str) and split in environment.splits else None
-    return seed % (count if size is None else max(1, min(count, size)))
+    return {**row, "index": seed % (count if size is None else max(1, min(count, size)))}
 
 
 def _as_text(messages: Any) -> str:

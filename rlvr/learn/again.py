@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rlvr.errors import CheckFailed, NotFound
 from rlvr.learn import checkpoint
 from rlvr.learn.ahead import look_ahead
 from rlvr.learn.collect import carry
-from rlvr.learn.crew import assemble, taken_back
+from rlvr.learn.crew import Crew, assemble, taken_back
 from rlvr.learn.one_step import one_step
 from rlvr.learn.processes import by_main
 from rlvr.runs.owner import clear_away, own_folder, sweep
@@ -33,14 +34,14 @@ ROUNDING = 0.01
 """How much numbers may differ, absolutely or relatively, in a run that is not deterministic."""
 
 
-def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path) -> str:
+def repeat_one_step(config: RunConfig, accelerator: Accelerator, folder: Path, crew_from: Callable[..., Crew] = assemble) -> str:
     """Repeat the first step after a checkpoint that is still in the logs; return what was compared, or raise CheckFailed."""
     place = by_main(accelerator, lambda: repeatable(folder))
     with ExitStack() as stack:
         sweep(SCRATCH)
         scratch = own_folder(SCRATCH)
         stack.callback(clear_away, scratch)
-        crew = assemble(config, accelerator, stack, weights=place)
+        crew = crew_from(config, accelerator, stack, weights=place)
         ahead = look_ahead(crew, stack)
         carry(crew)
         step = taken_back(crew, folder, place).step

@@ -17,6 +17,9 @@ before batch t is awaited, so a collector with nothing left of batch t takes the
 
 That changes no episode, since tasks, seeds and versions are the same. Where a batch depends on the answers to the one before
 (`looks_back`), it is asked when these are judged.
+
+With several learning processes, one place samples for all of them (`Rollout.shared`): the main process asks, and the others get each
+batch when it is complete. So nothing that runs ahead takes part in what the processes do together.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import functools
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import asdict, fields
 from typing import Any
@@ -37,13 +40,16 @@ from torch import nn
 from rlvr.contracts import Sampler
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.learn.collect import Begins, Harvest, begin, collect, looks_back
+from rlvr.learn.collect import Begins, Harvest, begin, gathered, looks_back
 from rlvr.learn.crew import Crew
+from rlvr.learn.processes import by_main
 from rlvr.learn.questions.dynamic import Group
 from rlvr.rollout.rollout import Timing
 from rlvr.task import Verdict
 
 HOST = torch.device("cpu")
+LOOK_S = 1.0
+"""How often a thread that waits for a batch looks up: the loss of another process is an error that is raised in it."""
 
 
 class Ahead:
@@ -54,10 +60,10 @@ class Ahead:
 
     def __init__(self, crew: Crew) -> None:
         self.crew, self.most = crew, crew.config.rollout.max_staleness
-        if crew.accelerator.num_processes > 1:
+        if crew.accelerator.num_processes > 1 and not crew.rollout.shared:
             raise ConfigError(
-                f"rollout.max_staleness is {self.most}, which works in one process only, and there are {crew.accelerator.num_processes}: "
-                "sampling during training would interleave their messages; set it to 0, or launch one process"
+                f"rollout.max_staleness is {self.most}, and each of {crew.accelerator.num_processes} processes samples its share: sampling "
+                "during training would interleave their messages; set it to 0, launch one process, or let a `cluster` sample for all"
             )
         if crew.sampler.holds_trainer_up:
             raise ConfigError(
@@ -65,6 +71,8 @@ class Ahead:
                 f"trainer trains: {crew.sampler.holds_trainer_up}; or set max_staleness to 0"
             )
         self._at_once = crew.rollout if isinstance(crew.rollout, Begins) and not looks_back(crew) else None
+        self._asks = crew.accelerator.is_main_process
+        """Whether this process asks for the batches; the line of another one holds places without results."""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._line: deque[Future[Harvest]] = deque()
         self._copies: dict[int, Any] = {}
@@ -76,7 +84,7 @@ class Ahead:
         """
         last = min(step + self.most, self.crew.config.train.steps - 1)
         self._ask(step, last if self._at_once is not None else step, version=step)
-        harvest = self._line.popleft().result()
+        harvest = by_main(self.crew.accelerator, functools.partial(awaited, self._line.popleft()))
         self._ask(step + 1, last, version=step)
         return harvest
 
@@ -86,8 +94,7 @@ class Ahead:
         Collectors are not waited for: each of them loads the next weights when it has nothing left to do with its own.
         """
         if self._at_once is None:
-            for batch in self._line:
-                batch.result()
+            self._wait()
 
     def close(self) -> None:
         """Stop sampling: with the rollout closed, the worker exits at the next completion."""
@@ -106,7 +113,8 @@ class Ahead:
         They are stored, because sampling them again would need the older weights and a bit-identical sampler, which an engine in
         another process does not guarantee. The next step must wait for the first of them in any case.
         """
-        return {"batches": json.dumps([written(batch.result()) for batch in self._line])}
+        self._wait()
+        return {"batches": json.dumps([written(batch.result()) for batch in self._line] if self._asks else [])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
@@ -115,19 +123,29 @@ class Ahead:
             batch.set_result(read_back(row))
             self._line.append(batch)
 
+    def _wait(self) -> None:
+        """Until nothing is being sampled, in all processes; raise any error in all of them."""
+
+        def all_of_them() -> None:
+            for batch in self._line:
+                awaited(batch)
+
+        by_main(self.crew.accelerator, all_of_them)
+
     def _ask(self, first: int, last: int, *, version: int) -> None:
         """Ask for the batches of these steps that are not asked yet, with the current weights."""
         steps = range(first + len(self._line), last + 1)
         if self._at_once is not None and steps:
             self.crew.sampler.receive(self.crew.learner.weights, version)
         for step in steps:
-            self._line.append(self._worker.submit(self._begun(step, version)))
+            model = self.crew.learner.whole() if self._at_once is None else None
+            self._line.append(self._worker.submit(self._begun(model, step, version)) if self._asks else Future())
 
-    def _begun(self, step: int, version: int) -> Callable[[], Harvest]:
+    def _begun(self, model: Any, step: int, version: int) -> Callable[[], Harvest]:
         """Start sampling the batch of a step, or prepare for it; what comes back ends it."""
         if self._at_once is not None:
             return begin(self.crew, self._at_once, step, version=version)
-        place, model = step % self.most, self.crew.learner.whole()
+        place = step % self.most
         if place in self._copies:  # the copy of a finished batch: at most `most` are being sampled
             self._copies[place].load_state_dict(model.state_dict())
         else:
@@ -136,7 +154,14 @@ class Ahead:
 
     def _sampled(self, model: Any, step: int, version: int) -> Harvest:
         self.crew.sampler.load(model, version)
-        return collect(self.crew, step, version=version)
+        return gathered(self.crew, step, version=version)
+
+
+def awaited(batch: Future[Harvest]) -> Harvest:
+    """The harvest of a batch, when it is complete."""
+    while not wait([batch], timeout=LOOK_S).done:
+        pass
+    return batch.result()
 
 
 def copy_for(sampler: Sampler, model: Any) -> Any:

@@ -1,6 +1,6 @@
 """Collect the groups of one step: take tasks, sample answers, and report what was sampled but not kept.
 
-Each process samples its share of the groups, and then every process has all groups.
+Each process samples its share of the groups, or the main process all of them (`Rollout.shared`); then every process has all groups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlvr.contracts import Sampling
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.crew import Crew
-from rlvr.learn.processes import share, together
+from rlvr.learn.processes import by_main, spread
 from rlvr.learn.questions.carried import Carried, answer_from, parts_of
 from rlvr.learn.questions.dynamic import DynamicSampling, Group
 from rlvr.learn.questions.questions import Asked
@@ -99,7 +99,14 @@ def looks_back(crew: Crew) -> bool:
 
 
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
-    """The groups of one step: stored ones, or new answers; `version` is that of the sampler's weights."""
+    """The groups of one step, in all processes: stored ones, or new answers; `version` is that of the sampler's weights."""
+    if crew.rollout.shared:
+        return by_main(crew.accelerator, lambda: gathered(crew, step, version=version))
+    return gathered(crew, step, version=version)
+
+
+def gathered(crew: Crew, step: int, *, version: int) -> Harvest:
+    """The groups of one step; where one place samples for all processes, only the main process calls this, from any thread."""
     if crew.config.data is not None:
         return with_yardsticks(crew, Harvest(taken(crew, step), {}, {}, Timing()))
     if "carried" in crew.saved:
@@ -168,12 +175,13 @@ def shown_reference(task: Task) -> dict[str, object]:
 
 def answered(crew: Crew, draws: Sequence[Sequence[Draw]], sampling: Sampling, version: int) -> tuple[list[Group], Timing]:
     """The episodes of some draws, in the same nesting, and this process's timing; each process samples its share."""
-    mine = share(crew.accelerator, draws)
 
-    def work() -> list[Group]:
+    def work(mine: Sequence[Sequence[Draw]]) -> list[Group]:
         return nested(mine, crew.rollout.collect(list(chain(*mine)), sampling, version=version))
 
-    return together(crew.accelerator, work), crew.rollout.timing
+    if crew.rollout.shared:
+        return work(draws), crew.rollout.timing
+    return spread(crew.accelerator, draws, work, by_one=False), crew.rollout.timing
 
 
 def nested(draws: Sequence[Sequence[Draw]], episodes: Sequence[Episode]) -> list[Group]:
@@ -206,15 +214,14 @@ def in_parts(crew: Crew, step: int, version: int) -> Harvest:
     continued, asked = carried.continued, posed(crew, crew.config.rollout.prompts_per_step, step)
     carried.begin(asked.tasks, asked.draws)
     while not (done := carried.ended()):
-        mine = share(crew.accelerator, carried.open)
 
-        def work(mine: list[list[tuple[Draw, Part | None]]] = mine) -> list[list[Episode | Part | None]]:
-            everything = [one for group in mine for one in group]
+        def work(mine: Sequence[Sequence[tuple[Draw, Part | None]]]) -> list[list[Episode | Part | None]]:
+            everything = list(chain(*mine))
             with carried.parts.cutting(parts_of(everything), version) as known:
                 fresh = iter(crew.rollout.collect([draw for draw, _ in everything], crew.sampling, version=version))
                 return [[answer_from(next(fresh), draw, known) for draw, _ in group] for group in mine]
 
-        carried.came(together(crew.accelerator, work))
+        carried.came(spread(crew.accelerator, carried.open, work, by_one=False))
         timing = timing + crew.rollout.timing
     groups = [[answer for answer in group.answers if isinstance(answer, Episode)] for group in done]
     crew.questions.judged([group.asked for group in done], groups)

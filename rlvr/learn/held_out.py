@@ -9,7 +9,7 @@ from rlvr.episode import Episode
 from rlvr.evaluation.evaluate import average, count_of, draws
 from rlvr.evaluation.statistics import estimate
 from rlvr.learn.crew import Crew
-from rlvr.learn.processes import share, together
+from rlvr.learn.processes import spread
 from rlvr.learn.questions.schedule import Schedule
 from rlvr.task import Task
 
@@ -59,10 +59,10 @@ def member_of(task_id: str) -> str:
 
 
 def answered(crew: Crew, split: str, tasks: int, temperature: float) -> list[Episode]:
-    """An answer to each of the first tasks of a split; each process samples its share of them."""
+    """An answer to each of the first tasks of a split, of all processes together."""
     sampling = Sampling(temperature, stop_ids=crew.tokenizer.stop_ids)
-    asked = share(crew.accelerator, draws(crew.environment, split, tasks, 1, crew.config.seed))
-    return list(together(crew.accelerator, lambda: crew.rollout.collect(asked, sampling)))
+    asked = draws(crew.environment, split, tasks, 1, crew.config.seed)
+    return spread(crew.accelerator, asked, lambda mine: crew.rollout.collect(mine, sampling), by_one=crew.rollout.shared)
 
 
 def held_out_seen(crew: Crew) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """Run training in several processes through accelerate; with one process these functions do nothing.
 
-Groups of episodes are the unit: group k belongs to process k mod W, which samples it and later trains on it. After
-sampling every process has all groups, so decisions that depend on them are the same everywhere. Only the main process
-writes. An error in one process stops all, and `train.process_timeout_s` limits every wait.
+Groups of episodes are the unit: group k belongs to process k mod W, which samples it and later trains on it. Where one place samples for
+all processes (`Rollout.shared`), the main one asks for all groups. After sampling every process has all groups, so decisions that depend on
+them are the same everywhere. Only the main process writes. An error in one process stops all, and `train.process_timeout_s` limits
+every wait.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rlvr.learn.update.heap import keep_freed_memory
 from rlvr.model.defaults import precision_of
 from rlvr.model.device import device_from
 
+S = TypeVar("S")
 T = TypeVar("T")
 LAUNCH = Path(__file__).parent / "launch"
 """Configurations for `accelerate launch`."""
@@ -68,6 +70,13 @@ def tell_deepspeed(accelerator: Accelerator, config: RunConfig) -> None:
 def share(accelerator: Accelerator, everything: Sequence[T]) -> list[T]:
     """The share of a sequence that belongs to this process."""
     return list(everything[accelerator.process_index :: accelerator.num_processes])
+
+
+def spread(accelerator: Accelerator, everything: Sequence[S], work: Callable[[Sequence[S]], Sequence[T]], *, by_one: bool) -> list[T]:
+    """Run `work` in each process on its share, or with `by_one` in the main process on everything; all processes get all results."""
+    if by_one:
+        return by_main(accelerator, lambda: list(work(everything)))
+    return together(accelerator, lambda: work(share(accelerator, everything)))
 
 
 def together(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[T]:

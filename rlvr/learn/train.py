@@ -110,7 +110,7 @@ def train(
         if fresh and resume:  # a job that always passes --resume, killed before it wrote anything
             screen.print(f"{folder} contains no run yet: starting a new one", highlight=False, markup=False, soft_wrap=True)
         if verify and not fresh:
-            screen.print(repeat_one_step(config, accelerator, folder), highlight=False)
+            screen.print(repeat_one_step(config, accelerator, folder, crew_from), highlight=False)
         place = by_main(accelerator, lambda: checkpoint.newest(folder) if resume and checkpoint.any_in(folder) else None)
         if not fresh:
             RunLog.reopen(folder, config)  # another configuration is rejected before anything is built

@@ -32,6 +32,9 @@ class Rollout:
     ...     episodes = rollout.collect([Draw(task, "g", 0)], Sampling())
     """
 
+    shared = False
+    """Whether the main process samples for all learning processes. Otherwise each samples its share."""
+
     def __init__(
         self,
         mdp: TokenMDP,

@@ -22,14 +22,15 @@ from rlvr.episode import Episode
 from rlvr.errors import CollectorsLost, ConfigError, SamplerError
 from rlvr.learn import train as loop
 from rlvr.learn.crew import Crew, assemble
+from rlvr.learn.processes import by_main
 from rlvr.model.device import trained_in
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.timing import Timing
-from rlvr.scale.driver import Batch, Driver
+from rlvr.scale.driver import NOTHING, Batch, Driver
 from rlvr.scale.record import Record
 from rlvr.scale.units import units_of
-from rlvr.scale.weights import Packer
+from rlvr.scale.weights.packing import Packer
 
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 """How long a run that lost all its collectors waits before it is resumed: the first time, and at most."""
@@ -69,19 +70,35 @@ def assembled(
     if settings.collectors == 0:
         crew.rollout = InUnits(crew.rollout, settings)  # type: ignore[assignment]
         return crew
+    precision, vectors = precision_of(crew), crew.sampler.runs_model
+    packer = Packer(settings.weights, precision, vectors=vectors) if takes_weights(crew.sampler) else None
+    made = list[Driver]()
+    by_main(accelerator, lambda: made.append(driver_for(crew, settings, stack, record)))
+    driver = made[0] if made else None
+    crew.rollout = Elsewhere(crew.rollout, settings, driver)  # type: ignore[assignment]
+    crew.sampler = Sending(crew.sampler, driver, packer)
+    return crew
+
+
+def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Record | None) -> Driver:
+    """Start the collectors of a run, in its main process."""
     from rlvr.scale.actors import Actors
     from rlvr.scale.collector import Facts
 
-    precision = trained_in(crew.model, accelerator.mixed_precision, accelerator.device)
-    loads = type(crew.sampler).load is not Sampler.load
-    packer = Packer(settings.weights, precision, vectors=crew.sampler.runs_model) if loads else None
-    facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=loads)
-    actors = Actors(settings, config.model_dump(mode="json"), facts)
+    facts = Facts(precision_of(crew), crew.rollout.lockstep, torch.get_num_threads(), weights=takes_weights(crew.sampler))
+    actors = Actors(settings, crew.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    driver = stack.enter_context(Driver(actors, settings, tell=tell, record=record))
-    crew.rollout = Elsewhere(crew.rollout, driver)  # type: ignore[assignment]
-    crew.sampler = Sending(crew.sampler, driver, packer)
-    return crew
+    return stack.enter_context(Driver(actors, settings, tell=tell, record=record))
+
+
+def precision_of(crew: Crew) -> str:
+    """The precision that the run computes in, and its collectors too."""
+    return trained_in(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
+
+
+def takes_weights(sampler: Sampler) -> bool:
+    """Whether a sampler is given the trainer's weights at all."""
+    return type(sampler).load is not Sampler.load
 
 
 def tell(line: str) -> None:
@@ -92,8 +109,6 @@ def tell(line: str) -> None:
 def check(crew: Crew) -> None:
     """Refuse what cannot be sampled by collectors yet."""
     name = crew.config.rollout.sampler["name"]
-    if crew.accelerator.num_processes > 1:
-        raise ConfigError(f"cluster is set, which works with one learning process, and there are {crew.accelerator.num_processes}")
     if type(crew.sampler).receive is not Sampler.receive and not crew.sampler.holds_trainer_up:
         raise ConfigError(
             f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one that runs in their process, "
@@ -106,6 +121,8 @@ class InUnits:
 
     >>> InUnits(rollout, ClusterConfig(collectors=0)).collect(draws, Sampling())            # doctest: +SKIP
     """
+
+    shared = True
 
     def __init__(self, inner: Rollout, settings: ClusterConfig) -> None:
         self.inner, self.settings, self.timing, self.lockstep = inner, settings, Timing(), inner.lockstep
@@ -128,13 +145,13 @@ class InUnits:
 
 
 class Elsewhere(InUnits):
-    """Lets the driver's collectors sample.
+    """Lets the driver's collectors sample. Only the main process has a driver.
 
-    >>> Elsewhere(rollout, driver).collect(draws, Sampling())                               # doctest: +SKIP
+    >>> Elsewhere(rollout, settings, driver).collect(draws, Sampling())                               # doctest: +SKIP
     """
 
-    def __init__(self, inner: Rollout, driver: Driver) -> None:
-        super().__init__(inner, driver.settings)
+    def __init__(self, inner: Rollout, settings: ClusterConfig, driver: Driver | None) -> None:
+        super().__init__(inner, settings)
         self.driver = driver
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
@@ -145,25 +162,29 @@ class Elsewhere(InUnits):
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
         """What collectors and the trainer did with the time of this step, and what was lost."""
-        return self.driver.figures.of_step() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
+        seen = {} if self.driver is None else self.driver.figures.of_step()
+        return seen | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
         """Ask for one episode a draw, without waiting for them."""
+        if self.driver is None:
+            raise SamplerError("collectors are asked by the main process alone, and this is another one")
         return self.driver.begin(draws, sampling, version=version)
 
     def close(self) -> None:
         """Stop waiting for collectors."""
-        self.driver.closed = True
+        if self.driver is not None:
+            self.driver.closed = True
         super().close()
 
 
 class Sending(Sampler):
-    """In the place of the run's sampler: what it would load is sent to the collectors.
+    """In the place of the run's sampler: what it would load is sent to the collectors, by the process that has a driver.
 
-    >>> Sending(sampler, driver, packer).receive(learner.weights, 1)                                # doctest: +SKIP
+    >>> Sending(sampler, driver, packer).receive(learner.weights, 1)                        # doctest: +SKIP
     """
 
-    def __init__(self, inner: Sampler, driver: Driver, packer: Packer | None) -> None:
+    def __init__(self, inner: Sampler, driver: Driver | None, packer: Packer | None) -> None:
         """Without a packer the sampler takes no weights."""
         self.inner, self.driver, self.packer = inner, driver, packer
         self._sent: int | None = None
@@ -178,10 +199,8 @@ class Sending(Sampler):
     def load(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
         self._sent = version
-        if self.packer is None:
-            self.driver.load()
-        else:
-            self.driver.load(self.packer.pack(model))
+        if self.driver is not None:
+            self.driver.load(NOTHING if self.packer is None else self.packer.pack(model))
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
         """Never asked: collectors sample whole units."""

@@ -50,6 +50,16 @@ def loaded(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(name)
 
 
+def test_a_file_says_what_is_missing_before_the_first_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late.py").write_text(
+        "from rlvr.errors import ConfigError\nfrom tests.fixtures.worlds import First\n\n\nclass Late(First):\n"
+        "    def ready(self) -> None:\n        raise ConfigError('version 2 is installed, 1 is needed')\n"
+    )
+    export_env(f"{tmp_path / 'late.py'}:Late", "trl", tmp_path / "out", count=2)
+    with pytest.raises(ConfigError, match="version 2 is installed"):
+        loaded(tmp_path / "out", "rlvr_late", monkeypatch)
+
+
 @pytest.mark.parametrize("to", FORMATS)
 def test_every_file_is_what_its_name_says(to: str, tmp_path: Path) -> None:
     written = export_env("arithmetic", to, tmp_path / "out", settings={"levels": ["2+2"]}, count=3)

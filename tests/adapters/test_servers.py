@@ -157,6 +157,9 @@ def test_aviary_reads_parts_of_text_and_has_no_conversation_after_close() -> Non
         with pytest.raises(EnvError, match="there is no conversation"):
             await made.step(SimpleNamespace(content="7"))
         await made.reset()
+        for role in ("tool", "system"):
+            with pytest.raises(ConfigError, match=f"a message of role '{role}'"):
+                await made.step(SimpleNamespace(role=role, content="7"))
         parts = SimpleNamespace(content='[{"type": "text", "text": "7"}]', content_is_json_str=True)
         return await made.step(parts)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +33,55 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_worlds_do_not_share_the_position_in_a_file_that_was_loaded(tmp_path: Path, whole: bool) -> None:
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    given: dict[str, Any] = {"path": str(tmp_path / "lines"), "whole": whole}
+    host = Host("tests.fixtures.theirs.odd_worlds:Lines", extra="odd", loads=given)
+    try:
+        assert host.start()["kept"] is whole, "an open file is not shared, and what was read from it is"
+        with host.open(**given) as first, host.open(**given) as second:
+            assert first.ask("line") == "one\n" == second.ask("line")
+            assert first.ask("line") == "two\n"
+    finally:
+        host.close()
+
+
+def test_a_forked_child_has_a_process_of_its_own(host: Host) -> None:
+    with host.open() as world:
+        before = world.ask("pid")
+        said, told = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+            child = os.fork()
+        if child == 0:
+            try:
+                signal.alarm(30)
+                with host.open() as own:
+                    os.write(told, f"{own.ask('twice', number=4)}".encode())
+                host.close()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(told)
+        assert os.read(said, 100) == b"8"
+        os.close(said)
+        assert world.ask("pid") == before, "the parent's worlds live on"
+        with host.open() as other:
+            assert other.ask("twice", number=4) == 8
+
+
+def test_what_cannot_be_written_as_json_is_refused_and_ends_nothing(host: Host) -> None:
+    deep: list[object] = []
+    for _ in range(5000):
+        deep = [deep]
+    with host.open() as world:
+        for wrong in (deep, object(), {1, 2}):
+            with pytest.raises(ForeignRaised, match="cannot be written as JSON"):
+                world.ask("twice", number=wrong)
+        assert world.ask("twice", number=4) == 8
 
 
 def test_what_passes_is_json_and_what_is_printed_stays_there(host: Host) -> None:

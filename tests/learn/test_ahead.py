@@ -311,13 +311,16 @@ def test_a_step_takes_as_long_as_the_longer_of_its_two_halves(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("processes", "held", "told"),
     [
-        (2, "", "max_staleness is 1, which works in one process only, and there are 2"),
+        (2, "", "max_staleness is 1, and each of 2 processes samples its share"),
         (1, "it is one engine", "'hf' cannot sample.*one engine"),
     ],
 )
 def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) -> None:
     crew: Any = SimpleNamespace(
-        config=tiny_run(**settings(1)), accelerator=SimpleNamespace(num_processes=processes), sampler=SimpleNamespace(holds_trainer_up=held)
+        config=tiny_run(**settings(1)),
+        accelerator=SimpleNamespace(num_processes=processes),
+        rollout=SimpleNamespace(shared=False),
+        sampler=SimpleNamespace(holds_trainer_up=held),
     )
     crew.config.rollout.sampler.update(name="hf")
     with pytest.raises(ConfigError, match=told):

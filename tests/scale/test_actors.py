@@ -13,12 +13,13 @@ import pytest
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError
-from rlvr.scale.actors import Actors, last_lines, log_of
+from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
 from rlvr.scale.machines import born, end, here, pids_of
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Parcel
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
+from rlvr.scale.weights.parcels import Parcel
+from rlvr.scale.words import last_lines, log_of
 
 
 class RayError(Exception):
@@ -228,7 +229,7 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
 
 
 def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rlvr.scale.actors.os.readlink", lambda path: "pipe:[7]")
+    monkeypatch.setattr("rlvr.scale.words.os.readlink", lambda path: "pipe:[7]")
     assert log_of() == "" and last_lines("") == last_lines(str(tmp_path)) == []
 
 

@@ -30,17 +30,17 @@ from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Bucket, Parcel, Part, checksum_of
 from rlvr.scale.training import train
 from rlvr.scale.transport import Ended, Event, Lost
 from rlvr.scale.units import units_of
+from rlvr.scale.weights.parcels import Bucket, Parcel, Part, checksum_of
 from rlvr.task import Fault
-from tests.fixtures.cluster import MARK, OBJECTS, Idle, Nodes, SlowToLoad, ended, running, two_nodes
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import TOKENS
+from tests.scale.nodes import MARK, OBJECTS, Idle, Nodes, SlowToLoad, ended, running, two_nodes
 
 FACTS = Facts("float32", False, 1, weights=False)
-SAMPLER = "tests/fixtures/cluster.py:Paced"
+SAMPLER = "tests/scale/nodes.py:Paced"
 UNITS, MEMBERS = 6, 4
 BAD = "sums/train/102"
 """The task of the third unit of the second step."""
@@ -338,7 +338,7 @@ train(RunConfig.model_validate_json(Path(sys.argv[1]).read_text()), out=Path(sys
 
 def config_of(ahead: int, collectors: int, address: str) -> RunConfig:
     """The answers of a run with batches ahead come from a model; without, from a script that takes its time, and needs no torch."""
-    paced = {"sampler": {"name": "tests/fixtures/cluster.py:Paced", "seconds": 0.05}}
+    paced = {"sampler": {"name": "tests/scale/nodes.py:Paced", "seconds": 0.05}}
     rollout = {"prompts_per_step": 4, "num_generations": 4, "max_staleness": ahead, **({} if ahead else paced)}
     cluster = {"collectors": collectors, "address": address}
     return tiny_run(rollout=rollout, cluster=cluster, train={"steps": RUN_STEPS, "learning_rate": 1e-3}, eval={"tasks": 0})

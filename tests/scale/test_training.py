@@ -25,11 +25,11 @@ from rlvr.samplers.hf import HFSampler
 from rlvr.scale import actors
 from rlvr.scale.collector import Cancelled, Collector, Facts
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Chain, Parcel
 from rlvr.scale.training import Sending, train
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
-from rlvr.scale.weights import Packer
+from rlvr.scale.weights.packing import Packer
+from rlvr.scale.weights.parcels import Chain, Parcel
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.scale.test_weights import carried
 
@@ -125,7 +125,8 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(
     metrics, times, losses = (list(rows_of(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "collectors"))
     assert not any(key.startswith("cluster/") for row in metrics for key in row)
     assert sum(row["cluster/lost"] for row in times) <= len(losses) and all(0 < row["cluster/trainer"] < 1 for row in times)
-    assert all(0 < row["cluster/sampling"] <= 1.001 for row in times) and any(row["cluster/weights_bytes"] for row in times)
+    shares = [row["cluster/sampling"] for row in times]  # 0 where all of a step was sampled during the one before
+    assert all(0 <= share <= 1.001 for share in shares) and any(shares) and any(row["cluster/weights_bytes"] for row in times)
     assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
 
 

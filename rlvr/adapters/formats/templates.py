@@ -12,6 +12,7 @@ import rlvr
 '''
 BUILD = """
 environment = rlvr.make("env", $name_repr, **$settings)
+environment.ready()  # what is missing, or has another version than was examined, is said before the first conversation
 """
 
 TRL = (

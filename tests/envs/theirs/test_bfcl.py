@@ -174,6 +174,20 @@ def test_values_are_compared_and_not_converted(given: Any, wanted: Any, right: b
     assert matched([{"f": wanted}], [{"name": "f", "arguments": given}]) is right
 
 
+def test_equal_calls_are_matched_in_a_moment() -> None:
+    """One after the other, in any order of trying them, would be 11! ways."""
+    same, call = {"f": {"x": [1]}}, {"name": "f", "arguments": {"x": 1}}
+    assert not matched([*[same] * 11, {"g": {}}], [call] * 12)
+    assert matched([same] * 12, [call] * 12)
+
+
+def test_a_call_that_fits_two_listed_ones_is_given_to_the_one_that_needs_it() -> None:
+    truth = [{"f": {"x": [1, 2]}}, {"f": {"x": [2, 3]}}, {"f": {"x": [1]}}]
+    calls = [{"name": "f", "arguments": {"x": x}} for x in (1, 2, 3)]
+    assert matched(truth, calls) and matched(truth, calls[::-1])
+    assert not matched(truth, [calls[1], calls[1], calls[2]])
+
+
 def test_no_calls_match_no_list_that_has_some() -> None:
     assert not matched([{"f": {}}], []) and matched([], []) and list(first_calls([], {})) == []
 

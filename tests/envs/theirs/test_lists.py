@@ -196,6 +196,7 @@ def test_all_rewards_are_needed_for_a_score(taskset: Any) -> None:
     assert judged(taskset, "no").score == judged(taskset, "").score == 0.0
     with rlvr.make("env", "verifiers_env", id="sums", partial=True) as env:
         assert judged(env, "no").score == pytest.approx(1 / 3)
+        assert judged(env, "rude").score == 0.0, "a sum below 0 is a score"
 
 
 @pytest.mark.parametrize("answer", ["large", "nan", "text", "none", "error", "raise", "hang"])
@@ -251,7 +252,7 @@ def test_a_conversation_of_v0_has_its_turns(theirs: None) -> None:
         assert play.verdict().score == 1.0
 
 
-@pytest.mark.parametrize("answer", ["raise", "large", "nan", "bonus"])
+@pytest.mark.parametrize("answer", ["raise", "large", "nan", "text", "bonus"])
 def test_a_reward_of_v0_that_raises_or_makes_no_sense_pays_nothing(theirs: None, answer: str) -> None:
     """The package counts the one that raises as 0. The score of `bonus` is more than its functions give."""
     with rlvr.make("env", "verifiers_env", id="sums", interface="v0") as env:
@@ -326,6 +327,29 @@ def test_a_score_that_makes_no_sense_pays_nothing(inspected: Any, answer: str) -
     inspected.host.call_s = 1.0
     verdict = judged(inspected, answer)
     assert verdict.score is None or (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
+
+
+def test_a_task_of_inspect_is_loaded_once_and_its_solvers_end(theirs: None, tmp_path: Path) -> None:
+    with rlvr.make("env", "inspect_task", task=f"{EVALS}:counted", settings={"loads": str(tmp_path / "loads")}) as env:
+        env.ready()
+        for index in range(12):
+            task = env.task("train", index)
+            assert judged(env, env.gold(task), index=index).score == 1.0
+        threads = len(list(Path(f"/proc/{env._scout._pid}/task").iterdir()))
+        assert threads <= 4, "each prompt starts a solver; the one before it has ended"
+    assert (tmp_path / "loads").read_text() == "loaded "
+
+
+def test_a_solver_that_changes_what_was_said_is_no_score(theirs: None) -> None:
+    with rlvr.make("env", "inspect_task", task=f"{EVALS}:forgetful", turns=2) as env:
+        verdict = judged(env, "7", "8")
+        assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "changes what was said" in verdict.reason
+
+
+def test_an_empty_target_is_no_answer(theirs: None) -> None:
+    with rlvr.make("env", "inspect_task", task=f"{EVALS}:aimless") as env:
+        for said in ("ANSWER:", "ANSWER: .", "**", "anything"):
+            assert judged(env, said).score == 0.0, said
 
 
 def test_tasks_of_inspect_that_cannot_be_played_are_refused(theirs: None) -> None:

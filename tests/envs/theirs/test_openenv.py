@@ -95,6 +95,19 @@ def test_a_connection_that_failed_is_not_opened_again(guess: Any) -> None:
         world.ask("act", move={"guess": "1"})
 
 
+def test_a_message_that_nobody_waited_for_is_not_the_answer_to_the_next_action(guess: Any) -> None:
+    verdict = said(guess, "echo", secret(guess))
+    assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "before it was asked" in verdict.reason, verdict
+
+
+def test_an_episode_that_is_over_before_the_first_action_cannot_be_played() -> None:
+    with (
+        rlvr.make("env", "openenv", server=SERVER, won=1.0, reset={"fault": "over"}) as env,
+        pytest.raises(ConfigError, match="over before"),
+    ):
+        env.task("train", 0)
+
+
 def test_an_action_that_alone_breaks_a_step_is_the_answers_fault() -> None:
     with rlvr.make("env", "openenv", server=SERVER, won=1.0, harmless=[{"guess": "0"}]) as env:
         verdict = said(env, "0", "raise")
@@ -165,6 +178,12 @@ class Form:
         ({"a": {"type": "integer"}, "b": {"type": "string"}}, '{"a": "1"}', None),
         ({"a": {"type": "integer"}, "b": {"type": "string"}}, '{"metadata": {}}', None),
         ({"a": {"type": "integer"}, "b": {"type": "string"}}, "1", None),
+        ({"a": {"anyOf": []}}, "[[1]]", {"a": [[1]]}),
+        ({"a": {"anyOf": []}}, "not JSON", None),
+        ({"a": {"anyOf": []}}, "null", {"a": None}),
+        ({"a": {"type": "object"}}, "[]", None),
+        ({"a": {"anyOf": []}}, "[" * 900 + "]" * 900, None),
+        ({"a": {"type": "array"}}, "[" * 960 + "]" * 960, None),
     ],
 )
 def test_a_turn_is_read_by_the_schema(properties: dict[str, Any], text: str, action: Any) -> None:
