@@ -65,9 +65,10 @@ class Sleeping:
     def keep(self, versions: Set[int]) -> None:
         """Nothing is sent."""
 
-    def load(self, order: Load) -> None:
+    def load(self, order: Load) -> int:
         """Sleep a while."""
         self._after(self.load_s, Loaded(order))
+        return 0
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         """Sleep as long as the group takes."""
@@ -147,7 +148,7 @@ def crew_of(args: argparse.Namespace, driver: Driver, k: int, *, looks_back: boo
         ),
         sampler=SimpleNamespace(
             holds_trainer_up="", runs_model=False, figures=dict,
-            receive=lambda weights, version: driver.load(b""), load=lambda model, version: driver.load(b""),
+            receive=lambda weights, version: driver.load(), load=lambda model, version: driver.load(),
         ),
         learner=SimpleNamespace(weights=None, whole=lambda: model),
         rollout=Collecting(driver),

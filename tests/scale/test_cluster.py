@@ -31,11 +31,11 @@ from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Bucket, Parcel, Part, checksum_of
 from rlvr.scale.record import Record
 from rlvr.scale.training import train
 from rlvr.scale.transport import Ended, Event, Lost
 from rlvr.scale.units import units_of
+from rlvr.scale.weights.parcels import Bucket, Parcel, Part, checksum_of
 from rlvr.task import Fault
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import TOKENS
