@@ -31,8 +31,8 @@ import torch
 from rlvr.config.config import load
 from rlvr.learn.crew import assemble
 from rlvr.learn.train import train
-from rlvr.scale.parcels import Parcel
-from rlvr.scale.weights import Packer, lower, take_in
+from rlvr.scale.weights.packing import Packer, lower, take_in
+from rlvr.scale.weights.parcels import Parcel
 
 
 def net(mb: int) -> torch.nn.Module:

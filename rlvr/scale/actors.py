@@ -22,10 +22,10 @@ from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
 from rlvr.scale.machines import check_room, end, here, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Chain, Parcel
 from rlvr.scale.record import ending, last_lines, log_of
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
+from rlvr.scale.weights.parcels import Chain, Parcel
 
 PULSE_S, MISSED = 5.0, 3
 """How often each collector is asked for a pulse, and how many it may miss."""

@@ -20,8 +20,8 @@ from rlvr.plugins.registry import from_config
 from rlvr.rollout.columns import to_columns
 from rlvr.rollout.rollout import Rollout
 from rlvr.scale.judges import Desk, JudgedElsewhere
-from rlvr.scale.parcels import Parcel
 from rlvr.scale.units import Unit
+from rlvr.scale.weights.parcels import Parcel
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Collector:
         """Take these weights; RlvrError if they are not those that were sent."""
         self._set_threads()
         if self.model is not None:
-            from rlvr.scale.weights import take_in
+            from rlvr.scale.weights.packing import take_in
 
             take_in(self.model, parcels)
             self.sampler.load(self.model, version)
@@ -129,6 +129,6 @@ def _model(config: RunConfig, tokenizer: Tokenizer, precision: str, *, vectors: 
     """The model that weights are put into, in the precision in which they come."""
     from rlvr.model.device import device_from
     from rlvr.model.weights import model_from
-    from rlvr.scale.weights import lower
+    from rlvr.scale.weights.packing import lower
 
     return lower(model_from(config.model, tokenizer, config.seed), precision, vectors=vectors).to(device_from())

@@ -25,11 +25,11 @@ from rlvr.rollout.timing import Timing
 from rlvr.scale.checks.compared import again, answer_of, difference, is_again, twice
 from rlvr.scale.figures import Figures
 from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
-from rlvr.scale.parcels import Parcel
 from rlvr.scale.pool import Pool
 from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started, Transport
 from rlvr.scale.units import Unit, given_up, units_of
+from rlvr.scale.weights.parcels import Parcel
 
 NOTHING = Parcel(())
 """The weights of a sampler that takes none."""

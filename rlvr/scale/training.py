@@ -27,10 +27,10 @@ from rlvr.model.device import trained_in
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.timing import Timing
-from rlvr.scale.driver import Batch, Driver
+from rlvr.scale.driver import NOTHING, Batch, Driver
 from rlvr.scale.record import Record
 from rlvr.scale.units import units_of
-from rlvr.scale.weights import Packer
+from rlvr.scale.weights.packing import Packer
 
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 """How long a run that lost all its collectors waits before it is resumed: the first time, and at most."""
@@ -70,12 +70,12 @@ def assembled(
     if settings.collectors == 0:
         crew.rollout = InUnits(crew.rollout, settings)  # type: ignore[assignment]
         return crew
+    precision, vectors = precision_of(crew), crew.sampler.runs_model
+    packer = Packer(settings.weights, precision, vectors=vectors) if takes_weights(crew.sampler) else None
     made = list[Driver]()
     by_main(accelerator, lambda: made.append(driver_for(crew, settings, stack, record)))
     driver = made[0] if made else None
     crew.rollout = Elsewhere(crew.rollout, settings, driver)  # type: ignore[assignment]
-    precision = trained_in(crew.model, accelerator.mixed_precision, accelerator.device)
-    packer = Packer(settings.weights, precision, vectors=crew.sampler.runs_model) if driver is not None and loads(crew.sampler) else None
     crew.sampler = Sending(crew.sampler, driver, packer)
     return crew
 
@@ -85,15 +85,19 @@ def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Re
     from rlvr.scale.actors import Actors
     from rlvr.scale.collector import Facts
 
-    precision = trained_in(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
-    facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=loads(crew.sampler))
+    facts = Facts(precision_of(crew), crew.rollout.lockstep, torch.get_num_threads(), weights=takes_weights(crew.sampler))
     actors = Actors(settings, crew.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
     return stack.enter_context(Driver(actors, settings, tell=tell, record=record))
 
 
-def loads(sampler: Sampler) -> bool:
-    """Whether a sampler takes weights."""
+def precision_of(crew: Crew) -> str:
+    """The precision that the run computes in, and its collectors too."""
+    return trained_in(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
+
+
+def takes_weights(sampler: Sampler) -> bool:
+    """Whether a sampler is given the trainer's weights at all."""
     return type(sampler).load is not Sampler.load
 
 
@@ -158,8 +162,9 @@ class Elsewhere(InUnits):
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
         """What collectors and the trainer did with the time of this step, and what was lost."""
-        seen = {} if self.driver is None else self.driver.figures.of_step()
-        return seen | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
+        if self.driver is None:
+            return {}
+        return self.driver.figures.of_step() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
         """Ask for one episode a draw, without waiting for them."""
@@ -177,7 +182,7 @@ class Elsewhere(InUnits):
 class Sending(Sampler):
     """In the place of the run's sampler: what it would load is sent to the collectors, by the process that has a driver.
 
-    >>> Sending(sampler, driver, packer).receive(learner.weights, 1)                                # doctest: +SKIP
+    >>> Sending(sampler, driver, packer).receive(learner.weights, 1)                        # doctest: +SKIP
     """
 
     def __init__(self, inner: Sampler, driver: Driver | None, packer: Packer | None) -> None:
@@ -195,12 +200,8 @@ class Sending(Sampler):
     def load(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
         self._sent = version
-        if self.driver is None:
-            return
-        if self.packer is None:
-            self.driver.load()
-        else:
-            self.driver.load(self.packer.pack(model))
+        if self.driver is not None:
+            self.driver.load(NOTHING if self.packer is None else self.packer.pack(model))
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
         """Never asked: collectors sample whole units."""

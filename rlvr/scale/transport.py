@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from rlvr.contracts import Sampling
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Parcel
 from rlvr.scale.units import Unit
+from rlvr.scale.weights.parcels import Parcel
 
 
 @dataclass(frozen=True, slots=True)

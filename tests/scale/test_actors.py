@@ -18,9 +18,9 @@ from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
 from rlvr.scale.machines import born, end, here, pids_of
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Parcel
 from rlvr.scale.record import last_lines, log_of
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
+from rlvr.scale.weights.parcels import Parcel
 
 
 class RayError(Exception):

@@ -22,10 +22,10 @@ from rlvr.rollout.draws import Draw, seed_of
 from rlvr.scale.checks.compared import twice
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Parcel
 from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import SINGLE, Unit, units_of
+from rlvr.scale.weights.parcels import Parcel
 from rlvr.task import Fault, Task, Verdict, user
 
 

@@ -25,11 +25,11 @@ from rlvr.samplers.hf import HFSampler
 from rlvr.scale import actors
 from rlvr.scale.collector import Cancelled, Collector, Facts
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.parcels import Chain, Parcel
 from rlvr.scale.training import Sending, train
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
-from rlvr.scale.weights import Packer
+from rlvr.scale.weights.packing import Packer
+from rlvr.scale.weights.parcels import Chain, Parcel
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.scale.test_weights import carried
 

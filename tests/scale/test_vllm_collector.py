@@ -12,7 +12,7 @@ from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.training import train
-from rlvr.scale.weights import Packer
+from rlvr.scale.weights.packing import Packer
 from tests.fixtures.tiny import MODEL, tiny_run
 
 HEADS = MODEL | {"hidden_size": 64}

@@ -15,8 +15,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.scale.parcels import Bucket, Chain, Parcel
-from rlvr.scale.weights import Packer, lower, take_in
+from rlvr.scale.weights.packing import Packer, lower, take_in
+from rlvr.scale.weights.parcels import Bucket, Chain, Parcel
 
 SHAPE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 

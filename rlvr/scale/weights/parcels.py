@@ -1,4 +1,4 @@
-"""How weights are passed on: a version is a parcel of buckets, and a chain of parcels brings a collector to it. Made in `weights`.
+"""How weights are passed on: a version is a parcel of buckets, and a chain of parcels brings a collector to it. Made in `packing`.
 
 It knows nothing of tensors, so that a collector without weights needs no torch.
 """

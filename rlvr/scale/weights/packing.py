@@ -19,7 +19,7 @@ import torch
 
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.model.handover import lowered
-from rlvr.scale.parcels import Array, Bucket, Parcel, Part, checksum_of
+from rlvr.scale.weights.parcels import Array, Bucket, Parcel, Part, checksum_of
 
 BUCKET = 256 << 20
 """The most bytes of one bucket."""
