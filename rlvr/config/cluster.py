@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from rlvr.config.section import Section
 
@@ -38,9 +40,19 @@ class ClusterConfig(Section):
     """
     losses: int = Field(default=4, ge=2)
     """After a call has lost its collector so often, its answers are left out, without a score: they may be what ends it."""
+    audit: float = Field(default=0.0, ge=0, le=1)
+    """The share of calls that are sampled twice and compared, if two collectors have them: finds a machine that computes wrongly."""
+    weights: Literal["whole", "delta"] = "whole"
+    """How new weights are sent: whole, or what changed since the version before, which is a few percent of bfloat16 weights."""
     place_s: float = Field(default=120.0, gt=0)
     """How long Ray may take to find a machine with room for a collector, and to start a process there."""
     start_s: float = Field(default=300.0, gt=0)
     """How long a collector may take to start, or to load weights."""
     group_s: float = Field(default=3600.0, gt=0)
     """How long a collector may take for one call; then its process is ended, and another one samples the groups."""
+
+    @model_validator(mode="after")
+    def _audit_compares(self) -> Self:
+        if self.audit and self.collectors < 2:
+            raise ValueError(f"audit is {self.audit:g}, which compares collectors, and collectors is {self.collectors}; have 2 or more")
+        return self

@@ -1,8 +1,9 @@
 """Groups of episodes as columns: a few arrays of numbers, and a table for the rest. It is the form in which they travel and wait.
 
 Token ids take 2 or 4 bytes, the mask one bit, the log-probability of a token that the policy chose 4 bytes, a reward its place and 8
-bytes. Texts, verdicts and metadata are one block of JSON. Every value comes back equal and of its type; only an enum of strings comes
-back as the string that it equals. Reading never unpickles or imports anything, so bytes from another machine can do no more than be wrong.
+bytes. Texts, verdicts and metadata are one block of JSON. Every value comes back equal. Metadata comes back in plain types: an enum as the
+text or number that it equals, a float of numpy as a float, any mapping as a dict. Reading never unpickles or imports anything, so bytes
+from another machine can do no more than be wrong.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import json
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from itertools import accumulate, compress, pairwise
+from functools import cache
+from itertools import accumulate, compress, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -34,6 +38,8 @@ ARRAYS: Mapping[str, tuple[str, ...]] = {
     "rewards": ("<f8",),
 }
 """The arrays in their order, and the types that each may have."""
+SHARED = 1 << 20
+"""Token ids below this are one object each in the lists that are read."""
 NAMES = tuple(field.name for field in fields(Episode))
 Array = np.ndarray[Any, Any]
 WRONG = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -136,17 +142,17 @@ def to_columns(groups: Iterable[Sequence[Episode]]) -> Columns:
     """Episodes as columns. TypeError for metadata that is not plain: text, numbers, None, lists, tuples and mappings of these."""
     groups = list(groups)
     everyone = [episode for group in groups for episode in group]
-    tokens, logprobs, mask = array("q"), array("d"), bytearray()
+    logprobs, mask = array("d"), bytearray()
     reward_at, rewards = list[int](), list[float]()
     for episode in everyone:
-        reward_at += compress(range(len(tokens), len(tokens) + len(episode.rewards)), episode.rewards)
-        rewards += filter(None, episode.rewards)
-        tokens.fromlist(episode.tokens)
+        for place in _paid(episode.rewards):
+            reward_at.append(len(mask) + place)
+            rewards.append(episode.rewards[place])
         logprobs.fromlist(episode.logprobs)
-        mask += bytes(episode.acted)
+        mask += _flags(episode.acted)
     acted = np.frombuffer(mask, np.bool_)
     return Columns(
-        _narrow(np.frombuffer(tokens, np.int64), "tokens"),
+        _narrow(_ids([episode.tokens for episode in everyone]), "tokens"),
         np.packbits(acted),
         _narrow(np.frombuffer(logprobs, np.float64)[acted], "logprobs"),
         np.array(reward_at, "<i8"),
@@ -157,26 +163,88 @@ def to_columns(groups: Iterable[Sequence[Episode]]) -> Columns:
     )
 
 
+def _paid(rewards: list[float]) -> Iterable[int]:
+    """Where the rewards other than 0 are. To count and to find is much faster than to look at each; most answers have one, at the end."""
+    if (paid := len(rewards) - rewards.count(0.0)) == 0:
+        return ()
+    if paid == 1 and rewards[-1]:
+        return (len(rewards) - 1,)
+    return compress(range(len(rewards)), rewards)
+
+
+def _flags(acted: list[bool]) -> bytes:
+    """A mask with a byte for each token; most are one run of True."""
+    count = acted.count(True)
+    begin = acted.index(True) if count else len(acted)
+    if begin + count < len(acted):
+        return bytes(acted)
+    return bytes(begin) + b"\x01" * count
+
+
+def _ids(lists: Sequence[list[int]]) -> Array:
+    """All token ids, one after the other."""
+    for kind in ("i", "q"):
+        found = array(kind)
+        try:
+            for tokens in lists:
+                found.fromlist(tokens)
+        except OverflowError:
+            if kind == "q":
+                raise
+        else:
+            break
+    return np.frombuffer(found, found.typecode)
+
+
 def from_columns(columns: Columns) -> list[list[Episode]]:
     """The episodes, in their groups; each is checked as any episode is."""
     edges = [0, *accumulate(columns.lengths)]
     mask = np.unpackbits(columns.acted, count=edges[-1]).view(np.bool_)
-    logprobs = np.zeros(edges[-1])
-    logprobs[mask] = columns.logprobs
-    rewards = [0.0] * edges[-1]
+    paid = defaultdict[int, list[tuple[int, float]]](list)
     for place, reward in zip(columns.reward_at.tolist(), columns.rewards.tolist(), strict=True):
-        rewards[place] = reward
-
-    def episode(begin: int, end: int, rest: list[Any]) -> Episode:
-        numbers = [part[begin:end].tolist() for part in (columns.tokens, mask, logprobs)]
-        return _episode(rest, [*numbers, rewards[begin:end]], sound=sound)
-
+        number = bisect_right(edges, place) - 1
+        paid[number].append((place - edges[number], reward))
+    listed, ends = _listed(columns.tokens), 0
     try:
         sound = _sound(columns, mask, edges)
-        everyone = iter([episode(*where, rest) for where, rest in zip(pairwise(edges), columns.rest, strict=True)])
+        everyone = list[Episode]()
+        for number, ((begin, end), rest) in enumerate(zip(pairwise(edges), columns.rest, strict=True)):
+            rewards = [0.0] * (end - begin)
+            for place, reward in paid.get(number, ()):
+                rewards[place] = reward
+            here = mask[begin:end]
+            begins, ends = ends, ends + int(np.count_nonzero(here))
+            acted, logprobs = _acted(here, columns.logprobs[begins:ends])
+            everyone.append(_episode(rest, [listed(begin, end), acted, logprobs, rewards], sound=sound))
     except WRONG as error:
         raise Damaged(f"columns hold an episode that cannot be one: {error}") from error
-    return [[next(everyone) for _ in range(size)] for size in columns.sizes]
+    groups = iter(everyone)
+    return [list(islice(groups, size)) for size in columns.sizes]
+
+
+def _acted(mask: Array, logprobs: Array) -> tuple[list[bool], list[float]]:
+    """The lists of one episode: which tokens the policy chose, and the log-probabilities of these."""
+    count, chosen = len(logprobs), logprobs.tolist()
+    begin = int(mask.argmax()) if count else len(mask)
+    if begin + count == len(mask) and mask[begin:].all():  # one run, at the end
+        return [False] * begin + [True] * count, [0.0] * begin + chosen
+    wide = np.zeros(len(mask))
+    wide[mask] = logprobs
+    return mask.tolist(), wide.tolist()
+
+
+def _listed(tokens: Array) -> Callable[[int, int], list[int]]:
+    """What gives a part of the token ids as a list. Equal ids are one object where that is possible: to make one for each takes longer."""
+    if len(tokens) and tokens.min() >= 0 and (most := int(tokens.max())) < SHARED:
+        table = _objects(1 << most.bit_length())
+        return lambda begin, end: table[tokens[begin:end]].tolist()
+    return lambda begin, end: tokens[begin:end].tolist()
+
+
+@cache
+def _objects(size: int) -> Array:
+    """The numbers below this one, as objects."""
+    return np.array(range(size), dtype=object)
 
 
 def _sound(columns: Columns, mask: Array, edges: Sequence[int]) -> bool:
@@ -246,14 +314,18 @@ def _heard(told: Sequence[Any]) -> Any:
 def _marked(value: Any) -> Any:
     """A value as JSON, in which each list, tuple and mapping begins with its kind."""
     kind = type(value)
-    if value is None or kind in (str, int, float, bool):
+    if value is None or kind is bool:
         return value
+    if isinstance(value, int):
+        return int(value) if value.bit_length() <= 64 else ["int", hex(value)]  # Python writes at most 4,300 decimal digits
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float(value)
     if kind in (list, tuple):
         return [kind.__name__, *map(_marked, value)]
     if isinstance(value, Mapping):
         return ["dict", *([_marked(key), _marked(item)] for key, item in value.items())]
-    if isinstance(value, str):  # an enum
-        return str(value)
     raise TypeError(f"{value!r:.80} is a {kind.__name__}, not text, a number, None, a list, a tuple or a mapping")
 
 
@@ -262,6 +334,8 @@ def _unmarked(told: Any) -> Any:
     if not isinstance(told, list):
         return told
     kind, *inside = told
+    if kind == "int":
+        return int(inside[0], 16)
     if kind == "dict":
         return {_unmarked(key): _unmarked(item) for key, item in inside}
     return {"list": list, "tuple": tuple}[kind](map(_unmarked, inside))

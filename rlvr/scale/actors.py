@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import sys
 import time
-import zlib
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
@@ -21,9 +22,10 @@ from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
 from rlvr.scale.machines import check_room, end, here, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Chain, Parcel
+from rlvr.scale.record import ending, last_lines, log_of
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
-from rlvr.scale.words import ending, last_lines, log_of
 
 PULSE_S, MISSED = 5.0, 3
 """How often each collector is asked for a pulse, and how many it may miss."""
@@ -50,8 +52,10 @@ class _Actor:
         self.log = log_of()
         return here() | {"node": context.get_node_id(), "log": self.log}
 
-    def load(self, version: int, data: bytes, checksum: int) -> None:
-        self.collector.load(version, data, checksum)
+    def load(self, version: int, parcels: Sequence[Parcel], limit_s: float) -> None:
+        ray: Any = importlib.import_module("ray")  # what it gets is not copied, and one bucket is here at a time
+        gotten = [replace(parcel, buckets=(ray.get(ref, timeout=limit_s) for ref in parcel.buckets)) for parcel in parcels]
+        self.collector.load(version, gotten)
 
     def collect(self, version: int, unit: Unit, sampling: Sampling, label: int) -> tuple[bytes, float]:
         from rlvr.scale.collector import Cancelled
@@ -83,7 +87,6 @@ class Actors:
         self.settings, self.began = settings, (dict(config), facts)
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
-        self._weights = dict[int, tuple[Any, int]]()
         self.judges: JudgeHosts | None = None
         self._started = False
         """Whether any collector ever was."""
@@ -102,6 +105,8 @@ class Actors:
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
         self._words = dict[str, list[str]]()
         """By collector: the last lines that it had printed when it gave its latest pulse."""
+        self._weights, self._has = Chain(), dict[str, int]()
+        """And which version each collector has."""
         if settings.judges:
             self.judges = JudgeHosts(self.ray, settings, config, pulse_s=PULSE_S, missed=MISSED)
 
@@ -119,23 +124,25 @@ class Actors:
         """End a collector's process."""
         actor, place = self._actors.pop(worker, None), self._places.pop(worker, None)
         self._pulses.pop(worker, None)
-        self._words.pop(worker, None)
+        self._has.pop(worker, None)
         self._placing.pop(worker, None)
+        self._words.pop(worker, None)
         self._calls = {call: meant for call, meant in self._calls.items() if _worker(meant) != worker}
         end(self.ray, actor, place)
 
-    def hold(self, version: int, data: bytes) -> None:
-        """Put weights into the object store, once for all collectors."""
-        self._weights[version] = (self.ray.put(data), zlib.crc32(data))
+    def hold(self, version: int, parcel: Parcel) -> None:
+        """Put weights into the object store, bucket by bucket, once for all collectors."""
+        self._weights.add(version, replace(parcel, buckets=[self.ray.put(bucket) for bucket in parcel.buckets]))
 
     def keep(self, versions: Set[int]) -> None:
-        """Free all other weights."""
-        self._weights = {version: held for version, held in self._weights.items() if version in versions}
+        """Free what none of these versions needs."""
+        self._weights.keep(versions)
 
-    def load(self, order: Load) -> None:
-        """Let a collector load weights that are held."""
-        data, checksum = self._weights[order.version]
-        self._calls[self._actors[order.worker].load.remote(order.version, data, checksum)] = Loaded(order)
+    def load(self, order: Load) -> int:
+        """Let a collector load weights that are held: all, or what changed since the version that it has."""
+        parcels = self._weights.path(order.version, self._has.get(order.worker))
+        self._calls[self._actors[order.worker].load.remote(order.version, parcels, self.settings.start_s)] = Loaded(order)
+        return sum(parcel.size for parcel in parcels)
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         """Let a collector sample a unit."""
@@ -179,6 +186,8 @@ class Actors:
             self._pulses[worker] = (None, time.monotonic())
         elif isinstance(meant, Ended):
             return Ended(meant.order, *value)
+        else:
+            self._has[worker] = meant.order.version
         return meant
 
     def _listen(self, now: float) -> list[Event]:
@@ -240,7 +249,7 @@ class Actors:
             self.stop(worker)
         if self.judges is not None:
             self.judges.close()
-        self._weights.clear()
+        self._weights = Chain()
         if self._ours:
             self.ray.shutdown()
 
@@ -254,6 +263,9 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
 
     MissingExtra without the package, ConfigError where nobody answers.
     """
+    present = sys.modules.get("ray")
+    if present is not None and present.is_initialized():  # before the environment is changed, which nodes and drivers inherit
+        return present, False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
     local = settings.address == "local"
     if local:
@@ -262,8 +274,6 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise MissingExtra("ray", "ray", "set cluster.collectors to 0") from error
-    if ray.is_initialized():
-        return ray, False
     mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if local else {}
     if local:
         asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus

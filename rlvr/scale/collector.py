@@ -6,8 +6,7 @@ torch is imported where weights are: a collector whose sampler takes none starts
 from __future__ import annotations
 
 import threading
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from rlvr.plugins.registry import from_config
 from rlvr.rollout.columns import to_columns
 from rlvr.rollout.rollout import Rollout
 from rlvr.scale.judges import Desk, JudgedElsewhere
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.units import Unit
 
 
@@ -64,18 +64,18 @@ class Collector:
         self.sampler: Sampler = self._open.enter_context(from_config("sampler", asked.sampler))
         self.sampler.bind(environment, tokenizer)
         self.sampler.prepare(precision=facts.precision, max_length=mdp.max_length)
-        self.model = _model(config, tokenizer) if facts.weights else None
+        self.model = _model(config, tokenizer, facts.precision, vectors=self.sampler.runs_model) if facts.weights else None
         limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s, "overlong": asked.overlong}
         rollout = Rollout(mdp, _Stoppable(self.sampler, self._stop), workers=asked.verify_workers, lockstep=facts.lockstep, **limits)
         self.rollout = self._open.enter_context(rollout)
 
-    def load(self, version: int, data: bytes, checksum: int) -> None:
+    def load(self, version: int, parcels: Iterable[Parcel]) -> None:
         """Take these weights; RlvrError if they are not those that were sent."""
-        if zlib.crc32(data) != checksum:
-            raise RlvrError(f"version {version} of the weights has another checksum here than where it was made")
         self._set_threads()
         if self.model is not None:
-            put_into(self.model, data)
+            from rlvr.scale.weights import take_in
+
+            take_in(self.model, parcels)
             self.sampler.load(self.model, version)
         self.version = version
 
@@ -125,37 +125,10 @@ class _Stoppable(Sampler):
             yield one
 
 
-def _model(config: RunConfig, tokenizer: Tokenizer) -> Any:
-    """The model that weights are put into."""
+def _model(config: RunConfig, tokenizer: Tokenizer, precision: str, *, vectors: bool) -> Any:
+    """The model that weights are put into, in the precision in which they come."""
     from rlvr.model.device import device_from
     from rlvr.model.weights import model_from
+    from rlvr.scale.weights import lower
 
-    return model_from(config.model, tokenizer, config.seed).to(device_from())
-
-
-def weights_of(model: Any) -> bytes:
-    """The weights of a plain model in the format of safetensors; tied ones come once."""
-    from safetensors.torch import save as packed
-
-    seen, named = set[int](), dict[str, Any]()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            named[name] = tensor.detach().cpu().contiguous()
-    return bytes(packed(named))
-
-
-def put_into(model: Any, data: bytes) -> None:
-    """Replace all weights of a model; RlvrError if some of them are not in the data."""
-    import torch
-    from safetensors.torch import load as unpacked
-
-    given: Mapping[str, torch.Tensor] = unpacked(data)
-    places = model.state_dict()
-    same = {(tensor.data_ptr(), tensor.shape) for name, tensor in places.items() if name in given}
-    missing = [name for name, tensor in places.items() if name not in given and (tensor.data_ptr(), tensor.shape) not in same]
-    if wrong := [*missing, *(given.keys() - places.keys())]:
-        raise RlvrError(f"the weights that were sent are those of another model: {len(wrong)} names differ, such as {wrong[0]}")
-    with torch.no_grad():
-        for name, tensor in given.items():
-            places[name].copy_(tensor)
+    return lower(model_from(config.model, tokenizer, config.seed), precision, vectors=vectors).to(device_from())

@@ -22,13 +22,17 @@ from rlvr.errors import CollectorsLost, RlvrError, SamplerError
 from rlvr.rollout.columns import Columns, Damaged, from_columns
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.timing import Timing
+from rlvr.scale.checks.compared import again, answer_of, difference, is_again, twice
 from rlvr.scale.figures import Figures
 from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.pool import Pool
 from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started, Transport
 from rlvr.scale.units import Unit, given_up, units_of
 
+NOTHING = Parcel(())
+"""The weights of a sampler that takes none."""
 POLL_S = 0.05
 """How long to wait for an event before deadlines are checked, and what other threads have asked meanwhile."""
 
@@ -51,10 +55,18 @@ class Batch:
     began: float = field(default_factory=time.perf_counter)
     found: dict[str, list[Episode]] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
+    by: dict[str, str] = field(default_factory=dict)
+    """By unit: the collector that sampled it."""
+    audit: Batch | None = None
+    """Some of the units once more, to compare (`cluster.audit`)."""
 
     def result(self) -> list[Episode]:
         """Wait for the episodes, one a draw, in order. SamplerError if no collector is left."""
         self.driver.wait(self)
+        if self.audit is not None:
+            self.driver.wait(self.audit)
+            self.driver.compare(self, self.audit)
+            self.audit = None  # it is compared once
         return [episode for name in self.units for episode in self.found[name]]
 
 
@@ -62,7 +74,7 @@ class Driver:
     """Samples draws in collectors; the result is the same whatever happens to them.
 
     >>> with Driver(transport, ClusterConfig(collectors=2)) as driver:                      # doctest: +SKIP
-    ...     driver.load(weights_of(model))
+    ...     driver.load(Packer("whole", "float32").pack(model))
     ...     episodes = driver.collect(draws, Sampling(), version=0)
     """
 
@@ -84,8 +96,6 @@ class Driver:
         self._starts = dict.fromkeys(range(settings.collectors), 0)
         self._starting = dict[str, float]()
         """Until when a collector must be ready."""
-        self._sizes = dict[int, int]()
-        """Bytes of the weights that may be loaded."""
         self._has = dict[str, str | None]()
         """By collector that is there or starts: the first group of the call that it samples, or has sampled last."""
         self._batches, self._last = dict[str, Batch](), ""
@@ -93,10 +103,11 @@ class Driver:
         for slot in self._starts:
             self._start(slot)
 
-    def load(self, data: bytes) -> None:
+    def load(self, parcel: Parcel = NOTHING) -> None:
         """Send new weights, for what is asked from now on. It does not wait: no collector gets work before it has loaded them."""
         self._version += 1
-        self._soon(partial(self._made, self._version, data))
+        self.transport.hold(self._version, parcel)  # by this thread: afterwards the trainer may change them
+        self._soon(partial(self._made, self._version))
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
         """Ask for one episode a draw, by the weights that were sent last, after all that was asked before. It does not wait.
@@ -104,11 +115,14 @@ class Driver:
         `version` is what the episodes name. Somebody must wait for some batch, or nothing goes on.
         """
         if self._version < 0:
-            self.load(b"")
+            self.load()
         self._calls += 1
         units = {f"{self._calls}:{place}": unit for place, unit in enumerate(units_of(draws, self.settings.groups_per_call))}
         batch = Batch(self, units, sampling, version, self._version)
         self._soon(partial(self._ask, batch))
+        if chosen := twice(units, self.settings.audit):
+            batch.audit = Batch(self, chosen, sampling, version, self._version)
+            self._soon(partial(self._ask, batch.audit))
         return batch
 
     def collect(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> list[Episode]:
@@ -127,6 +141,10 @@ class Driver:
                     self._look()
             finally:
                 self._turn.release()
+
+    def compare(self, batch: Batch, audit: Batch) -> None:
+        """Count and record where two collectors did not sample the same."""
+        self._soon(partial(self._compare, batch, audit))
 
     def close(self) -> None:
         """End all collectors."""
@@ -154,10 +172,8 @@ class Driver:
         while self._todo:
             self._todo.popleft()()
 
-    def _made(self, version: int, data: bytes) -> None:
-        self.transport.hold(version, data)
+    def _made(self, version: int) -> None:
         orders = self.pool.made(version)
-        self._sizes = {kept: size for kept, size in self._sizes.items() if kept in self.pool.needed} | {version: len(data)}
         self.transport.keep(self.pool.needed)
         self._follow(orders)
 
@@ -166,9 +182,11 @@ class Driver:
         self._follow(self.pool.ask(batch.units, batch.weights))
         self._ended_if_complete(batch)
 
-    def _take(self, name: str, found: list[Episode], seconds: float = 0.0) -> None:
-        """A unit's episodes, which are those of its batch."""
+    def _take(self, name: str, found: list[Episode], seconds: float = 0.0, *, by: str | None = None) -> None:
+        """A unit's episodes, which are those of its batch; `by`: which collector sampled them."""
         batch = self._batches.pop(name)
+        if by is not None:
+            batch.by[name] = by
         batch.found[name] = found
         batch.timing.judged.append((0.0, seconds))
         self._ended_if_complete(batch)
@@ -177,6 +195,25 @@ class Driver:
         if len(batch.found) == len(batch.units):
             batch.timing.sampling = time.perf_counter() - batch.began
             batch.done.set()
+
+    def _compare(self, batch: Batch, audit: Batch) -> None:
+        for name, first in batch.by.items():
+            second = audit.by.get(again(name), first)
+            if second == first:
+                continue  # one collector had both, or one of the two was given up
+            self.figures.count("audited")
+            both = batch.found[name], audit.found[again(name)]
+            unlike = {at: what for at, pair in enumerate(zip(*both, strict=True)) if (what := difference(*map(answer_of, pair)))}
+            if not unlike:
+                continue
+            self.figures.count("differing")
+            group, count, what = both[0][min(unlike)].group, f"{len(unlike)} of {len(both[0])} answers", unlike[min(unlike)]
+            evidence = [[answer_of(episodes[at])._asdict() for at in unlike] for episodes in both]
+            self.record.add("differs", group=group, version=batch.label, collectors=[first, second], answers=unlike, sampled=evidence)
+            self.tell(
+                f"collectors {first} and {second} sample group {group} differently: in {count}, first {what}; one of them computes "
+                "wrongly, or their machines are of different kinds; both answers are in collectors.jsonl"
+            )
 
     # ---- what happens
 
@@ -225,7 +262,7 @@ class Driver:
         orders = self.pool.ended(order)
         self._follow(orders)
         if Keep(order) in orders:
-            self._take(name, found, seconds)
+            self._take(name, found, seconds, by=order.worker)
 
     def _gone(self, event: Lost) -> None:
         """A collector is lost: its process is ended, what it had is sampled elsewhere, and it is started again."""
@@ -275,13 +312,14 @@ class Driver:
                     self.transport.sample(order, unit, batch.sampling, batch.label)
                 case Load():
                     self.figures.turns(order.worker, "loading")
-                    self.figures.count("weights_bytes", self._sizes.get(order.version, 0))
-                    self.transport.load(order)
+                    self.figures.count("weights_bytes", self.transport.load(order))
                 case Cancel(stopped):
                     self.transport.cancel(stopped)
                 case Again():
                     self.again += 1
                     self.figures.count("again")
+                case GiveUp(group) if is_again(str(group)):
+                    self._take(str(group), [])  # there is nothing to compare
                 case GiveUp(group, why):
                     self.given_up += 1
                     self.figures.count("given_up")

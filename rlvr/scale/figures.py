@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 STATES = ("sampling", "loading", "idle", "starting")
 """What a collector does at a time. One that was lost and is not started again does nothing."""
-COUNTS = ("again", "lost", "given_up", "weights_bytes")
-"""What is counted: calls sampled again, collectors lost, calls given up, and bytes of weights that were sent to collectors."""
+COUNTS = ("again", "lost", "given_up", "weights_bytes", "audited", "differing")
+"""What is counted: calls sampled again, collectors lost, calls given up, bytes of weights that were sent to collectors,
+and calls that two collectors sampled, and how many of these differ."""
 
 
 class Figures:

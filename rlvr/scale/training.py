@@ -30,6 +30,7 @@ from rlvr.rollout.timing import Timing
 from rlvr.scale.driver import Batch, Driver
 from rlvr.scale.record import Record
 from rlvr.scale.units import units_of
+from rlvr.scale.weights import Packer
 
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 """How long a run that lost all its collectors waits before it is resumed: the first time, and at most."""
@@ -73,20 +74,27 @@ def assembled(
     by_main(accelerator, lambda: made.append(driver_for(crew, settings, stack, record)))
     driver = made[0] if made else None
     crew.rollout = Elsewhere(crew.rollout, settings, driver)  # type: ignore[assignment]
-    crew.sampler = Sending(crew.sampler, driver)
+    precision = trained_in(crew.model, accelerator.mixed_precision, accelerator.device)
+    packer = Packer(settings.weights, precision, vectors=crew.sampler.runs_model) if driver is not None and loads(crew.sampler) else None
+    crew.sampler = Sending(crew.sampler, driver, packer)
     return crew
 
 
-def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Record | None = None) -> Driver:
+def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Record | None) -> Driver:
     """Start the collectors of a run, in its main process."""
     from rlvr.scale.actors import Actors
     from rlvr.scale.collector import Facts
 
     precision = trained_in(crew.model, crew.accelerator.mixed_precision, crew.accelerator.device)
-    facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=type(crew.sampler).load is not Sampler.load)
+    facts = Facts(precision, crew.rollout.lockstep, torch.get_num_threads(), weights=loads(crew.sampler))
     actors = Actors(settings, crew.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
     return stack.enter_context(Driver(actors, settings, tell=tell, record=record))
+
+
+def loads(sampler: Sampler) -> bool:
+    """Whether a sampler takes weights."""
+    return type(sampler).load is not Sampler.load
 
 
 def tell(line: str) -> None:
@@ -150,9 +158,8 @@ class Elsewhere(InUnits):
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
         """What collectors and the trainer did with the time of this step, and what was lost."""
-        if self.driver is None:
-            return {}
-        return self.driver.figures.of_step() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
+        seen = {} if self.driver is None else self.driver.figures.of_step()
+        return seen | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
         """Ask for one episode a draw, without waiting for them."""
@@ -170,11 +177,12 @@ class Elsewhere(InUnits):
 class Sending(Sampler):
     """In the place of the run's sampler: what it would load is sent to the collectors, by the process that has a driver.
 
-    >>> Sending(sampler, driver).receive(learner.weights, 1)                                # doctest: +SKIP
+    >>> Sending(sampler, driver, packer).receive(learner.weights, 1)                                # doctest: +SKIP
     """
 
-    def __init__(self, inner: Sampler, driver: Driver | None) -> None:
-        self.inner, self.driver = inner, driver
+    def __init__(self, inner: Sampler, driver: Driver | None, packer: Packer | None) -> None:
+        """Without a packer the sampler takes no weights."""
+        self.inner, self.driver, self.packer = inner, driver, packer
         self._sent: int | None = None
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
@@ -186,12 +194,13 @@ class Sending(Sampler):
 
     def load(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
-        from rlvr.scale.collector import weights_of
-
         self._sent = version
         if self.driver is None:
             return
-        self.driver.load(weights_of(model) if type(self.inner).load is not Sampler.load else b"")
+        if self.packer is None:
+            self.driver.load()
+        else:
+            self.driver.load(self.packer.pack(model))
 
     def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
         """Never asked: collectors sample whole units."""

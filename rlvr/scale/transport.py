@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from rlvr.contracts import Sampling
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.units import Unit
 
 
@@ -78,16 +79,16 @@ class Transport(Protocol):
         """End a collector's process, whatever it does. It may be gone already."""
         ...
 
-    def hold(self, version: int, data: bytes) -> None:
-        """Keep weights where collectors can get them."""
+    def hold(self, version: int, parcel: Parcel) -> None:
+        """Keep weights where collectors can get them; any thread may. The buckets are read now: the trainer changes its weights later."""
         ...
 
     def keep(self, versions: Set[int]) -> None:
-        """Free all other weights."""
+        """Free what none of these versions needs."""
         ...
 
-    def load(self, order: Load) -> None:
-        """Let a collector load weights that are held."""
+    def load(self, order: Load) -> int:
+        """Let a collector load weights that are held; returns how many bytes it gets."""
         ...
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:

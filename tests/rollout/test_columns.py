@@ -6,7 +6,9 @@ import json
 import math
 import struct
 import zlib
+from collections import OrderedDict
 from dataclasses import replace
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,11 @@ from rlvr.episode import End, Episode
 from rlvr.rollout.columns import HEAD, MAGIC, Columns, Damaged, from_columns, to_columns
 from rlvr.task import Earned, Fault, Verdict
 from rlvr.turns import CallStatus
+
+
+class Kind(str, Enum):  # noqa: UP042 -- unlike a StrEnum, its str is not its value
+    A = "a"
+
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(), max_size=8),
@@ -81,9 +88,37 @@ def test_a_token_takes_at_most_eight_and_a_half_bytes() -> None:
     assert len(told) < 8.5 * 4000 * 8
 
 
-def test_an_enum_of_strings_comes_back_as_the_string_that_it_equals() -> None:
-    [[back]] = from_columns(to_columns([[Episode("t", "g", [], [], [], [], End.TERMINATED, meta={"status": CallStatus.OK})]]))
-    assert back.meta == {"status": CallStatus.OK} and not math.isnan(len(back.meta["status"]))
+class Level(IntEnum):
+    LOW = 3
+
+
+def test_metadata_comes_back_equal_in_plain_types() -> None:
+    meta = {"status": CallStatus.OK, "level": Level.LOW, "both": (Level.LOW, np.float64(0.5), Kind.A), "by": OrderedDict({(1, 2): "x"})}
+    [[back]] = from_columns(to_columns([[Episode("t", "g", [], [], [], [], End.TERMINATED, meta=meta)]]))
+    assert back.meta == meta
+    assert back.meta["status"] == CallStatus.OK and [type(value) for value in back.meta["both"]] == [int, float, str]
+    assert type(back.meta["level"]) is int and type(back.meta["by"]) is dict
+
+
+def test_whole_numbers_of_any_length_travel() -> None:
+    meta = {"huge": 10**5000, "small": -(2**64) - 1, "in": [(-(10**4400), 2**64, -(2**64))]}
+    columns = Columns.from_bytes(to_columns([[Episode("t", "g", [], [], [], [], End.TERMINATED, meta=meta)]]).to_bytes())
+    assert from_columns(columns)[0][0].meta == meta
+
+
+@pytest.mark.parametrize("acted", [[], [False], [False, True], [False, True, False], [False, False, True, True, False, True, False, False]])
+@pytest.mark.parametrize("first", [0, 5, 1 << 20, -1, 1 << 33])
+def test_runs_of_the_mask_and_ids_of_any_size_come_back(acted: list[bool], first: int) -> None:
+    """Also between others, whose tokens, log-probabilities and rewards are beside theirs."""
+    logprobs = [-float(k) if flag else 0.0 for k, flag in enumerate(acted)]
+    rewards = [[0.0] * len(acted), [-3.0 if flag else 0.0 for flag in acted]]
+    if True in acted:
+        rewards += [[0.0] * k + [2.0] + [0.0] * (len(acted) - k - 1) for k, flag in enumerate(acted) if flag]
+    ids = [first + k for k in range(len(acted))]
+    mine = [Episode("t", "g", ids, acted, logprobs, paid, End.TERMINATED) for paid in rewards]
+    groups = [long(1, 30), mine, long(2, 40), mine]
+    back = from_columns(Columns.from_bytes(to_columns(groups).to_bytes()))
+    assert back == groups and repr(back) == repr(groups)
 
 
 def test_a_value_that_is_not_plain_is_refused_by_its_name() -> None:

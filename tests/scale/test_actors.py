@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +18,9 @@ from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
 from rlvr.scale.machines import born, end, here, pids_of
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Parcel
+from rlvr.scale.record import last_lines, log_of
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
-from rlvr.scale.words import last_lines, log_of
 
 
 class RayError(Exception):
@@ -120,15 +121,35 @@ def started(**place: Any) -> Actors:
 
 def test_orders_come_back_as_events(ray: Ray) -> None:
     transport = started()
-    transport.hold(3, b"w")
+    transport.hold(3, Parcel(iter([b"w", b"x"])))
     load, assign = Load("c0.0", 3, 1), Assign("c0.0", "g", 3, 1)
     transport.load(load)
-    assert ray.last("load").given == (3, b"w", zlib.crc32(b"w")) and transport.poll(0) == []
+    assert ray.last("load").given == (3, [Parcel([b"w", b"x"])], ClusterConfig().start_s) and transport.poll(0) == []
     ray.last("load").ends()
     assert transport.poll(0) == [Loaded(load)]
     transport.sample(assign, [], Sampling(), 9)
     ray.last("collect").ends((b"data", 0.5))
     assert transport.poll(0) == [Ended(assign, b"data", 0.5)]
+
+
+def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_everything(ray: Ray) -> None:
+    transport = started()
+    for version in range(4):
+        transport.hold(version, Parcel([f"v{version}"], delta=version > 0))
+
+    def sent(version: int) -> list[Any]:
+        transport.load(Load("c0.0", version, 1))
+        call = ray.last("load")
+        call.ends()
+        assert transport.poll(0) == [Loaded(Load("c0.0", version, 1))]
+        return [bucket for parcel in call.given[1] for bucket in parcel.buckets]
+
+    assert sent(1) == ["v0", "v1"] and sent(3) == ["v2", "v3"]
+    assert sent(2) == ["v0", "v1", "v2"]  # there is no way back
+    transport.stop("c0.0")
+    transport.start("c0.0")
+    ray.last("begin").ends(PLACE)
+    assert transport.poll(0) == [Started("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
 
 
 @pytest.mark.parametrize(("node", "blame"), [("n1", True), ("n2", False)])
@@ -168,6 +189,26 @@ def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(r
     assert transport.poll(0) == [Lost("c0.0", "no pulse in 15 s")]
 
 
+def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_first_one_ends_the_run(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
+    transport._pulses.clear()
+    why = (
+        "no machine had room for it within 120 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; "
+        "wait for what else runs there, or ask for less"
+    )
+    for hopeless in (False, True):
+        transport._started = not hopeless
+        transport.start("c1.0")
+        clock[0] += 119
+        assert transport.poll(0) == []
+        clock[0] += 2
+        assert transport.poll(0) == [Lost("c1.0", why, blame=False, hopeless=hopeless)]
+        transport.stop("c1.0")
+
+
 def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ray: Ray, tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
     log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
@@ -189,28 +230,8 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
 
 
 def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rlvr.scale.words.os.readlink", lambda path: "pipe:[7]")
+    monkeypatch.setattr("rlvr.scale.record.os.readlink", lambda path: "pipe:[7]")
     assert log_of() == "" and last_lines("") == last_lines(str(tmp_path)) == []
-
-
-def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_first_one_ends_the_run(
-    ray: Ray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport, clock = started(), [1000.0]
-    monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
-    transport._pulses.clear()
-    why = (
-        "no machine had room for it within 120 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; "
-        "wait for what else runs there, or ask for less"
-    )
-    for hopeless in (False, True):
-        transport._started = not hopeless
-        transport.start("c1.0")
-        clock[0] += 119
-        assert transport.poll(0) == []
-        clock[0] += 2
-        assert transport.poll(0) == [Lost("c1.0", why, blame=False, hopeless=hopeless)]
-        transport.stop("c1.0")
 
 
 def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
@@ -228,6 +249,13 @@ def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
     )
     with pytest.raises(ConfigError, match=words):
         Actors(ClusterConfig(collectors=3, gpus=1.0), {}, Facts("float32", False, 1))
+
+
+def test_a_cluster_that_is_connected_already_is_used_as_it_is(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray hands the environment on to nodes and drivers: one that asks for tokens cannot talk to a cluster that has none."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    Actors(ClusterConfig(address="local"), {}, Facts("float32", False, 1)).close()
+    assert "RAY_AUTH_MODE" not in os.environ
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:

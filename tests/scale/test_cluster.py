@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 
 from rlvr.config.cluster import ClusterConfig
@@ -30,6 +31,7 @@ from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Bucket, Parcel, Part, checksum_of
 from rlvr.scale.record import Record
 from rlvr.scale.training import train
 from rlvr.scale.transport import Ended, Event, Lost
@@ -69,7 +71,7 @@ SAMPLING = Sampling()
 
 def in_this_process() -> list[list[Episode]]:
     collector = Collector(run_of(), FACTS)
-    collector.load(0, b"", 0)
+    collector.load(0, [])
     steps = [[collector.collect(0, unit, SAMPLING, step) for unit in units_of(draws(step))] for step in STEPS]
     collector.close()
     return [[episode for data, _ in step for episode in from_columns(Columns.from_bytes(data))[0]] for step in steps]
@@ -95,9 +97,9 @@ class Harmed(Actors):
         super().sample(order, *given)
         self.assigned.append((order, time.monotonic()))
 
-    def load(self, order: Load) -> None:
-        super().load(order)
+    def load(self, order: Load) -> int:
         self.loads.append(order)
+        return super().load(order)
 
     def poll(self, timeout_s: float) -> list[Event]:
         if self.plan is not None and self.plan(self):
@@ -124,7 +126,7 @@ def sampled(
     with Driver(transport, asked, tell=told.append, record=record) as driver:
         found = []
         for step in STEPS:
-            driver.load(b"")
+            driver.load()
             found.append(driver.collect(draws(step), SAMPLING, version=step))
     assert not transport.plan, "the plan was never carried out"
     return found, transport, told
@@ -308,9 +310,13 @@ def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_no
     nodes: Nodes, expected: list[list[Episode]]
 ) -> None:
     asked = ClusterConfig(collectors=2, restarts=1)
-    with Driver(Actors(asked, run_of().model_dump(mode="json"), FACTS), asked, tell=lambda line: None) as driver:
-        driver.load(bytes(2 * OBJECTS))
+    transport = Actors(asked, run_of().model_dump(mode="json"), FACTS)
+    with Driver(transport, asked, tell=lambda line: None) as driver:
+        driver.load(Parcel([Bucket.of([Part("w", "", 0, np.full(OBJECTS, k, np.uint8))]) for k in range(2)]))
         assert driver.collect(draws(0), SAMPLING, version=0) == expected[0]
+        [held] = transport._weights.path(0, None)
+        for bucket in nodes.ray.get(list(held.buckets), timeout=60):
+            assert checksum_of(bucket.parts) == bucket.checksum
 
 
 # ---- judge hosts --------------------------------------------------------------------------------------------------------
@@ -423,7 +429,7 @@ def test_a_killed_run_that_started_its_own_cluster_leaves_two_agents_of_ray_alon
             os.kill(pid, signal.SIGKILL)
 
 
-# ---- the last of all, since no node is added to this cluster again --------------------------------------------------------
+# ---- the last of all, since the second node is gone after it ----------------------------------------------------------
 
 
 def test_a_node_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list[Episode]]) -> None:

@@ -6,10 +6,12 @@ import json
 import random
 import threading
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
@@ -17,8 +19,10 @@ from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.rollout.columns import to_columns
 from rlvr.rollout.draws import Draw, seed_of
+from rlvr.scale.checks.compared import twice
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import SINGLE, Unit, units_of
@@ -45,7 +49,7 @@ class Pretended:
         self, seed: int = 0, *, deaths: float = 0.0, bad: Set[str] = frozenset(), broken: Sequence[bytes] = (), start: Event | None = None
     ) -> None:
         self.draw, self.deaths, self.bad, self.broken, self.first = random.Random(seed), deaths, bad, list(broken), start
-        self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, bytes]()
+        self.alive, self.loaded, self.held = set[str](), dict[str, int](), dict[int, Parcel]()
         self.work, self.stopped, self.begun = list[Any](), list[str](), 0
 
     def start(self, worker: str) -> None:
@@ -58,15 +62,16 @@ class Pretended:
         self.alive.discard(worker)
         self.work = [event for event in self.work if worker_of(event) != worker]
 
-    def hold(self, version: int, data: bytes) -> None:
-        self.held[version] = data
+    def hold(self, version: int, parcel: Parcel) -> None:
+        self.held[version] = parcel
 
     def keep(self, versions: Set[int]) -> None:
-        self.held = {version: data for version, data in self.held.items() if version in versions}
+        self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
 
-    def load(self, order: Load) -> None:
+    def load(self, order: Load) -> int:
         assert order.worker in self.alive and order.version in self.held
         self.work.append(Loaded(order))
+        return self.held[order.version].size
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         assert self.loaded[order.worker] == order.version
@@ -114,7 +119,7 @@ def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
         deaths, backups = random.Random(seed).choice([0.0, 0.1, 0.3]), random.Random(seed).choice([0.0, 0.5])
         with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=backups) as driver:
             for _ in range(3):
-                driver.load(b"weights")
+                driver.load()
                 assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
             assert driver.given_up == 0
 
@@ -177,9 +182,68 @@ def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
     assert told and transport.begun == 2 + len(told) == 2 + len(transport.stopped)
 
 
+class Wrong(Pretended):
+    """The collectors of slot 1 compute wrongly."""
+
+    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        super().sample(order, unit, sampling, label)
+        if order.worker.startswith("c1."):
+            episodes = [replace(answered(draw, label), tokens=[5, 1, 2]) for draw in unit]
+            self.work[-1] = Ended(order, to_columns([episodes]).to_bytes(), 0.1)
+
+
+def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answers(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    record, told = Record(tmp_path), list[str]()
+    settings = ClusterConfig(collectors=3, audit=1.0)
+    with Driver(Wrong(), settings, tell=told.append, record=record) as driver:
+        for label in range(4):
+            driver.load()
+            driver.collect(draws(), Sampling(), version=label)
+        figures = driver.figures.of_step()
+    rows = [json.loads(line) for line in (tmp_path / "collectors.jsonl").read_text("utf-8").splitlines()]
+    assert figures["cluster/audited"] > figures["cluster/differing"] == len(rows) == len(told) > 0
+    for row in rows:
+        assert row["event"] == "differs" and "c1.0" in row["collectors"]
+        one, other = row["sampled"]
+        group = [answered(draw, row["version"]).tokens for draw in draws() if draw.group == row["group"]]
+        right, wrong = (one, other) if row["collectors"][1] == "c1.0" else (other, one)
+        assert [answer["tokens"] for answer in right] == group and {tuple(answer["tokens"]) for answer in wrong} == {(5, 1, 2)}
+    assert "sample group 1:" in told[0] and "in 2 of 2 answers, first token 1 is " in told[0]
+
+
+@pytest.mark.parametrize("deaths", [0.0, 0.2])
+def test_an_audit_changes_nothing_and_says_nothing_where_all_compute_the_same(deaths: float) -> None:
+    told, audited = list[str](), 0.0
+    for seed in range(10):
+        with driven(Pretended(seed, deaths=deaths, bad=frozenset()), told, audit=0.5) as driver:
+            assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+            audited += driver.figures.of_step()["cluster/audited"]
+    assert audited and not any("differently" in line for line in told)
+
+
+def test_an_audit_of_a_unit_that_ends_its_collectors_leaves_it_out_once() -> None:
+    told = list[str]()
+    found = driven(Pretended(bad={"1:2"}), told, audit=1.0).collect(draws(), Sampling(), version=7)
+    assert [episode.group for episode in found if episode.end is End.FAILED] == ["1:2"] * 2
+    assert len([line for line in told if "are left out" in line]) == 1
+
+
+def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
+    units = {str(place): unit for place, unit in enumerate(units_of(draws(400)))}
+    chosen = twice(units, 0.1)
+    assert 20 < len(chosen) < 60 and all(units[name.removesuffix(" again")] == unit for name, unit in chosen.items())
+    assert twice(dict(reversed(units.items())), 0.1) == chosen and len(twice(units, 1.0)) == 400 and not twice(units, 0.0)
+
+
+def test_an_audit_needs_two_collectors() -> None:
+    with pytest.raises(ValidationError, match=r"audit is 0.1, which compares collectors, and collectors is 1; have 2 or more"):
+        ClusterConfig(audit=0.1)
+
+
 def test_bytes_of_weights_are_counted_for_each_collector() -> None:
     driver = driven(Pretended(), collectors=3)
-    driver.load(b"0123456789")
+    driver.load(Parcel([], size=10))
     driver.collect(draws(), Sampling())
     figures = driver.figures.of_step()
     assert figures["cluster/weights_bytes"] == 30.0 and figures["cluster/sampling"] > 0
@@ -207,9 +271,9 @@ def test_old_weights_are_freed() -> None:
     transport = Pretended()
     driver = driven(transport)
     for version in range(5):
-        driver.load(str(version).encode())
+        driver.load(Parcel([version]))
         driver.collect(draws(), Sampling())
-    assert transport.held == {4: b"4"}
+    assert transport.held == {4: Parcel([4])}
 
 
 def test_another_thread_can_end_the_wait() -> None:
@@ -252,15 +316,15 @@ class Slow(Pretended):
 def test_a_collector_takes_the_next_batch_while_another_still_samples_the_first() -> None:
     transport = Slow()
     driver = driven(transport, collectors=2)
-    driver.load(b"0")
+    driver.load(Parcel([0]))
     first = driver.begin(draws(3), Sampling(), version=0)
-    driver.load(b"1")
+    driver.load(Parcel([1]))
     second = driver.begin(draws(4), Sampling(), version=1)
     assert second.result() == [answered(draw, 1) for draw in draws(4)] and not first.done.is_set()
     slow, *others = transport.order
     assert {label for worker, label in others if worker == slow[0]} == set()
     assert [label for _, label in others] == [0, 0, 1, 1, 1, 1]
-    assert transport.held == {0: b"0", 1: b"1"}  # what is still sampled may have to be sampled again
+    assert transport.held == {0: Parcel([0]), 1: Parcel([1])}  # what is still sampled may have to be sampled again
     transport.free.set()
     assert first.result() == [answered(draw, 0) for draw in draws(3)]
     assert first.timing.sampling > second.timing.sampling and len(first.timing.judged) == 3
@@ -278,7 +342,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
         with driven(Pretended(seed, deaths=deaths), collectors=collectors, backups=0.5) as driver:
             begun = []
             for version in range(4):
-                driver.load(str(version).encode())
+                driver.load()
                 begun += [driver.begin(draws(5), Sampling(), version=version) for _ in range(2)]
                 if not version:
                     waiting = threading.Thread(target=wait, args=(begun, found))

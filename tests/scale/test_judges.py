@@ -155,7 +155,7 @@ def test_the_episodes_of_a_collector_are_the_same_with_judge_hosts(env: type[Env
         )
         collector, hosts = Collector(config, Facts("float32", False, 1, weights=False)), [JudgeHost(config) for _ in range(judges)]
         collector.desk.name({str(number): one.judge for number, one in enumerate(hosts)})
-        collector.load(0, b"", 0)
+        collector.load(0, [])
         unit = [Draw(collector.rollout.mdp.environment.task("train", place), "g", seed_of(place)) for place in range(20)]
         data, _ = collector.collect(0, unit, Sampling(), 3)
         found.append(from_columns(Columns.from_bytes(data)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,9 @@ from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
-from rlvr.scale.collector import Collector, Facts, weights_of
+from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.training import train
+from rlvr.scale.weights import Packer
 from tests.fixtures.tiny import MODEL, tiny_run
 
 HEADS = MODEL | {"hidden_size": 64}
@@ -31,8 +31,7 @@ def test_a_collector_samples_from_an_engine_in_its_process_with_the_weights_of_i
     for version, sharper in enumerate((1.0, 30.0)):
         for weight in made.model.parameters():
             weight.data *= sharper
-        data = weights_of(made.model)
-        made.load(version, data, zlib.crc32(data))
+        made.load(version, [Packer("whole", "float32", vectors=False).pack(made.model)])
         figures = made.sampler.figures()
         assert figures and max(figures.values()) < 1e-2  # the probe has compared the engine with these weights
         with pytest.raises(SamplerError, match=f"version {version + 1} of the weights, but this collector has version {version}"):

@@ -1,0 +1,1 @@
+"""Whether machines compute the same, and whether a cluster can run what is asked."""

@@ -1,0 +1,231 @@
+"""The trainer's weights on their way to collectors: in buckets, whole or as what changed since the version before.
+
+Whole: the bytes of all tensors, in the precision that collectors compute in. Each bucket has a checksum; one exists at a time.
+
+Delta: most weights of 2 bytes do not change in a step, because the update is smaller than half of their last bit. For each tensor the
+places of those that change and by how much their bits change (mostly by 1) are compressed. The checksum is that of the result, so the
+weights are exactly those of the trainer or are refused. A collector needs all deltas since the version that it has, or since the last
+whole copy. Weights of float32 have no delta: an update changes nearly all of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.model.handover import lowered
+from rlvr.scale.parcels import Array, Bucket, Parcel, Part, checksum_of
+
+BUCKET = 256 << 20
+"""The most bytes of one bucket."""
+WHOLE_EVERY = 20
+"""With deltas, after how many versions a whole copy follows: a collector that starts again loads at most so many."""
+WORTH = 0.5
+"""A delta that is larger than this share of a whole copy is not sent; a whole copy is."""
+CHUNK = 1 << 26
+"""How many elements of a tensor are compared at a time."""
+
+# ---- to send
+
+
+class Packer:
+    """Makes a parcel of each version of a model's weights.
+
+    >>> Packer("whole", "bfloat16").pack(model).delta                                       # doctest: +SKIP
+    False
+    """
+
+    def __init__(self, way: str, precision: str, *, vectors: bool = True, bucket: int = BUCKET, every: int = WHOLE_EVERY) -> None:
+        """`vectors`: whether they are in the precision too, not matrices alone."""
+        if way == "delta" and getattr(torch, precision).itemsize != 2:
+            raise ConfigError(
+                f"cluster.weights is delta, but collectors compute in {precision}, where an update changes nearly every weight; "
+                "set model.dtype to bfloat16, or cluster.weights to whole"
+            )
+        self.way, self.precision, self.vectors, self.bucket, self.every = way, precision, vectors, bucket, every
+        self._base, self._since = dict[str, Array](), 0
+        """What collectors have, of the tensors that may come as changes; and how many deltas came since the last whole copy."""
+
+    def pack(self, model: Any) -> Parcel:
+        """Pack the present weights. A whole copy must be read before they change."""
+        if self.way == "delta" and self._base and self._since < self.every - 1:
+            parts = list(self._changes(model))
+            size, whole = sum(part.data.nbytes for part in parts), sum(tensor.nbytes for _, tensor in self._tensors(model))
+            if size <= WORTH * whole:
+                self._since += 1
+                result = {name: zlib.crc32(_bytes(tensor).data) for name, tensor in self._tensors(model)}
+                return Parcel(list(_filled(parts, self.bucket)), True, result, size)
+        self._since = 0
+        if self.way == "delta":
+            self._base = {name: _bytes(tensor).view(np.int16).copy() for name, tensor in self._tensors(model) if tensor.itemsize == 2}
+        whole = sum(tensor.nbytes for _, tensor in self._tensors(model))
+        return Parcel(_filled(self._everything(model), self.bucket), size=whole)
+
+    def _tensors(self, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors as they are sent; tied ones come once."""
+        seen, same = set[int](), is_in(model, self.precision)
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                plain = tensor.detach()
+                yield name, plain if same else computed(plain, self.precision, vectors=self.vectors)
+
+    def _everything(self, model: Any) -> Iterator[Part]:
+        for name, tensor in self._tensors(model):
+            form, data = form_of(tensor), _bytes(tensor)
+            for begin in range(0, len(data), self.bucket):
+                yield Part(name, form, begin, data[begin : begin + self.bucket])
+
+    def _changes(self, model: Any) -> Iterator[Part]:
+        """What differs from the base, which becomes the new version. Tensors of other sizes are few, and come as they are."""
+        for name, tensor in self._tensors(model):
+            form, data = form_of(tensor), _bytes(tensor)
+            if tensor.itemsize != 2:
+                yield Part(name, form, 0, data)
+                continue
+            new, old = data.view(np.int16), self._base[name]
+            for begin in range(0, len(new), CHUNK):
+                here = slice(begin, begin + CHUNK)
+                if (at := np.flatnonzero(new[here] != old[here])).size:
+                    coded, wide = _coded(at, new[here][at] - old[here][at])
+                    yield Part(name, form, begin, coded, len(at), wide)
+            old[:] = new
+
+
+def computed(tensor: torch.Tensor, precision: str, *, vectors: bool) -> torch.Tensor:
+    """A tensor in the precision that a collector computes in; without `vectors` matrices alone."""
+    dtype = getattr(torch, precision)
+    return tensor.to(dtype) if vectors and tensor.is_floating_point() else lowered(tensor, precision)
+
+
+def lower(model: Any, precision: str, *, vectors: bool) -> Any:
+    """The model itself, with its weights in the precision in which they are sent."""
+    if is_in(model, precision):
+        return model
+    if vectors:
+        return model.to(getattr(torch, precision))
+    for weight in model.parameters():
+        weight.data = lowered(weight.data, precision)
+    return model
+
+
+def is_in(model: Any, precision: str) -> bool:
+    """Whether a model is in a precision; then those of its tensors that are in another one stay as they are."""
+    return bool(getattr(torch, precision) == model.dtype)
+
+
+def form_of(tensor: torch.Tensor) -> str:
+    """Type and shape, to compare and to show.
+
+    >>> form_of(torch.zeros(2, 3))
+    'float32 [2, 3]'
+    """
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _bytes(tensor: torch.Tensor) -> Array:
+    """The memory of a tensor; of one on a device a copy."""
+    found: Array = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
+def _filled(parts: Iterable[Part], most: int) -> Iterator[Bucket]:
+    """Buckets of at most so many bytes, if no part is larger."""
+    held, size = list[Part](), 0
+    for part in parts:
+        if held and size + part.data.nbytes > most:
+            yield Bucket.of(held)
+            held, size = [], 0
+        held.append(part)
+        size += part.data.nbytes
+    if held:
+        yield Bucket.of(held)
+
+
+def _coded(at: Array, moves: Array) -> tuple[Array, int]:
+    """Places and changes, compressed: first all low bytes, then the next, because these are nearly all 0."""
+    gaps = np.diff(at, prepend=0)
+    wide = next(size for size in (1, 2, 4) if gaps.max() < 1 << 8 * size)
+    folded = (moves << 1) ^ (moves >> 15)  # -1 becomes 1, and 1 becomes 2
+    columns = [part.view(np.uint8).reshape(len(at), -1).T for part in (gaps.astype(f"<u{wide}"), folded.astype("<i2"))]
+    return np.frombuffer(zlib.compress(b"".join(column.tobytes() for column in columns), 1), np.uint8), wide
+
+
+def _decoded(part: Part) -> tuple[Array, Array]:
+    """The places and changes of `_coded`."""
+    length = part.changed * (part.wide + 2)
+    opened = zlib.decompressobj()
+    plain = np.frombuffer(opened.decompress(part.data.data, length), np.uint8)
+    if len(plain) != length or not opened.eof:
+        raise RlvrError(f"the changes of {part.name} are not {part.changed:,} of {part.wide} and 2 bytes")
+    edge = part.changed * part.wide
+    gaps = np.ascontiguousarray(plain[:edge].reshape(part.wide, -1).T).view(f"<u{part.wide}").reshape(-1)
+    folded = np.ascontiguousarray(plain[edge:].reshape(2, -1).T).view("<u2").reshape(-1)
+    return np.cumsum(gaps, dtype=np.int64), (folded >> 1).astype(np.int16) ^ -(folded & 1).astype(np.int16)
+
+
+# ---- to receive
+
+
+def take_in(model: Any, parcels: Iterable[Parcel]) -> None:
+    """Bring a model to the version of the last parcel; RlvrError if its weights are not exactly those that were sent.
+
+    After an error the model has parts of several versions and must not be used.
+    """
+    places: dict[str, torch.Tensor] = model.state_dict()
+    desk = np.empty(0, np.uint8)
+    result: Mapping[str, int] = {}
+    for parcel in parcels:
+        given = dict.fromkeys(places, 0)
+        for bucket in parcel.buckets:
+            if checksum_of(bucket.parts) != bucket.checksum:
+                raise RlvrError(f"{len(bucket.parts)} parts of the weights have another checksum here than where they were made")
+            for part in bucket.parts:
+                if part.name not in places or form_of(places[part.name]) != part.form:
+                    here = form_of(places[part.name]) if part.name in places else "no such tensor"
+                    raise RlvrError(f"the weights that were sent are those of another model: {part.name} is {part.form}, here {here}")
+                given[part.name] += part.data.nbytes
+                if part.changed:
+                    _change(places[part.name], part)
+                else:
+                    desk = _write(places[part.name], part, desk)
+        if not parcel.delta:
+            _check_whole(places, given)
+        result = parcel.result
+    for name, checksum in result.items():
+        if zlib.crc32(_bytes(places[name]).data) != checksum:
+            raise RlvrError(f"{name} has another checksum after these changes than where they were made; a whole copy is needed")
+
+
+def _check_whole(places: Mapping[str, torch.Tensor], given: Mapping[str, int]) -> None:
+    """Whether every tensor was given; a tied one under any of its names."""
+    full = {(place.data_ptr(), place.shape) for name, place in places.items() if given[name] == place.nbytes}
+    if missing := [name for name, place in places.items() if (place.data_ptr(), place.shape) not in full]:
+        raise RlvrError(f"the weights that were sent are those of another model: {len(missing)} tensors are missing, such as {missing[0]}")
+
+
+def _write(place: torch.Tensor, part: Part, desk: Array) -> Array:
+    """Copy bytes to their place; on the way to a device through the same memory each time, which is returned."""
+    into = place.view(-1).view(torch.uint8)[part.begin : part.begin + part.data.nbytes]
+    if place.device.type == "cpu":
+        np.copyto(into.numpy(), part.data)
+        return desk
+    if len(desk) < part.data.nbytes:
+        desk = np.empty(part.data.nbytes, np.uint8)
+    np.copyto(desk[: part.data.nbytes], part.data)
+    into.copy_(torch.from_numpy(desk[: part.data.nbytes]))
+    return desk
+
+
+def _change(place: torch.Tensor, part: Part) -> None:
+    at, moves = _decoded(part)
+    bits = place.view(-1).view(torch.int16)[part.begin :]
+    if int(at[-1]) >= len(bits):
+        raise RlvrError(f"the changes of {part.name} end at element {part.begin + int(at[-1]):,}, and it has {place.numel():,}")
+    where = torch.from_numpy(at).to(place.device)
+    bits[where] += torch.from_numpy(moves).to(place.device)

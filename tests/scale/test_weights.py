@@ -1,0 +1,201 @@
+"""Weights arrive exactly as they were sent, whole or as changes, and whatever is damaged is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.scale.parcels import Bucket, Chain, Parcel
+from rlvr.scale.weights import Packer, lower, take_in
+
+SHAPE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def model(seed: int = 0, dtype: torch.dtype = torch.bfloat16, *, tied: bool = True, vocabulary: int = 50) -> Any:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=tied, **SHAPE)).to(dtype)
+
+
+def carried(parcel: Parcel) -> Parcel:
+    """As a transport gives it on: copied."""
+    return replace(parcel, buckets=pickle.loads(pickle.dumps(list(parcel.buckets))))
+
+
+def damaged(parcel: Parcel) -> Parcel:
+    """With one bit changed in the last bucket, and the checksum that it had."""
+    *others, last = parcel.buckets
+    data = last.parts[0].data.copy()
+    data[len(data) // 2] ^= 4
+    parts = (replace(last.parts[0], data=data), *last.parts[1:])
+    return replace(parcel, buckets=[*others, replace(last, parts=parts)])
+
+
+def same(one: Any, other: Any) -> bool:
+    """To the bit, also where a weight is not a number."""
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+
+
+def change(net: Any, seed: int, share: float = 0.02) -> None:
+    """Other bits in some of the elements, of any kind: also signs, infinities and what is not a number."""
+    draw = torch.Generator().manual_seed(seed)
+    for weight in net.parameters():
+        bits = weight.data.view(-1).view(torch.int16)
+        chosen = torch.rand(len(bits), generator=draw) < share
+        chosen[0] = chosen[-1] = True
+        bits[chosen] = torch.randint(-(1 << 15), 1 << 15, (int(chosen.sum()),), generator=draw, dtype=torch.int16)
+
+
+def sized(parcels: Iterable[Parcel]) -> list[int]:
+    return [sum(part.data.nbytes for bucket in parcel.buckets for part in bucket.parts) for parcel in parcels]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bucket", [100, 3000, 1 << 28])
+def test_a_whole_copy_arrives_exactly_in_buckets_of_any_size(bucket: int, tied: bool) -> None:
+    sent, got = model(tied=tied), model(1, tied=tied)
+    parcel = carried(Packer("whole", "bfloat16", bucket=bucket).pack(sent))
+    take_in(got, [parcel])
+    assert same(sent, got) and sized([parcel]) == [parcel.size] == [sum(w.nbytes for w in sent.parameters())]
+    assert max(sum(part.data.nbytes for part in one.parts) for one in parcel.buckets) <= bucket
+
+
+def test_the_bytes_of_a_whole_copy_are_not_copied_on_the_way() -> None:
+    sent = model()
+    [bucket] = Packer("whole", "bfloat16").pack(sent).buckets
+    places = {weight.data_ptr() for weight in sent.parameters()}
+    assert {part.data.ctypes.data for part in bucket.parts} == places
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_weights_travel_in_the_precision_that_collectors_compute_in(vectors: bool) -> None:
+    sent = model(dtype=torch.float32)
+    got = lower(model(1, torch.float32), "bfloat16", vectors=vectors)
+    parcel = carried(Packer("whole", "bfloat16", vectors=vectors).pack(sent))
+    take_in(got, [parcel])
+    for name, weight in sent.named_parameters():
+        expected = weight.to(torch.bfloat16) if vectors or weight.ndim > 1 else weight
+        assert torch.equal(got.state_dict()[name], expected) and got.state_dict()[name].dtype == expected.dtype
+    assert parcel.size == sum(weight.nbytes for weight in got.parameters())
+
+
+def test_deltas_bring_any_collector_to_any_version_exactly() -> None:
+    draw, trainer, packer, chain = random.Random(0), model(vocabulary=500), Packer("delta", "bfloat16", bucket=500, every=5), Chain()
+    versions, collectors, deltas = list[Any](), dict[int, tuple[int, Any]](), 0
+    for version in range(14):
+        parcel = packer.pack(trainer)
+        chain.add(version, carried(parcel))
+        deltas += parcel.delta
+        versions.append(copy.deepcopy(trainer))
+        chain.keep({version, max(0, version - 2)})
+        for number in range(3):
+            if draw.random() < 0.3:
+                collectors.pop(number, None)
+            if draw.random() < 0.8:
+                asked = max(0, version - draw.randrange(3))
+                has, net = collectors.get(number, (None, model(9, vocabulary=500)))
+                take_in(net, chain.path(asked, has))
+                assert same(net, versions[asked])
+                collectors[number] = (asked, net)
+        change(trainer, version)
+    assert deltas == 11 and len(chain._held) <= 7  # whole: 0, 5 and 10
+
+
+def test_a_delta_has_the_size_of_what_changed() -> None:
+    trainer, packer = model(vocabulary=20_000), Packer("delta", "bfloat16")
+    first = packer.pack(trainer)
+    with torch.no_grad():
+        for weight in trainer.parameters():
+            weight.view(-1)[::50].mul_(1 + 1 / 128)  # the last bit, of 2 %
+    second = packer.pack(trainer)
+    assert second.delta and second.size < 0.012 * first.size and sized([second]) == [second.size]
+    nothing = packer.pack(trainer)
+    assert nothing.delta and nothing.size == 0 and len(nothing.result) == len(list(trainer.parameters()))
+
+
+def test_where_nearly_everything_changed_a_whole_copy_is_sent() -> None:
+    trainer, packer, got = model(), Packer("delta", "bfloat16"), model(1)
+    packer.pack(trainer)
+    change(trainer, 1, share=0.9)
+    parcel = packer.pack(trainer)
+    assert not parcel.delta
+    take_in(got, [carried(parcel)])
+    change(trainer, 2, share=0.01)
+    take_in(got, [carried(packer.pack(trainer))])  # and it is the base of the next delta
+    assert same(trainer, got)
+
+
+def test_tensors_of_other_sizes_come_whole_with_each_delta() -> None:
+    trainer, got = model(dtype=torch.float32), lower(model(1, torch.float32), "bfloat16", vectors=False)
+    packer = Packer("delta", "bfloat16", vectors=False)
+    take_in(got, [carried(packer.pack(trainer))])
+    with torch.no_grad():
+        for weight in trainer.parameters():
+            weight.view(-1)[:3] += 0.25
+    parcel = packer.pack(trainer)
+    take_in(got, [carried(parcel)])
+    assert parcel.delta and same(lower(trainer, "bfloat16", vectors=False), got)
+
+
+@pytest.mark.parametrize("way", ["whole", "delta"])
+def test_bytes_that_changed_on_the_way_are_refused(way: str) -> None:
+    trainer, packer, got = model(), Packer("delta", "bfloat16", bucket=3000), model(1)
+    first = packer.pack(trainer)
+    if way == "delta":
+        take_in(got, [carried(first)])
+        change(trainer, 1)
+        first = packer.pack(trainer)
+    assert first.delta == (way == "delta")
+    with pytest.raises(RlvrError, match="parts of the weights have another checksum here than where they were made"):
+        take_in(got, [damaged(carried(first))])
+
+
+def test_changes_of_other_weights_than_the_collector_has_are_refused() -> None:
+    trainer, packer = model(), Packer("delta", "bfloat16")
+    packer.pack(trainer)
+    change(trainer, 1)
+    with pytest.raises(RlvrError, match=r"has another checksum after these changes than where they were made; a whole copy is needed"):
+        take_in(model(5), [carried(packer.pack(trainer))])
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    parcel = carried(Packer("whole", "bfloat16").pack(model()))
+    words = r"another model: model.embed_tokens.weight is bfloat16 \[50, 16\], here "
+    with pytest.raises(RlvrError, match=words + r"bfloat16 \[60, 16\]"):
+        take_in(model(vocabulary=60), [parcel])
+    with pytest.raises(RlvrError, match=words + "no such tensor"):
+        take_in(torch.nn.Linear(2, 2), [parcel])
+    with pytest.raises(RlvrError, match=r"another model: 1 tensors are missing, such as lm_head.weight"):
+        take_in(model(tied=False), [parcel])
+    [bucket] = parcel.buckets
+    with pytest.raises(RlvrError, match=r"another model: \d+ tensors are missing, such as model.embed_tokens.weight"):
+        take_in(model(), [Parcel([Bucket.of(bucket.parts[1:])])])
+
+
+def test_changes_outside_of_a_tensor_or_of_another_length_are_refused() -> None:
+    trainer, packer = model(), Packer("delta", "bfloat16")
+    packer.pack(trainer)
+    change(trainer, 1)
+    [bucket] = packer.pack(trainer).buckets
+    part = bucket.parts[0]
+    with pytest.raises(RlvrError, match=r"the changes of model.embed_tokens.weight end at element 1,\d\d\d, and it has 800"):
+        take_in(model(), [Parcel([Bucket.of([replace(part, begin=500)])], delta=True)])
+    with pytest.raises(RlvrError, match=r"the changes of model.embed_tokens.weight are not 3 of . and 2 bytes"):
+        take_in(model(), [Parcel([Bucket.of([replace(part, changed=3)])], delta=True)])
+    assert np.array_equal(part.data, bucket.parts[0].data)
+
+
+def test_float32_weights_have_no_delta() -> None:
+    words = r"cluster.weights is delta, but collectors compute in float32, where an update changes nearly every weight; set model.dtype"
+    with pytest.raises(ConfigError, match=words):
+        Packer("delta", "float32")
