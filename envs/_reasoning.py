@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -35,6 +37,9 @@ class Questions:
         self.make: Callable[..., Any] = partial(factory.create_dataset, dataset, **config)
         self.set = self.make(seed=0)
         self.listed, self.programs = dataset in LISTED, dataset in PROGRAMS
+        if self.programs:  # they run in a folder that is gone, where none can leave a file
+            os.chdir(folder := tempfile.mkdtemp())
+            os.rmdir(folder)
         self.entry = lru_cache(maxsize=256)(self._entry)
 
     @staticmethod

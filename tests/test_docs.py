@@ -81,7 +81,7 @@ def test_python_that_is_not_run_is_python() -> None:
             compile(block.text, block.where, "exec")
 
 
-@pytest.mark.parametrize("page", ["docs/data.md", "docs/foreign_tasks.md", "docs/their_environments.md"])
+@pytest.mark.parametrize("page", ["docs/data.md", "docs/foreign_tasks.md", "docs/task_folders.md", "docs/their_environments.md"])
 def test_environments_in_yaml_have_the_settings_that_the_page_gives_them(page: str) -> None:
     """Their packages are not installed here, so these blocks are not run as a whole."""
     found = [yaml.safe_load(block.text)["env"] for block in BLOCKS if block.language == "yaml" and block.page == page]

@@ -80,6 +80,10 @@ class Sleeping:
         """Nothing is copied here."""
         raise AssertionError("no backups were asked for")
 
+    def about(self, worker: str) -> dict[str, Any]:
+        """Nothing is known of a pretended one."""
+        return {}
+
     def poll(self, timeout_s: float) -> list[Event]:
         """Sleep until something ends."""
         now = time.monotonic()

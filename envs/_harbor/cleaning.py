@@ -32,7 +32,6 @@ def main(given: dict[str, Any]) -> None:
     `settings` are names of files that pytest reads; `asked` are the names that the task mentions; `paths` has the folders of commands.
     """
     roots, asked = given["roots"], set(given["asked"])
-    shut = [found for root in roots for found in opened(root)]
     for root in roots:
         for path in links(root):
             if not allowed(path, roots, asked):
@@ -49,25 +48,6 @@ def main(given: dict[str, Any]) -> None:
         for folder, _, files in os.walk(root):
             for name in set(given["settings"]).intersection(files) - asked:
                 restore(os.path.join(folder, name))
-    for path, mode in reversed(shut):
-        if os.path.isdir(path):
-            os.chmod(path, mode)
-
-
-def opened(root: str) -> list[tuple[str, int]]:
-    """Make every folder readable; those that were not, with their mode. A file in such a folder can be opened by its name."""
-    shut: list[tuple[str, int]] = []
-
-    def opens(path: str) -> None:
-        if os.path.isdir(path) and not os.path.islink(path) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-            shut.append((path, os.stat(path).st_mode & 0o7777))
-            os.chmod(path, 0o700)
-
-    opens(root)
-    for folder, folders, _ in os.walk(root):
-        for name in folders:
-            opens(os.path.join(folder, name))
-    return shut
 
 
 def links(root: str) -> list[str]:
@@ -115,8 +95,8 @@ def importable(paths: list[str], roots: list[str]) -> set[str]:
 def module_of(path: str) -> str:
     """The module that would be imported from a path; '' if there is none."""
     name = os.path.basename(path)
-    if os.path.isdir(path):
-        return name if any(one.startswith("__init__.") for one in os.listdir(path)) else ""
+    if os.path.isdir(path):  # one that cannot be listed cannot be imported
+        return name if os.access(path, os.R_OK) and any(one.startswith("__init__.") for one in os.listdir(path)) else ""
     return name.partition(".")[0] if name.endswith((".py", ".pyc", ".so")) else ""
 
 

@@ -105,6 +105,8 @@ def promised(crew: Crew) -> list[str]:
         tokens = "same tokens: in distribution only, since kernels here are not deterministic (train.deterministic=true asks for it)"
     elif not crew.exact:
         tokens = "same tokens: in distribution only, since times decide what is sampled together (rollout.lockstep=true fixes that)"
+    elif crew.sampler.company and not crew.sampler.runs_model:
+        tokens = "same tokens: mostly, since an engine decides by itself what it computes together, and last bits depend on that"
     gradients = "yes, from the same tokens" if deterministic else "up to rounding, from the same tokens"
     return [
         "same schedule: always. Tasks, seeds, groups, their order and the version of the weights are functions of the seed and the step, "

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from rlvr.samplers._local.engines import Engines
 from rlvr.samplers._local.fleet import fleet_of
 from rlvr.samplers._probe import LENGTH, Probe
 from rlvr.samplers._servers.patience import Patience
+from rlvr.samplers._servers.roll import Unfit
 from rlvr.samplers._servers.servers import Servers
 from rlvr.samplers._servers.transfer import TRANSFERS
 from rlvr.samplers._vllm_version import check_version, installed
@@ -179,7 +181,8 @@ class VLLMSampler(Sampler):
         self._probe.begin()
         ours = weights.score(self._probe.tokens, self._precision)
         for where, score in self._engine.scorers().items():
-            self._probe.check(score, model, where, version, ours=ours)
+            with suppress(Unfit):  # a server that was lost meanwhile, with others left
+                self._probe.check(score, model, where, version, ours=ours)
 
     def rest(self) -> None:
         """Release the GPU's memory to the trainer until the next weights."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
@@ -21,10 +22,10 @@ from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
 from rlvr.scale.machines import check_room, end, here, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.record import ending, last_lines, log_of
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
 from rlvr.scale.weights.parcels import Chain, Parcel
-from rlvr.scale.words import ending, last_lines, log_of
 
 PULSE_S, MISSED = 5.0, 3
 """How often each collector is asked for a pulse, and how many it may miss."""
@@ -262,6 +263,9 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
 
     MissingExtra without the package, ConfigError where nobody answers.
     """
+    present = sys.modules.get("ray")
+    if present is not None and present.is_initialized():  # before the environment is changed, which nodes and drivers inherit
+        return present, False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
     local = settings.address == "local"
     if local:
@@ -270,8 +274,6 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise MissingExtra("ray", "ray", "set cluster.collectors to 0") from error
-    if ray.is_initialized():
-        return ray, False
     mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if local else {}
     if local:
         asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus

@@ -162,8 +162,9 @@ class Elsewhere(InUnits):
 
     def measured(self, times: Mapping[str, float]) -> dict[str, float]:
         """What collectors and the trainer did with the time of this step, and what was lost."""
-        seen = {} if self.driver is None else self.driver.figures.of_step()
-        return seen | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
+        if self.driver is None:
+            return {}
+        return self.driver.figures.of_step() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
 
     def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
         """Ask for one episode a draw, without waiting for them."""

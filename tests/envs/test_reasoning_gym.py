@@ -61,12 +61,13 @@ def test_no_question_is_in_two_splits_whatever_the_seed(made: Any) -> None:
     assert len(asked["train"]) > 150 and not asked["train"] & asked["test"]
 
 
-def test_questions_from_programs_are_the_same_in_every_process(made: Any) -> None:
-    """Of the programs of the stand-in, some fail, some use the shared generator, and some draw what nobody can draw again."""
+def test_questions_from_programs_are_the_same_in_every_process(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the programs of the stand-in, some fail, some write files, some use the shared generator, some draw what nobody can draw again."""
+    monkeypatch.chdir(tmp_path)
     one, other = ([made("codeio").task("train", index) for index in range(20)] for _ in range(2))
     assert one == other
     assert {task.question.split()[0] for task in one} == {"shared", "sound"}
-    assert all(task.reference["gold"] != "{}" for task in one)
+    assert all(task.reference["gold"] != "{}" for task in one) and not list(tmp_path.iterdir())
 
 
 def test_what_an_answer_says_is_never_executed(made: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,9 @@ from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
 from rlvr.scale.machines import born, end, here, pids_of
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.record import last_lines, log_of
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
 from rlvr.scale.weights.parcels import Parcel
-from rlvr.scale.words import last_lines, log_of
 
 
 class RayError(Exception):
@@ -229,7 +230,7 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
 
 
 def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rlvr.scale.words.os.readlink", lambda path: "pipe:[7]")
+    monkeypatch.setattr("rlvr.scale.record.os.readlink", lambda path: "pipe:[7]")
     assert log_of() == "" and last_lines("") == last_lines(str(tmp_path)) == []
 
 
@@ -248,6 +249,13 @@ def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
     )
     with pytest.raises(ConfigError, match=words):
         Actors(ClusterConfig(collectors=3, gpus=1.0), {}, Facts("float32", False, 1))
+
+
+def test_a_cluster_that_is_connected_already_is_used_as_it_is(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray hands the environment on to nodes and drivers: one that asks for tokens cannot talk to a cluster that has none."""
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    Actors(ClusterConfig(address="local"), {}, Facts("float32", False, 1)).close()
+    assert "RAY_AUTH_MODE" not in os.environ
 
 
 def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:

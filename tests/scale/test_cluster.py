@@ -25,12 +25,14 @@ from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
+from rlvr.runs.runlog import rows_of
 from rlvr.scale import actors
 from rlvr.scale.actors import Actors
 from rlvr.scale.checks.doctor import examined
 from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
+from rlvr.scale.record import Record
 from rlvr.scale.training import train
 from rlvr.scale.transport import Ended, Event, Lost
 from rlvr.scale.units import units_of
@@ -110,14 +112,19 @@ class Harmed(Actors):
 
 
 def sampled(
-    config: RunConfig, plan: Callable[[Harmed], bool] | None = None, *, kind: type[Harmed] = Harmed, **settings: Any
+    config: RunConfig,
+    plan: Callable[[Harmed], bool] | None = None,
+    *,
+    kind: type[Harmed] = Harmed,
+    record: Record | None = None,
+    **settings: Any,
 ) -> tuple[list[list[Episode]], Harmed, list[str]]:
     """What two steps give, and what was said."""
     asked = ClusterConfig(**{"collectors": 2, "restarts": 20, **settings})
     config = config.model_copy(update={"cluster": asked})
     transport, told = kind(asked, config.model_dump(mode="json"), FACTS), list[str]()
     transport.plan = plan
-    with Driver(transport, asked, tell=told.append) as driver:
+    with Driver(transport, asked, tell=told.append, record=record) as driver:
         found = []
         for step in STEPS:
             driver.load()
@@ -167,6 +174,23 @@ def test_a_collector_that_is_killed_changes_nothing(nodes: Nodes, expected: list
     found, _, told = sampled(run_of(seconds=0.1), plan)
     assert found == expected
     assert len(told) == 1 and "is lost: ActorDiedError (process" in told[0]
+
+
+def crashes(transport: Harmed) -> bool:
+    """A collector crashes as soon as it has a unit."""
+    if transport.assigned:
+        transport.kill(transport.assigned[0][0].worker, signal.SIGSEGV)
+    return bool(transport.assigned)
+
+
+def test_the_last_words_of_a_collector_are_in_the_record(nodes: Nodes, expected: list[list[Episode]], tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    found, transport, told = sampled(run_of(seconds=0.1), crashes, record=Record(tmp_path))
+    assert found == expected and len(told) == 1
+    [row] = rows_of(tmp_path / "collectors.jsonl")
+    assert row["collector"] == transport.assigned[0][0].worker and row["unit"].startswith("0:sums/") and row["again"]
+    assert "Fatal Python error: Segmentation fault" in row["words"] and row["why"].endswith(": Fatal Python error: Segmentation fault")
+    assert row["host"] and row["pid"] != os.getpid() and not any(":actor_name:" in line for line in row["words"])
 
 
 def test_a_unit_may_kill_two_collectors_in_a_row(nodes: Nodes, expected: list[list[Episode]], tmp_path: Path) -> None:
@@ -421,7 +445,7 @@ def test_a_killed_run_that_started_its_own_cluster_leaves_two_agents_of_ray_alon
             os.kill(pid, signal.SIGKILL)
 
 
-# ---- the last of all, since no node is added to this cluster again --------------------------------------------------------
+# ---- the last of all, since the second node is gone after it ----------------------------------------------------------
 
 
 def test_a_node_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list[Episode]]) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.scale import judgehosts
 from rlvr.scale.judgehosts import JudgeHosts
 from tests.scale.test_actors import PLACE, Ray, RayError, RayTaskError
 
@@ -30,7 +29,7 @@ def test_a_host_can_be_asked_once_it_has_begun() -> None:
 def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_then_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     made, ray, told = hosts(restarts=1)
     clock = [0.0]
-    monkeypatch.setattr(judgehosts.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("rlvr.scale.judgehosts.time.monotonic", lambda: clock[0])
     made.slots[0].since = 0.0
     ray.last("begin").ends(PLACE)
     assert made.look()

@@ -30,7 +30,8 @@ from rlvr.samplers._local.process import EngineProcess
 from rlvr.samplers._local.slot import Slot
 from rlvr.samplers._probe import TOLERANCE, apart
 from rlvr.samplers._servers.patience import Patience
-from rlvr.samplers._servers.servers import AGAIN, LOOK_S
+from rlvr.samplers._servers.replies import AGAIN
+from rlvr.samplers._servers.servers import LOOK_S
 
 PREFIX = "rlvr-engines-"
 MOST_DEATHS = 3

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.samplers._http import Http, NoReply
+from rlvr.samplers._servers.replies import AGAIN
 
 T = TypeVar("T")
 FIRST_S, LONGEST_S = 1.0, 300.0
@@ -69,7 +70,7 @@ class Roll:
         if server not in self.up:
             return
         if self.alone(server):
-            raise SamplerError(f"{why}; no other server is left")
+            raise SamplerError(f"{why}. {AGAIN}")
         self.up = [other for other in self.up if other is not server]
         self._lost[server] = (time.monotonic() + FIRST_S, FIRST_S)
         server.abort()

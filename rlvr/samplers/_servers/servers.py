@@ -4,7 +4,9 @@
 
 Each set of weights is sent with a unique name, and each completion reports the name of the weights that sampled it. So a
 server that was restarted, or got weights from another client, is detected at its first completion. While requests are
-pending, the health of the servers is checked; every wait has a deadline.
+pending, the health of the servers is checked; every wait has a deadline. With several servers, one that does not respond, fails or has
+other weights loses its requests to the others, and takes part again when it is healthy and has loaded new weights. Without the last one
+the run ends.
 
 If all servers can load adapters at run time (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora --max-lora-rank R), the frozen
 weights of a model with an adapter are sent once and then the adapter alone; otherwise merged weights are sent.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import partial
@@ -34,22 +36,20 @@ from rlvr.samplers._dialect import finished, room_for, settings
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers._local.balance import Load, chosen, group_of
 from rlvr.samplers._servers.patience import Patience
-from rlvr.samplers._servers.transfer import BY_NCCL, Transfer
-from rlvr.samplers._vllm_version import check_version
+from rlvr.samplers._servers.replies import ADAPTERS, AGAIN, COMMAND, fault_of, met
+from rlvr.samplers._servers.roll import Gone, Roll, Unfit
+from rlvr.samplers._servers.transfer import Transfer
 
 T = TypeVar("T")
 Calls: TypeAlias = list[tuple[int, Callable[[], T]]]
 """What to do in a thread, each with the number that its result is returned with."""
 Ended: TypeAlias = SimpleQueue[Future[T] | None]
 """Calls that have ended, and None where there may be more to send."""
-COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out"
 GENERATE = "/inference/v1/generate"
-ORDERS = ("/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
-ADAPTERS, OLD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+OLD_ADAPTER = "/v1/unload_lora_adapter"
 PREFIX = "rlvr-weights-"
 LOOK_S = 0.05
 """How often the caller gets a chance to look after other things while nothing arrives."""
-AGAIN = "Fix it, then continue with `rlvr train ... --resume`; no training progress is lost"
 
 
 class Servers:
@@ -72,6 +72,7 @@ class Servers:
         """`adapters`: send them apart from the weights, if all servers take them. `transfer`: files, or a backend of vLLM's."""
         self.patience, self.concurrency, self.dtype = patience, concurrency, dtype
         self.servers = [Http(url) for url in urls]
+        self.roll = Roll(self.servers)
         self.where = "the vLLM server at " + " and ".join(server.url for server in self.servers)
         try:
             sweep(PREFIX, folder)
@@ -88,6 +89,7 @@ class Servers:
         try:
             self.max_model_len = min(self._met(server) for server in self.servers)
             if transfer != "files":
+                self.roll.fixed = True  # they form a group with the trainer
                 self._transfer = Transfer(transfer, self.servers, self._done, self.patience.deadline_s)
         except BaseException:
             self.close()
@@ -97,8 +99,9 @@ class Servers:
         """Load new weights into every server. With several processes the main one talks to the servers, and all get the result."""
         if self._transfer is not None:
             self._transfer.send(weights, self.dtype)
-            self._weights = weights.once(lambda: self._told_to_load(None, version))
+            self._weights, _ = weights.once(lambda: self._told_to_load(None, version))
             return
+        weights.once(lambda: self.roll.back(self.patience.heartbeat_s, self._met))
         name, before = f"{self._run}-{version}", self._weights
         home = Path(weights.once(lambda: str(self._home)))
         part = weights.adapter() if self._adapters is not False else None
@@ -106,15 +109,17 @@ class Servers:
             self._adapters = weights.once(self._take_adapters)
         if part is None or not self._adapters:
             weights.save(home / name, self.dtype)
-            self._weights, self._adapter = weights.once(lambda: self._told_to_load(home / name, version)), ""
+            (self._weights, up), self._adapter = weights.once(lambda: self._told_to_load(home / name, version)), ""
         else:
             base = home / f"{name}-base" if not self._adapter or weights.once(self._anew) else None
             if base is not None:
                 part.base.save(base, self.dtype)
             part.save(home / name)
-            self._weights = self._adapter = weights.once(lambda: self._told_to_load(base, version, adapter=home / name))
+            self._weights, up = weights.once(lambda: self._told_to_load(base, version, adapter=home / name))
+            self._adapter = self._weights
             if base is not None:
                 shutil.rmtree(self._home / base.name, ignore_errors=True)
+        self.roll.only(up)
         if before and before != self._weights:
             shutil.rmtree(self._home / before, ignore_errors=True)
 
@@ -127,30 +132,44 @@ class Servers:
         A group goes to one server, which computes its prompt once, and so does each conversation: its cache has the earlier turns. Other
         requests go where least is in progress.
         """
-        loads = [Load(self.concurrency) for _ in self.servers]
+        loads, asked, again = {server: Load(self.concurrency) for server in self.servers}, dict[int, Request](), list[int]()
 
-        def calls(room: int) -> Calls[Completion] | None:
-            more = feed.take(room)
-            return None if more is None else [(number, self._call(number, request, sampling, loads)) for number, request in more]
+        def calls(room: int) -> Calls[Completion | Gone] | None:
+            more = feed.take(max(0, room - len(again)))
+            asked.update(more or ())
+            if more is None and not again:
+                return None
+            numbers = [*again, *(number for number, _ in more or ())]
+            again.clear()
+            return [(number, self._call(number, asked[number], sampling, loads)) for number in numbers]
 
-        ended: Ended[Completion] = SimpleQueue()
+        ended: Ended[Completion | Gone] = SimpleQueue()
         feed.notify = lambda: ended.put(None)
         try:
             with closing(self._awaited(calls, ended, lambda left: f"with {left} answers in progress")) as answers:
                 for given in answers:
-                    if given is not None:
-                        for load in loads:
-                            load.remove(given[0])
-                    yield given
+                    if given is None:
+                        yield None
+                        continue
+                    number, found = given
+                    for load in loads.values():
+                        load.remove(number)
+                    if isinstance(found, Gone):
+                        self.roll.lose(found.server, f"{found.why}, with {len(asked)} answers in progress")
+                        again.append(number)
+                        yield None
+                    else:
+                        del asked[number]
+                        yield number, found
         finally:
             feed.notify = None
 
-    def _call(self, number: int, request: Request, sampling: Sampling, loads: Sequence[Load]) -> Callable[[], Completion]:
+    def _call(self, number: int, request: Request, sampling: Sampling, loads: Mapping[Http, Load]) -> Callable[[], Completion | Gone]:
         room_for(request, self.where, self.max_model_len)
-        group = group_of(request)
-        place = chosen(loads, request, group) or 0
-        loads[place].add(number, request, group)
-        return partial(self._answer, self.servers[place], request, sampling)
+        group, up = group_of(request), self.roll.up
+        server = up[chosen([loads[server] for server in up], request, group) or 0]
+        loads[server].add(number, request, group)
+        return partial(self.roll.or_gone, server, partial(self._answer, server, request, sampling))
 
     def _awaited(
         self, calls: Callable[[int], Calls[T] | None], ended: Ended[T], told: Callable[[int], str]
@@ -160,12 +179,11 @@ class Servers:
         `calls` gives at most so many more of them, and None after the last one. If nothing finishes for a while, the servers are checked;
         `told` describes what is in progress.
         """
-        most = self.concurrency * len(self.servers)
-        pool = ThreadPoolExecutor(most, thread_name_prefix="vllm")
+        pool = ThreadPoolExecutor(self.concurrency * len(self.servers), thread_name_prefix="vllm")
         waiting: dict[Future[T], int] = {}
         heard = time.monotonic()
         try:
-            while (more := calls(most - len(waiting))) is not None or waiting:
+            while (more := calls(max(0, self.concurrency * len(self.roll.up) - len(waiting)))) is not None or waiting:
                 heard = heard if waiting else time.monotonic()
                 for number, call in more or ():
                     future = pool.submit(call)
@@ -195,8 +213,8 @@ class Servers:
             pool.shutdown(wait=True)
 
     def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
-        """One scorer for each server, so that every server's reload is checked."""
-        return {f"the vLLM server at {server.url}": partial(self._score, server) for server in self.servers}
+        """One scorer for each server that has loaded the weights, so that every reload is checked."""
+        return {f"the vLLM server at {server.url}": partial(self._score, server) for server in self.roll.up}
 
     def close_connections(self) -> None:
         """Abort all requests in progress."""
@@ -211,30 +229,33 @@ class Servers:
             server.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
-    def _told_to_load(self, folder: Path | None, version: int, adapter: Path | None = None) -> str:
-        """Let each server load what was written and clear its cache; return the name of the weights. None: only the adapter is new."""
+    def _told_to_load(self, folder: Path | None, version: int, adapter: Path | None = None) -> tuple[str, list[str]]:
+        """Let each server load what was written and clear its cache; return the name of the weights, and who has them.
+
+        None: only the adapter is new. A server that does not respond is lost, if others are left.
+        """
         if folder is not None:
-            self._done(self.servers, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+            self._done(self.roll.up, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         if self._adapter:
-            self._done(self.servers, OLD_ADAPTER, {"lora_name": self._adapter}, strict=False)
+            self._done(self.roll.up, OLD_ADAPTER, {"lora_name": self._adapter}, strict=False)
         if adapter is not None:
             # under a new name: vLLM would read one that was replaced in place from its files again at every step
-            self._done(self.servers, ADAPTERS, {"lora_name": adapter.name, "lora_path": str(adapter)})
-        for server, reply in zip(self.servers, self._done(self.servers, "/reset_prefix_cache"), strict=True):
+            self._done(self.roll.up, ADAPTERS, {"lora_name": adapter.name, "lora_path": str(adapter)})
+        for server, reply in self._done(self.roll.up, "/reset_prefix_cache").items():
             if not reply.json().get("success"):
                 raise SamplerError(f"{server.url} did not reset its prefix cache for version {version}: another client uses it. {AGAIN}")
         name = f"{self._run}-{version}"
-        self._done(self.servers, "/update_weight_version", {"new_version": name})
-        return name
+        self._done(self.roll.up, "/update_weight_version", {"new_version": name})
+        return name, [server.url for server in self.roll.up]
 
     def _take_adapters(self) -> bool:
         """Whether all servers can load adapters at run time; a server that cannot has no such path."""
-        return all(reply.status != 404 for reply in self._done(self.servers, ADAPTERS, {}, strict=False))
+        return all(reply.status != 404 for reply in self._done(self.roll.up, ADAPTERS, {}, strict=False).values())
 
     def _anew(self) -> bool:
         """Whether a server has other weights than those it was sent last, because it was restarted: then it needs the frozen ones too."""
-        told = self._done(self.servers, "/weight_info", method="GET", strict=False)
-        return any(reply.status != 200 or f'"{self._weights}"'.encode() not in reply.body for reply in told)
+        told = self._done(self.roll.up, "/weight_info", method="GET", strict=False)
+        return any(reply.status != 200 or f'"{self._weights}"'.encode() not in reply.body for reply in told.values())
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
         """A request with the name of the adapter, if there is one."""
@@ -245,7 +266,7 @@ class Servers:
         choice = self._choice(server, body)
         spans = {span["version"] for span in choice.get("weight_versions") or []}
         if spans != {self._weights} and self._weights:
-            raise SamplerError(
+            raise Unfit(
                 f"{server.url} sampled with the weights {', '.join(sorted(spans)) or '(no name)'}, but {self._weights} were sent. "
                 f"It was restarted, or another client loads weights into it. {AGAIN}"
             )
@@ -254,14 +275,18 @@ class Servers:
 
     def _score(self, server: Http, tokens: Sequence[int]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        [reply] = self._done([server], GENERATE, self._named({"token_ids": list(tokens), "sampling_params": params}))
-        found = reply.json()["prompt_logprobs"]
+        replies = self._done([server], GENERATE, self._named({"token_ids": list(tokens), "sampling_params": params}))
+        if server not in replies:
+            raise Unfit(f"{server.url} was lost while it scored the probe")
+        found = replies[server].json()["prompt_logprobs"]
         return [float(scores[str(token)]["logprob"]) for token, scores in zip(tokens[1:], found[1:], strict=True)]
 
     def _choice(self, server: Http, body: dict[str, Any]) -> dict[str, Any]:
         reply = server.ask("POST", GENERATE, body, until=time.monotonic() + self.patience.deadline_s)
         if reply.status == 404 and "model" in body:
-            raise SamplerError(f"{server.told(reply)}; it was restarted, or another client removed the adapter. {AGAIN}")
+            raise Unfit(f"{server.told(reply)}; it was restarted, or another client removed the adapter. {AGAIN}")
+        if reply.status >= 500 and not self.roll.alone(server):
+            raise Unfit(server.told(reply))
         try:
             choice = reply.json()["choices"][0]
             if not isinstance(choice["token_ids"], list) or not isinstance(choice["logprobs"]["content"], list):
@@ -274,74 +299,46 @@ class Servers:
 
     def _done(
         self, servers: Sequence[Http], path: str, *body: Any, method: str = "POST", strict: bool = True, hasty: bool = False
-    ) -> list[Reply]:
+    ) -> dict[Http, Reply]:
         """Send a command to several servers at once, with one body or one for each, and wait. Failures are one error, if `strict`.
 
-        `hasty`: the first failure ends the wait, because the others wait for the server that failed.
+        A server that does not respond is lost, and has no reply. `hasty`: the first failure ends the wait, because the others wait for it.
         """
         until, bodies = time.monotonic() + self.patience.deadline_s, cycle(body or [None])
-        left: Calls[Reply] = [(i, partial(server.ask, method, path, next(bodies), until=until)) for i, server in enumerate(servers)]
+        asks = [partial(server.ask, method, path, next(bodies), until=until) for server in servers]
+        left: Calls[Reply | Gone] = [(i, partial(self.roll.or_gone, server, asks[i])) for i, server in enumerate(servers)]
 
-        def commands(room: int) -> Calls[Reply] | None:
+        def commands(room: int) -> Calls[Reply | Gone] | None:
             sent, left[:room] = left[:room], []
             return sent if sent or left else None
 
-        replies: dict[int, Reply] = {}
+        replies: dict[Http, Reply] = {}
         faults: list[str] = []
         with closing(self._awaited(commands, SimpleQueue(), lambda _: f"during {path}")) as ended:
             for i, reply in filter(None, ended):
-                replies[i] = reply
-                if strict and (fault := self._fault(servers[i], path, reply)):
+                if isinstance(reply, Gone):
+                    self.roll.lose(reply.server, f"{reply.why}, during {path}")
+                    continue
+                replies[servers[i]] = reply
+                if strict and (fault := fault_of(servers[i], path, reply)):
                     faults.append(fault)
                     if hasty:
                         break
         if faults:
             raise SamplerError("; ".join(faults))
-        return [replies[i] for i in range(len(servers))]
-
-    def _fault(self, server: Http, path: str, reply: Reply) -> str:
-        """What is wrong with the reply to a command; empty if nothing is."""
-        if reply.status == 404 and path in ORDERS:
-            return f"{server.url} has no {path}, so it cannot load weights; start it as `{COMMAND}`"
-        hints = {
-            "/collective_rpc": " Check that it serves the model that is trained.",
-            "/init_weight_transfer_engine": f" Start it with {BY_NCCL}.",
-            "/start_weight_update": " If a run was killed while it sent weights, restart the server.",
-            ADAPTERS: " Start it with --enable-lora --max-lora-rank RANK, or send merged weights (enable_lora: false).",
-        }
-        return "" if reply.status == 200 else f"{server.told(reply)}, for {path}.{hints.get(path, '')} {AGAIN}"
+        return {server: replies[server] for server in servers if server in replies}
 
     def _pulse(self, awaited: str) -> None:
-        """Check the health of the servers; raise SamplerError if one does not respond or is not healthy."""
-        for server in self.servers:
+        """Check the health of the servers. One that does not respond or is not healthy is lost; SamplerError if it is the last."""
+        self.roll.abort_lost()
+        for server in self.roll.up:
             try:
                 reply = server.ask("GET", "/health", until=time.monotonic() + self.patience.heartbeat_s)
+                fault = "" if reply.status == 200 else f"{server.told(reply)}: its engine is dead, {awaited}"
             except NoReply as error:
-                raise SamplerError(f"{error}: its health check failed, {awaited}. {AGAIN}") from None
-            if reply.status != 200:
-                raise SamplerError(f"{server.told(reply)}: its engine is dead, {awaited}. {AGAIN}")
+                fault = f"{error}: its health check failed, {awaited}"
+            if fault:
+                self.roll.lose(server, fault)
 
     def _met(self, server: Http) -> int:
-        """Wait for the server to start and check its version and its log-probabilities; return its longest sequence."""
-        until = time.monotonic() + self.patience.start_s
-        while True:
-            try:
-                if server.ask("GET", "/health", until=until).status == 200:
-                    break
-                told = "it runs but is not healthy"
-            except NoReply as error:
-                told = str(error)
-            if time.monotonic() + 0.5 > until:
-                raise SamplerError(f"no vLLM server at {server.url} within {self.patience.start_s:g} s ({told}); start it as `{COMMAND}`")
-            time.sleep(0.5)
-        try:
-            check_version(str(server.ask("GET", "/version", until=until).json()["version"]), server.url, "server")
-            length = int(server.ask("GET", "/v1/models", until=until).json()["data"][0]["max_model_len"])
-            sure = self._choice(
-                server, {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "top_k": 1, "logprobs": 0, "ignore_eos": True}}
-            )
-        except (ValueError, LookupError, TypeError) as error:
-            raise ConfigError(f"{server.url} is not a vLLM server: {type(error).__name__}: {error}; start one as `{COMMAND}`") from error
-        if abs(sure["logprobs"]["content"][0]["logprob"]) > 1e-6:  # with top_k 1, the only possible token
-            raise ConfigError(f"{server.url} reports raw log-probabilities, not the sampling distribution's; start it as `{COMMAND}`")
-        return length
+        return met(server, self.patience.start_s, self._choice)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
@@ -51,10 +51,10 @@ class Orders:
     3
     """
 
-    def __init__(self, servers: Sequence[Http], done: Callable[..., list[Reply]]) -> None:
+    def __init__(self, servers: Sequence[Http], done: Callable[..., Mapping[Http, Reply]]) -> None:
         """`done` sends a command to servers, with one body or one for each, and returns their replies."""
         self._servers, self._done, self.fault = servers, done, None
-        sizes = [int(reply.json()["world_size"]) for reply in done(servers, "/get_world_size", method="GET")]
+        sizes = [int(reply.json()["world_size"]) for reply in done(servers, "/get_world_size", method="GET").values()]
         self.members, self.offsets = 1 + sum(sizes), [1 + sum(sizes[:i]) for i in range(len(sizes))]
         """The rank of each server's first worker. The trainer's main process is 0."""
 
@@ -111,7 +111,7 @@ class Transfer:
     >>> Transfer("nccl", servers, done, 600.0).send(weights, "bfloat16")               # doctest: +SKIP
     """
 
-    def __init__(self, backend: str, servers: Sequence[Http], done: Callable[..., list[Reply]], deadline_s: float) -> None:
+    def __init__(self, backend: str, servers: Sequence[Http], done: Callable[..., Mapping[Http, Reply]], deadline_s: float) -> None:
         """`done` sends a command to servers, as in `Orders`."""
         self.backend, self.url, self.deadline_s = backend, servers[0].url, deadline_s
         self.orders, self._source, self._sender = Orders(servers, done), Source(), None
