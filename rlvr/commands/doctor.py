@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -16,6 +17,10 @@ from rich.text import Text
 
 import rlvr
 from rlvr.commands import screen
+from rlvr.commands.settings import cluster_overrides
+from rlvr.config.cluster import ClusterConfig
+from rlvr.config.overrides import overridden
+from rlvr.config.section import checked
 from rlvr.errors import ConfigError, MissingExtra, installing
 from rlvr.plugins.registry import KINDS, examined, load
 from rlvr.samplers._vllm_version import check_version, installed, supported
@@ -54,6 +59,23 @@ def examine(*, json: bool) -> int:
         *_plugins(),
         _disk(),
     ]
+    return _told(findings, json=json)
+
+
+def examine_cluster(text: str, *, json: bool) -> int:
+    """Place what a cluster's settings ask for, and print what was found; returns 1 if something has no place or differs."""
+    from rlvr.scale.checks.doctor import examined
+
+    data = overridden({}, cluster_overrides(text)).get("cluster")
+    found = examined(checked(ClusterConfig, data, "--cluster"))
+    findings = [
+        Finding(seen.name, "broken" if seen.fault else "ok", ": ".join(filter(None, (seen.fault, seen.detail))), seen.advice)
+        for seen in found
+    ]
+    return _told(findings, json=json)
+
+
+def _told(findings: Sequence[Finding], *, json: bool) -> int:
     broken = any(finding.state == "broken" for finding in findings)
     if json:
         screen.say_json({"ok": not broken, "findings": [asdict(finding) for finding in findings]})

@@ -76,3 +76,21 @@ def replay_run(run: Path, *, json: bool) -> int:
         for line in report.details:
             console.print(Text(f"  {line}"))
     return 1 if report.mismatches else 0
+
+
+def audit_run(run: Path, *, groups: int, json: bool) -> int:
+    """Sample some recorded groups again; returns 1 if any answer differs."""
+    try:
+        from rlvr.scale.checks.audit import audit
+    except ModuleNotFoundError as error:
+        raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
+    report = audit(run, groups=groups)
+    if json:
+        screen.say_json(report.record())
+        return 1 if report.differing else 0
+    console = screen.out()
+    words = f" {report.answers} answers of {report.groups} groups sampled again, {report.differing} differ"
+    console.print(Text.assemble(screen.mark(not report.differing), words))
+    for line in report.details:
+        console.print(Text(f"  {line}"))
+    return 1 if report.differing else 0

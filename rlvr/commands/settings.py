@@ -1,15 +1,19 @@
-"""`--set key=value`: read the settings of a plugin from the command line."""
+"""`--set key=value`, `--cluster`: read settings from the command line."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rlvr.config.cluster import ClusterConfig
 from rlvr.config.overrides import number
-from rlvr.errors import ConfigError
+from rlvr.config.yamlfile import read_yaml
+from rlvr.errors import ConfigError, NotFound
 
 KEY = r"([\w-]+\.)?[^\W\d]\w*"
 """A setting, optionally prefixed with the name of its environment."""
@@ -34,3 +38,24 @@ def settings_from(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]
         except yaml.YAMLError as error:
             raise ConfigError(f"{option} {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
     return found
+
+
+def cluster_overrides(text: str) -> list[str]:
+    """`--cluster`: an address, or a file with a section `cluster` or its settings, as overrides of a recipe.
+
+    >>> cluster_overrides("auto"), cluster_overrides("")
+    (['cluster.address=auto'], [])
+    """
+    if not text:
+        return []
+    path = Path(text)
+    if path.suffix not in (".yaml", ".yml") and not path.is_file():
+        return [f"cluster.address={text}"]
+    if not path.is_file():
+        raise NotFound(f"--cluster {text!r} is not a file; give auto, local, HOST:PORT, or a YAML file with a section `cluster`")
+    found = read_yaml(path)
+    found = found.get("cluster", found) if isinstance(found, Mapping) else found
+    if not isinstance(found, Mapping) or not found.keys() <= ClusterConfig.model_fields.keys():
+        names = ", ".join(ClusterConfig.model_fields)
+        raise ConfigError(f"--cluster {text!r} has {found!r:.80} where settings of a cluster are expected: {names}")
+    return [f"cluster.{name}={json.dumps(value)}" for name, value in found.items()]

@@ -33,7 +33,7 @@ class Facts:
     """
 
     precision: str
-    lockstep: bool
+    lockstep: bool | None
     threads: int
     weights: bool = True
     """Whether the sampler takes weights at all."""

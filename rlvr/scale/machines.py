@@ -26,7 +26,7 @@ def check_room(settings: ClusterConfig, machines: Sequence[Mapping[str, float]])
     >>> check_room(ClusterConfig(collectors=2), [{"CPU": 4.0}])
     """
     left = [dict(machine) for machine in machines]
-    for role, count, needs in _asked(settings):
+    for role, count, needs in asked_of(settings):
         placed = sum(_placed(machine, needs, count) for machine in left)
         if placed < count:
             there = "; ".join(_size(machine) for machine in machines) or "none"
@@ -43,7 +43,7 @@ def no_place(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[
     >>> no_place(ClusterConfig(), {"CPU": 4.0}, {})                                         # doctest: +SKIP
     'no machine had room for it within 120 s (cluster.place_s): it needs 1 CPUs on one machine, and 0 of 4 CPUs are free; ...'
     """
-    needs = _asked(settings)[0][2]
+    needs = asked_of(settings)[0][2]
     there = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
     return (
         f"no machine had room for it within {settings.place_s:g} s (cluster.place_s): it needs {_words(needs)} on one machine, "
@@ -55,7 +55,7 @@ def _words(needs: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"
 
 
-def _asked(settings: ClusterConfig) -> list[tuple[str, int, dict[str, float]]]:
+def asked_of(settings: ClusterConfig) -> list[tuple[str, int, dict[str, float]]]:
     """What is asked for: a setting, how many, and what one of them needs."""
     collectors = {name: amount for name, amount in (("CPU", settings.cpus), ("GPU", settings.gpus)) if amount}
     judges = {"CPU": settings.judge_cpus} if settings.judge_cpus else {}

@@ -28,6 +28,7 @@ from rlvr.rollout.draws import Draw, seed_of
 from rlvr.runs.runlog import rows_of
 from rlvr.scale import actors
 from rlvr.scale.actors import Actors
+from rlvr.scale.checks.doctor import examined
 from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
@@ -317,6 +318,21 @@ def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_no
         [held] = transport._weights.path(0, None)
         for bucket in nodes.ray.get(list(held.buckets), timeout=60):
             assert checksum_of(bucket.parts) == bucket.checksum
+
+
+def test_a_cluster_is_examined_by_placing_one_process_of_each_kind(nodes: Nodes) -> None:
+    found = {seen.name: seen for seen in examined(ClusterConfig(collectors=2, judges=1, judge_cpus=2))}
+    assert not any(seen.fault for seen in found.values()) and "2: 4 CPUs, 0 GPUs; 4 CPUs, 0 GPUs" in found["machines"].detail
+    assert "needs 1 CPUs; placed on " in found["collectors"].detail and "needs 2 CPUs; placed on " in found["judges"].detail
+    assert len([name for name in found if name.startswith("machine ")]) == 2
+
+
+def test_what_a_cluster_lacks_is_said_within_the_limit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.scale.checks.doctor.versions", lambda: {"Python": "2.7.1"})
+    found = {seen.name: seen for seen in examined(ClusterConfig(gpus=1), limit_s=30)}
+    assert "cluster.collectors is 1" in found["room"].detail and found["room"].fault
+    assert found["collectors"].fault == "no machine has it" and "none has so many GPUs" in found["collectors"].detail
+    assert [seen.fault for name, seen in found.items() if name.startswith("machine ")] == ["other versions"] * 2
 
 
 # ---- judge hosts --------------------------------------------------------------------------------------------------------

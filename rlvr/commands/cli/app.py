@@ -29,6 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text."
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the plugin, such as seed=3; the value is YAML.")
 ]
+CLUSTER = "auto, local, HOST:PORT, or a YAML file with a section `cluster`."
 KINDS = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, suites"
 
 
@@ -141,12 +142,15 @@ def train(
     verify: Annotated[
         bool, typer.Option("--verify", help="Before resuming, repeat one recorded step and compare it with the log.")
     ] = False,
+    cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER}")] = "",
     json: Json = False,
 ) -> None:
     """Train a policy and write a run folder."""
     from rlvr.commands import running
+    from rlvr.commands.settings import cluster_overrides
 
-    running.train_run(recipe, overrides or [], model=model, test=test, judge=verifier, out=out, resume=resume, verify=verify, json=json)
+    overrides = [*cluster_overrides(cluster), *(overrides or [])]
+    running.train_run(recipe, overrides, model=model, test=test, judge=verifier, out=out, resume=resume, verify=verify, json=json)
 
 
 @app.command()
@@ -196,11 +200,19 @@ def export(
 @app.command()
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `rlvr train` wrote.")],
+    audit: Annotated[
+        int | None, typer.Option(min=1, help="Sample so many groups again by the weights of checkpoints, and compare.")
+    ] = None,
     json: Json = False,
 ) -> int:
-    """Replay a run's episodes; exit code 1 if any differs."""
+    """Replay a run's episodes; exit code 1 if any differs.
+
+    Without --audit the recorded tokens are stepped through the environment; with it answers are sampled again, and compared token by token.
+    """
     from rlvr.commands import running
 
+    if audit is not None:
+        return running.audit_run(run, groups=audit, json=json)
     return running.replay_run(run, json=json)
 
 
@@ -213,13 +225,19 @@ def doctor(
     plan: Annotated[str | None, typer.Option(help="A recipe: whether it fits into memory, and what to change.")] = None,
     memory: Annotated[float | None, typer.Option(help="Memory of a GPU in GB, with --plan; default: this machine's device.")] = None,
     gpus: Annotated[int, typer.Option(help="How many GPUs shard the model (FSDP2), with --plan.")] = 1,
+    cluster: Annotated[str, typer.Option(help=f"Whether a cluster can run what is asked: {CLUSTER}")] = "",
     json: Json = False,
 ) -> int:
     """Check this installation; exit code 1 if something is broken.
 
     With --model it compares a sampler's log-probabilities with the trainer's; exit code 1 if they are too far apart. With --plan it
-    estimates the memory of a training run; exit code 1 if it does not fit.
+    estimates the memory of a training run; exit code 1 if it does not fit. With --cluster it starts one process of each kind, and one on
+    each machine; exit code 1 if one has no place, or if versions differ.
     """
+    if cluster:
+        from rlvr.commands import doctor as examination
+
+        return examination.examine_cluster(cluster, json=json)
     if plan is not None:
         from rlvr.commands import planning
 

@@ -1,0 +1,146 @@
+"""Sample again what a run has recorded, and compare it token by token. It finds a machine that computes wrongly, or a changed record.
+
+The seeds of an answer are functions of the run's seed, the step, the place of its group and its own place in the group, so a group can be
+sampled again by anybody who has the weights: here in this process, with the checkpoints that the run still has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from rlvr.config.config import ModelConfig, RunConfig
+from rlvr.contracts import Sampler, Sampling
+from rlvr.episode import Episode
+from rlvr.errors import ConfigError, NotFound
+from rlvr.learn.checkpoint import step_of, whole_ones
+from rlvr.learn.crew import in_lockstep
+from rlvr.model.device import trained_in
+from rlvr.model.weights import model_from
+from rlvr.plugins.registry import from_config
+from rlvr.rollout.columns import Columns, from_columns
+from rlvr.rollout.draws import Draw, seed_of
+from rlvr.runs.runlog import config_of, rows_of
+from rlvr.scale.checks.compared import Answer, answer_of, difference
+from rlvr.scale.collector import Collector, Facts
+from rlvr.scale.weights.packing import Packer
+
+ASIDE = ("greedy", "mismatched", "honeypot")
+"""Answers of a group that have other seeds or settings."""
+TIMED = ("time", "overlong")
+"""Why an answer was cut where time decided."""
+SHOWN = 20
+Group = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """What sampling again found.
+
+    >>> AuditReport(groups=2, answers=16).record()
+    {'groups': 2, 'answers': 16, 'differing': 0, 'details': []}
+    """
+
+    groups: int = 0
+    answers: int = 0
+    differing: int = 0
+    details: list[str] = field(default_factory=list)
+    """One line for each answer that differs, the first few only."""
+
+    def record(self) -> dict[str, Any]:
+        """The report as plain JSON."""
+        return asdict(self)
+
+
+def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
+    """Sample some recorded groups of a run again, and compare the answers.
+
+    Args:
+        run: the run folder; the run may still be going on.
+        groups: how many groups; they are drawn at random from those whose weights are in a checkpoint, always the same ones.
+
+    >>> audit("runs/quickstart").differing                  # doctest: +SKIP
+    0
+    """
+    run = Path(run)
+    config, places = config_of(run), {step_of(place): place for place in whole_ones(run)}
+    if config.rollout.max_tokens_per_version is not None:
+        raise ConfigError("--audit samples an answer by one version of the weights, and rollout.max_tokens_per_version divides them")
+    known = [group for group in recorded(run, config) if group[0]["policy_version"] in places]
+    if not known:
+        found = ", ".join(map(str, sorted(places))) or "none"
+        raise NotFound(
+            f"{run} has no recorded group whose weights are in a checkpoint (there are those of steps: {found}); "
+            "for an audit, save more often (log.save_every) and keep the checkpoints (log.keep)"
+        )
+    chosen = random.Random(0).sample(known, min(groups, len(known)))
+    report = AuditReport()
+    with closing(collector_for(config)) as collector:
+        for version, group in sorted(((group[0]["policy_version"], group) for group in chosen), key=lambda pair: pair[0]):
+            if version != collector.version and collector.model is not None:
+                model = model_from(ModelConfig(path=str(places[version]), dtype=config.model.dtype))
+                collector.load(version, [Packer("whole", collector.facts.precision, vectors=collector.sampler.runs_model).pack(model)])
+                del model
+            collector.version = version
+            compare(report, group, again(collector, config, group))
+    return report
+
+
+def recorded(run: Path, config: RunConfig) -> Iterator[Group]:
+    """The groups in the log, each in the order of its members; those that lack a member, or that were cut by time, are left out."""
+    rows = (row for row in rows_of(run / "episodes.jsonl") if not any(row.get(name) for name in ASIDE))
+    for _, found in groupby(rows, key=lambda row: (row["step"], row["group"])):
+        group = list(found)
+        alike = len({(row["policy_version"], row.get("index")) for row in group}) == 1
+        whole = all(row["tokens"] and row.get("cut") not in TIMED for row in group)
+        if len(group) == config.rollout.num_generations and alike and whole:
+            yield group
+
+
+def collector_for(config: RunConfig) -> Collector:
+    """A collector in this process; its verdicts are its own."""
+    accelerator = Accelerator()
+    plain = config.model_copy(update={"cluster": None})
+    with closing(from_config("sampler", config.rollout.sampler)) as sampler:
+        if type(sampler).receive is not Sampler.receive:
+            raise ConfigError(f"--audit cannot sample by {config.rollout.sampler['name']!r}, which has processes of its own")
+        loads = type(sampler).load is not Sampler.load
+    like = SimpleNamespace(dtype=getattr(torch, config.model.dtype))
+    precision = trained_in(like, accelerator.mixed_precision, accelerator.device)
+    made = Collector(plain, Facts(precision, None, torch.get_num_threads(), weights=loads))
+    if (lockstep := in_lockstep(config, accelerator, made.rollout.mdp, made.sampler)) is not None:
+        made.rollout.lockstep = lockstep
+    return made
+
+
+def again(collector: Collector, config: RunConfig, group: Group) -> list[Episode]:
+    """The answers of a recorded group, sampled once more."""
+    mdp, asked, first = collector.rollout.mdp, config.rollout, group[0]
+    step, place = map(int, str(first["group"]).split(":"))
+    task = mdp.environment.task(first["split"], first["index"])
+    draws = [Draw(task, first["group"], seed_of(config.seed, step - 1, place, member)) for member in range(len(group))]
+    sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, mdp.tokenizer.stop_ids)
+    data, _ = collector.collect(collector.version, draws, sampling, collector.version)
+    [found] = from_columns(Columns.from_bytes(data))
+    return found
+
+
+def compare(report: AuditReport, group: Group, found: Sequence[Episode]) -> None:
+    """Add one group to a report."""
+    report.groups += 1
+    for member, (row, episode) in enumerate(zip(group, found, strict=True)):
+        report.answers += 1
+        before = Answer(row["tokens"], list(map(bool, row["acted"])), row["logprobs"])
+        if what := difference(before, answer_of(episode)):
+            report.differing += 1
+            if len(report.details) < SHOWN:
+                report.details.append(f"answer {member} of group {row['group']} (version {row['policy_version']} of the weights): {what}")

@@ -1,0 +1,135 @@
+"""Can a cluster run what is asked? Each kind of process is placed once, and the machines' versions are compared."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import rlvr
+from rlvr.config.cluster import ClusterConfig
+from rlvr.errors import ConfigError
+from rlvr.scale.actors import ray_of
+from rlvr.scale.machines import asked_of, check_room
+
+LIMIT_S = 60.0
+"""How long all of it may take after Ray has answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was found of one thing.
+
+    >>> Seen("collector", "", "needs 1 CPUs, placed on n1").fault
+    ''
+    """
+
+    name: str
+    fault: str
+    """What is wrong; empty if nothing is."""
+    detail: str
+    advice: str = ""
+
+
+class _Probe:
+    """A process that does nothing but to say where it is, and what is installed there."""
+
+    def about(self) -> dict[str, str]:
+        return {"machine": platform.node(), **versions()}
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all machines.
+
+    >>> sorted(versions())
+    ['Python', 'ray', 'rlvr', 'torch', 'transformers']
+    """
+    found = {"Python": platform.python_version(), "rlvr": rlvr.__version__}
+    for name in ("ray", "torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def examined(settings: ClusterConfig, limit_s: float = LIMIT_S) -> list[Seen]:
+    """Place one process of each kind, and one on each machine. ConfigError if no cluster answers, MissingExtra without Ray."""
+    ray, ours = ray_of(settings)
+    actors, until = list[Any](), time.monotonic() + limit_s
+    try:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        machines = [node["Resources"] for node in nodes]
+        sizes = "; ".join(f"{machine.get('CPU', 0):g} CPUs, {machine.get('GPU', 0):g} GPUs" for machine in machines)
+        found = [Seen("machines", "", f"{len(nodes)}: {sizes}")]
+        try:
+            check_room(settings, machines)
+        except ConfigError as error:
+            found.append(Seen("room", "not for all", str(error), "ask for fewer, or add machines"))
+        kind = ray.remote(max_restarts=0, max_task_retries=0)(_Probe)
+        for role, needs in [(role, needs) for role, count, needs in asked_of(settings) if count]:
+            if lacking := [name for name, amount in needs.items() if all(machine.get(name, 0.0) < amount for machine in machines)]:
+                lacks = f"needs {words(needs)} on one machine, and none has so many {' and '.join(lacking)}s"
+                found.append(Seen(role, "no machine has it", lacks))
+                continue
+            actors.append(kind.options(num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0)).remote())
+            found.append(_placed(ray, role, needs, actors[-1].about.remote(), until))
+            ray.kill(actors[-1], no_restart=True)  # so that it does not take the room of the next kind
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        calls = []
+        for node in nodes:
+            where = affinity(node_id=node["NodeID"], soft=False)
+            actors.append(kind.options(num_cpus=0, scheduling_strategy=where).remote())
+            calls.append(actors[-1].about.remote())
+        return found + _alike(ray, [node["NodeID"][:8] for node in nodes], calls, until)
+    finally:
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        if ours:
+            ray.shutdown()
+
+
+def words(needs: dict[str, float]) -> str:
+    """What a process needs.
+
+    >>> words({"CPU": 1.0, "GPU": 2.0})
+    '1 CPUs and 2 GPUs'
+    """
+    return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"
+
+
+def _placed(ray: Any, role: str, needs: dict[str, float], call: Any, until: float) -> Seen:
+    """Whether a process of this kind started."""
+    ready, _ = ray.wait([call], timeout=max(0.1, until - time.monotonic()))
+    if ready:
+        try:
+            return Seen(role, "", f"needs {words(needs)}; placed on {ray.get(call, timeout=5)['machine']}")
+        except ray.exceptions.RayError as error:
+            return Seen(role, "does not start", " ".join(str(error).split())[:200], "see the logs of Ray on that machine")
+    free = ray.available_resources()
+    busy = [name for name, amount in needs.items() if free.get(name, 0.0) < amount]
+    why = f"all {' and '.join(busy)}s are taken" if busy else "no process started in time"
+    return Seen(role, "not placed", f"needs {words(needs)} on one machine; {why}", "`ray status` says what else runs")
+
+
+def _alike(ray: Any, names: Sequence[str], calls: Sequence[Any], until: float) -> list[Seen]:
+    """Whether each machine answers, and has the versions of this one."""
+    mine, found = versions(), list[Seen]()
+    ray.wait(list(calls), num_returns=len(calls), timeout=max(0.1, until - time.monotonic()))
+    for name, call in zip(names, calls, strict=True):
+        if not ray.wait([call], timeout=0)[0]:
+            found.append(Seen(f"machine {name}", "does not answer", "no process started on it in time", "is it frozen? see `ray status`"))
+            continue
+        try:
+            about = ray.get(call, timeout=5)
+        except ray.exceptions.RayError as error:
+            found.append(Seen(f"machine {name}", "does not answer", " ".join(str(error).split())[:200], "is rlvr installed there?"))
+            continue
+        other = [f"{what} {about.get(what)} (here {here})" for what, here in mine.items() if about.get(what) != here]
+        fault = "other versions" if other else ""
+        detail = ", ".join(other) or ", ".join(f"{what} {here}" for what, here in mine.items())
+        found.append(Seen(f"machine {name}", fault, f"{about['machine']}: {detail}", "install the same versions" if other else ""))
+    return found
