@@ -30,7 +30,8 @@ from rlvr.rollout.draws import Draw, seed_of
 from rlvr.samplers.scripted import Scripted
 from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Collector, Facts
-from rlvr.scale.driver import Driver
+from rlvr.scale.driver import NOTHING, Driver
+from rlvr.scale.parcels import Parcel
 from rlvr.scale.units import units_of
 from rlvr.task import Task, Verdict, user
 
@@ -106,10 +107,10 @@ def started(stack: ExitStack, config: RunConfig, facts: Facts) -> Driver:
     return stack.enter_context(Driver(transport, config.cluster, tell=lambda line: print(f"note: {line}", file=sys.stderr)))
 
 
-def stepped(driver: Driver, config: RunConfig, step: int, units: int, data: Any) -> float:
-    """The seconds of a step with collectors."""
+def stepped(driver: Driver, config: RunConfig, step: int, units: int, pack: Callable[[], Parcel] = lambda: NOTHING) -> float:
+    """The seconds of a step with collectors, which begins with new weights."""
     began = time.perf_counter()
-    driver.load(data)
+    driver.load(pack())
     found = driver.collect(draws(config, step, units), Sampling(), version=step)
     seconds = time.perf_counter() - began
     assert len(found) == units * MEMBERS and all(episode.verdict and episode.verdict.score is not None for episode in found)
@@ -132,8 +133,9 @@ def here(config: RunConfig, facts: Facts, load: Callable[[Collector, int], None]
 
 def one(args: argparse.Namespace) -> dict[str, Any]:
     """One collector against this process."""
+    from rlvr.mdp.tokenizers import tokenizer_from
     from rlvr.model.weights import model_from
-    from rlvr.scale import collector as module
+    from rlvr.scale.weights import Packer
 
     asked = {"cluster": {"collectors": 1}, "workers": 4, "verdict_s": 0.0, "width": args.width}
     config = config_of(unit_s=args.unit_s, tokens=args.tokens, **asked)
@@ -146,16 +148,12 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
             collector.sampler.load(collector.model, version)
 
         step = here(config, facts, load)
-        from rlvr.mdp.tokenizers import tokenizer_from
-
         model = model_from(config.model, tokenizer_from(config.tokenizer_name), 0)
-        stepped(driver, config, 0, args.units, module.weights_of(model))
+        packer = Packer("whole", facts.precision)
+        stepped(driver, config, 0, args.units, lambda: packer.pack(model))
         for number in range(1, args.steps + 1):
             ours.append(step(number, args.units))
-            began = time.perf_counter()
-            data = module.weights_of(model)
-            packing = time.perf_counter() - began
-            theirs.append(packing + stepped(driver, config, number, args.units, data))
+            theirs.append(stepped(driver, config, number, args.units, lambda: packer.pack(model)))
     ratio = median(b / a for a, b in zip(ours, theirs, strict=True))
     row = {"part": "one", "here_s": rounded(ours), "collector_s": rounded(theirs), "ratio": round(ratio, 4), "bar": 1.05}
     return row | {"weights_mb": round(sum(p.numel() * 4 for p in model.parameters()) / 1e6, 1), "passed": ratio <= 1.05}
@@ -181,12 +179,12 @@ def scaled(part: str, counts: Sequence[int], args: argparse.Namespace, config: C
         asked = config(count)
         with ExitStack() as stack:
             driver = started(stack, asked, Facts("float32", False, 1, weights=False))
-            stepped(driver, asked, 0, 2 * units, b"")  # all are up
+            stepped(driver, asked, 0, 2 * units)  # all are up
             if part == "judges":
                 wait_for_judges(driver, count)
             else:
                 wait_for_collectors(driver, count)
-            seconds[count] = median(stepped(driver, asked, step, units * 2, b"") for step in range(1, args.steps + 1))
+            seconds[count] = median(stepped(driver, asked, step, units * 2) for step in range(1, args.steps + 1))
     shares = {count: round(seconds[counts[0]] / seconds[count] / count * counts[0], 3) for count in counts}
     row = {"part": part, "step_s": {count: round(found, 3) for count, found in seconds.items()}, "of_linear": shares, "bar": 0.9}
     return row | {"passed": min(shares.values()) >= 0.9}

@@ -73,7 +73,8 @@ def child(given: dict[str, Any]) -> None:
             made.append(self)
 
         def close(self) -> None:
-            told["stale"] = refusal(self)
+            if self._actors:  # it is closed twice
+                told["stale"] = refusal(self)
             super().close()
 
     def refusal(transport: Any) -> str:
