@@ -83,7 +83,7 @@ def head(bench: Bench) -> None:
         def trl(hidden: Any = hidden, weight: Any = weight, target: Any = target) -> None:
             chunked: Any = importlib.import_module("trl.kernels.chunked_logprob").ChunkedLogProbFunction
             cleared(hidden, weight)
-            out = chunked.apply(hidden, weight.to(bench.half), target, 1.0, 4096, False)
+            out = chunked.apply(hidden, weight.to(bench.half), None, target, 1.0, 4096)  # as in TRL 1.16
             (out[0] if isinstance(out, tuple) else out).sum().backward()
 
         cases: dict[str, Any] = {f"tiles of 2^{n}": lambda n=n: tiles(1 << n) for n in bench.pick((22, 26, 28, 30), (12, 16))}
