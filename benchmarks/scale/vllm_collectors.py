@@ -37,18 +37,18 @@ def recipe(args: argparse.Namespace) -> dict[str, Any]:
     """The run."""
     return {
         "seed": 0,
-        "env": {"name": "arithmetic", "levels": ["1+1"], "verifier": {"name": "numeric", "channel": "whole"}},
-        "tokenizer": "chars:0123456789+=-",
+        "env": {"name": f"{Path(__file__).resolve().parents[2] / 'tests' / 'fixtures' / 'worlds.py'}:Sums", "below": 4},
+        "tokenizer": "chars:0123456789+=",
         "model": {"config": MODEL},
-        "warmstart": {"steps": 40, "batch_size": 32, "learning_rate": 3e-3},
+        "warmstart": {"steps": 20, "batch_size": 32, "learning_rate": 3e-3},
         "rollout": {
-            "prompts_per_step": 8,
+            "prompts_per_step": 64,
             "num_generations": 8,
             "max_staleness": args.staleness,
             "sampler": {"name": "vllm", "kv_cache_gb": 0.25, "max_num_seqs": 32, "enforce_eager": True},
         },
         "algorithm": {"name": "grpo"},
-        "train": {"steps": args.steps, "learning_rate": 2e-3},
+        "train": {"steps": args.steps, "learning_rate": 3e-4, "minibatches_per_step": 8},
         "eval": {"tasks": 16},
         "cluster": {"collectors": args.collectors, "start_s": 300},
     }
