@@ -24,8 +24,6 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from rlvr.scale.parcels import Parcel
-
 from rlvr.config.config import RunConfig, check
 from rlvr.contracts import Completion, Environment, Feed, Request, Sampling, Verifier
 from rlvr.rollout.draws import Draw, seed_of
@@ -34,6 +32,7 @@ from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.driver import NOTHING, Driver
 from rlvr.scale.units import units_of
+from rlvr.scale.weights.parcels import Parcel
 from rlvr.task import Task, Verdict, user
 
 MEMBERS = 8
