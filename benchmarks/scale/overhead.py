@@ -135,7 +135,7 @@ def one(args: argparse.Namespace) -> dict[str, Any]:
     """One collector against this process."""
     from rlvr.mdp.tokenizers import tokenizer_from
     from rlvr.model.weights import model_from
-    from rlvr.scale.weights import Packer
+    from rlvr.scale.weights.packing import Packer
 
     asked = {"cluster": {"collectors": 1}, "workers": 4, "verdict_s": 0.0, "width": args.width}
     config = config_of(unit_s=args.unit_s, tokens=args.tokens, **asked)
