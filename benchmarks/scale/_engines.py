@@ -46,6 +46,21 @@ class Lengths:
         return [max(1, min(self.limit, round(self.median * math.exp(common + chance.gauss(0, own))))) for _ in range(members)]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Groups of answers whose lengths were read from a run; each draw is one of them.
+
+    >>> Known(((3, 5),)).draw(random.Random(0), 2)
+    [3, 5]
+    """
+
+    groups: Sequence[Sequence[int]]
+    limit: int = 1 << 30
+
+    def draw(self, chance: random.Random, members: int) -> list[int]:
+        return list(chance.choice(self.groups))[:members]
+
+
 @dataclass(slots=True)
 class Engine:
     """Answers that are sampled together. Between two events nothing is computed: the time of the next end has a closed form.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import heapq
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from _engines import Engine, Lengths, Speed
+from _engines import Engine, Known, Lengths, Speed
+from _network import Links, Network
 
 from rlvr.scale.orders import Again, Assign, Cancel, GiveUp, Keep, Load, Order
 from rlvr.scale.pool import Pool
@@ -33,10 +35,13 @@ class Setup:
     room: int = 16
     train_s: float = 114.0
     load_s: float = 5.0
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: Lengths | Known = field(default_factory=Lengths)
     speed: Speed = field(default_factory=Speed)
+    links: Links = field(default_factory=Links)
     slow_share: float = 0.0
     slow_factor: float = 3.0
+    spread: float = 1.0
+    """The slowest of all other workers takes so many times as long as the fastest; the logarithms are spread evenly."""
     up_s: float = 0.0
     """The mean time until a worker's machine is lost; 0: never."""
     back_s: float = 120.0
@@ -72,6 +77,10 @@ class Figures:
     given_up: int = 0
     busy: float = 0.0
     """The share of the engines' time in which they sample."""
+    sent_gb: float = 0.0
+    """Weights that were sent to workers."""
+    pool_s: float = 0.0
+    """Real seconds that the pool took to decide."""
 
     def step_s(self) -> float:
         """The mean time of a step, without the first third."""
@@ -84,13 +93,35 @@ class Figures:
         return sum(age * count for age, count in self.ages.items()) / max(1, self.ages.total())
 
 
+class Timed:
+    """A pool whose calls are timed by a real clock.
+
+    >>> timed = Timed(Pool()); timed.made(0), timed.seconds > 0
+    ([], True)
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.seconds = pool, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **options: Any) -> list[Order]:
+            began = time.perf_counter()
+            try:
+                return getattr(self.pool, name)(*args, **options)  # type: ignore[no-any-return]
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return call
+
+
 class World:
     """One run of some steps by one rule."""
 
     def __init__(self, setup: Setup, rule: Rule, *, steps: int, seed: int = 0) -> None:
         self.setup, self.rule, self.steps = setup, rule, steps
         self.chance = random.Random(seed)
-        self.pool = Pool(backups=rule.backups, older=rule.k)
+        self.pool = Timed(Pool(backups=rule.backups, older=rule.k))
+        self.network = Network(setup.links, self.chance)
         self.engines = dict[str, Engine]()
         self.figures = Figures()
         self.now, self.clock, self.stamps = 0.0, list[tuple[float, int, str, Any]](), Counter[str]()
@@ -113,6 +144,7 @@ class World:
             getattr(self, f"_{what}")(data)
         self.spent += sum(engine.busy for engine in self.engines.values())
         self.figures.busy = self.spent / max(1e-9, self.now * self.setup.engines)
+        self.figures.sent_gb, self.figures.pool_s = self.network.sent_gb, self.pool.seconds
         return self.figures
 
     # ---- events
@@ -144,14 +176,14 @@ class World:
         self._train()
 
     def _join(self, name: str) -> None:
-        slow = self.chance.random() < self.setup.slow_share
-        speed = self.setup.speed
-        if slow:
-            speed = Speed(speed.floor, speed.each, speed.kv, speed.prefill, self.setup.slow_factor)
-        self.engines[name] = Engine(speed, now=self.now)
+        slow = self.setup.slow_factor if self.chance.random() < self.setup.slow_share else 1.0
+        slow *= self.setup.spread ** self.chance.random() if self.setup.spread != 1 else 1.0
+        self.engines[name] = Engine(replace(self.setup.speed, slow=slow), now=self.now)
         if self.setup.up_s:
             self._at(self.now + self.chance.expovariate(1 / self.setup.up_s), "die", name)
-        self._follow(self.pool.joined(name, None if self.now else 0, room=self.setup.room))
+        version = None if self.now else 0
+        self.network.joined(name, version)
+        self._follow(self.pool.joined(name, version, room=self.setup.room))
 
     def _die(self, name: str) -> None:
         self.spent += self.engines.pop(name).busy
@@ -168,7 +200,7 @@ class World:
                 return
             step, self.asked = self.asked, self.asked + 1
             for place in range(self.setup.groups):
-                self.lengths[step, place] = Lengths.draw(self.setup.lengths, self.chance, self.setup.members)
+                self.lengths[step, place] = self.setup.lengths.draw(self.chance, self.setup.members)
             self._ask([(step, place, 0) for place in range(self.setup.groups)], step)
 
     def _ask(self, parts: Sequence[Part], step: int) -> None:
@@ -183,7 +215,8 @@ class World:
                     self.engines[name].begin(order, self._answers(part), self.now)  # type: ignore[arg-type]
                     changed[name] = None
                 case Load():
-                    self._at(self.now + self.setup.load_s, "loaded", order)
+                    wait_s = self.network.seconds(order.worker, order.version, self.now)
+                    self._at(self.now + wait_s + self.setup.load_s, "loaded", order)
                 case Cancel(stopped):
                     self.engines[stopped.worker].cancel(stopped, self.now)
                     changed[stopped.worker] = None

@@ -1,13 +1,15 @@
 """Schedules of sampling and training on many machines, simulated: a virtual clock drives the pool that runs a real cluster.
 
-    python benchmarks/scale/simulate.py [--steps 15] [--seeds 1] [--only tail|faults] [--engines 64] [--train-s 114] ...
+    python benchmarks/scale/simulate.py [--steps 15] [--seeds 1] [--only tail|faults|internet] [--engines 64] [--train-s 114] ...
 
 `tail`: verl's published run (Qwen2.5-Math-7B on H20, 512 prompts of 16 answers of up to 28,672 tokens; docs/advance/fully_async.md).
 Rows by the same rule as a published one must be within 20 % of it; others have a published row of another rule beside them, for
 comparison. The gain is against the row `k = 1, batch after batch`, which is rlvr's rule in one process.
 `faults`: slow machines and machines that are lost, with and without backup copies.
 
-Speeds and lengths are set by hand (see `_engines.py`), not fitted. Not simulated: verification, the network, sizes of weights.
+`internet`: workers of unlike speed on unlike links that come and go, with whole weights and with changes; minutes for thousands of them.
+
+Speeds and lengths are set by hand (see `_engines.py`), not fitted; `fitted.py` fits them to a run. Not simulated: verification.
 One JSON line for each row: seconds of a step, the share of time in which engines sample and the trainer trains, ages of tokens.
 """
 
@@ -22,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from _network import Links
 from _world import Figures, Rule, Setup, World
 
 OLD_S = {32: 108.0, 64: 70.0, 128: 54.0}
@@ -81,6 +84,20 @@ def fault_rows(args: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def internet_rows(args: argparse.Namespace) -> list[Row]:
+    """Workers that anybody lends: a 7B model of 15 GB, speeds 1 to 10, links of 10 to 1,000 Mbit/s, gone after two hours on average."""
+    rows = []
+    for workers in args.workers:
+        for delta in (1.0, 0.02):
+            links = Links(15.0, delta=delta, relays=8, relay_mbit=10_000, slowest_mbit=10, fastest_mbit=1_000)
+            times = {"train_s": 300.0, "load_s": args.load_s, "up_s": 7200.0, "back_s": 600.0}
+            setup = Setup(engines=workers, groups=workers, room=4, spread=10.0, links=links, **times)
+            note = "whole copies" if delta == 1 else f"changes of {delta:.0%}"
+            rows += [Row(Rule(f"k = {k}, backups", k=k, backups=0.1), setup, note=note) for k in (1, 2, 4)]
+            rows += [Row(Rule("k = 2", k=2), setup, note=note)] if delta < 1 else []
+    return rows
+
+
 def simulated(row: Row, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of a row, the mean over the seeds."""
     began = time.perf_counter()
@@ -94,6 +111,11 @@ def simulated(row: Row, args: argparse.Namespace) -> dict[str, Any]:
     for name in ("again", "given_up"):
         if count := sum(getattr(figures, name) for figures in found):
             told[name] = count
+    orders = row.setup.groups * args.steps * args.seeds
+    told["pool_us_a_group"] = round(1e6 * sum(figures.pool_s for figures in found) / orders, 1)
+    if row.setup.links.whole_gb:
+        told |= {"gb_a_step": round(sum(figures.sent_gb for figures in found) / args.steps / args.seeds, 1)}
+        told |= {"again_share": round(told.get("again", 0) / orders, 4)}
     return told | {"note": row.note, "seconds": round(time.perf_counter() - began, 1)}
 
 
@@ -114,15 +136,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--only", choices=["tail", "faults"])
+    parser.add_argument("--only", choices=["tail", "faults", "internet"])
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--train-s", type=float, default=114.0, help="seconds of an update on the trainer's machines")
     parser.add_argument("--load-s", type=float, default=5.0)
+    parser.add_argument("--workers", type=int, nargs="+", default=[200, 1000, 5000], help="of `internet`")
     parser.add_argument("--room", type=int, default=16, help="groups in an engine at once")
     args = parser.parse_args()
-    rows = [] if args.only == "faults" else printed(tail_rows(args), args, "k = 1, batch after batch")
-    if args.only != "tail":
+    rows = printed(tail_rows(args), args, "k = 1, batch after batch") if args.only in (None, "tail") else []
+    if args.only in (None, "faults"):
         printed(fault_rows(args), args, "")
+    if args.only == "internet":
+        printed(internet_rows(args), args, "")
     far = [row["rule"] for row in rows if row.get("same_rule") and not 0.8 <= row["ratio"] <= 1.2]
     print(json.dumps({"passed": not far, "further_than_20_percent": far}))
     sys.exit(bool(far))
