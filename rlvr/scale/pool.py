@@ -99,6 +99,8 @@ class Pool:
         self._versions = set[int]()
         """The versions that exist and may still be loaded."""
         self._newest, self._places, self._loads = -1, 0, 0
+        self._copies = dict[int, list[_Work]]()
+        """By version, while work is dealt: the last groups that have one copy, the first of them at the end."""
         self._since = dict[Assign | Load, float]()
         self._said = list[Order]()
 
@@ -180,16 +182,19 @@ class Pool:
         worker.holds.remove(order)
         worker.closed = False
         self._since.pop(order, None)
+        before = self._last(order.version)
         if (work := self._work.get(order.group)) is not None and order in work.held:
             self._said.append(Keep(order))
             self._done(work, but=order)
-        return self._deal() if self._last(order.version) else self._deal(worker)
+        copies_begin = self._last(order.version) and not before  # from here on those without work take them, each when it has none
+        return self._deal() if copies_begin else self._deal(worker)
 
     def lost(self, worker: str, why: str, *, blame: bool = True) -> list[Order]:
         """A worker is gone. `blame`: its groups may be the cause, so not if its whole machine is gone, or if the driver ended it."""
         gone = self._workers.pop(worker, None)
         if gone is None:
             return []
+        awaited = gone.turning is not None
         self._aim(gone, None)
         if gone.loading is not None:
             self._since.pop(gone.loading, None)
@@ -199,7 +204,7 @@ class Pool:
         for work in sorted(held, key=lambda work: work.place):
             work.held = [order for order in work.held if order.worker != worker]
             self._retry(work, why, blame=blame, alone=len(gone.holds) == 1)
-        return self._deal()
+        return self._deal() if held or awaited else []  # of a worker without work nothing is left to others
 
     def late(self, now: float) -> list[Order]:
         """The driver's time. The time of an order begins with the first call after it. A worker that has had its time is dropped."""
@@ -249,6 +254,7 @@ class Pool:
                 if give(free[number]) and (worker := free[number]).free:
                     heapq.heappush(turns, (len(worker.holds), worker.version or 0, number))
         said, self._said = self._said, []
+        self._copies.clear()
         return said
 
     def _begin(self, worker: _Worker) -> bool:
@@ -318,12 +324,16 @@ class Pool:
 
     def _copy(self, worker: _Worker) -> bool:
         """Give a worker a second copy of the first of the last groups of its version."""
-        if worker.version is None or not self._last(worker.version):
+        version = worker.version
+        if version is None or not self._last(version):
             return False
-        last = [work for work in self._work.values() if work.version == worker.version and len(work.held) == 1 and not work.losses]
-        if last:
-            self._assign(worker, min(last, key=lambda work: work.place))
-        return bool(last)
+        if version not in self._copies:
+            single = [work for work in self._work.values() if work.version == version and len(work.held) == 1 and not work.losses]
+            self._copies[version] = sorted(single, key=lambda work: -work.place)
+        if not (last := self._copies[version]):
+            return False
+        self._assign(worker, last.pop())
+        return True
 
     def _assign(self, worker: _Worker, work: _Work) -> None:
         work.attempts += 1
