@@ -3,10 +3,10 @@
     python benchmarks/scale/fitted.py [--steps 12] [--collectors 2 3] [--k 0 1] [--each-s 0.04]
     python benchmarks/scale/fitted.py --run runs/mine --collectors 8 32 128 --k 0 1 2
 
-First form: small sums are trained on a cluster of two nodes of this machine, with one collector. Engine, loop, weights and Ray are real; the
-verifier waits for each character of an answer, so that calls have a tail and take no processor from each other. From this run are read:
-the lengths of its groups, the seconds of a call by the length of its longest answer, of an update, and of loading weights. With these
-the simulation predicts runs with more collectors and other staleness, which are then done. One JSON line each; the bar is 15 %.
+First form: small sums are trained on a cluster of two nodes of this machine, with one collector. Engine, loop, weights and Ray are
+real; the verifier waits for each character of an answer, so that calls have a tail and take no processor from each other. From this run
+are read: the lengths of its groups, the seconds of a call by the length of its longest answer, of an update, and of loading weights. With
+these the simulation predicts runs with more collectors and other staleness, which are then done. One JSON line each; the bar is 15 %.
 
 Second form: what a run of yours, sampled with `cluster`, would take with other numbers. Calls of a run that is fitted must be sampled one
 after the other in each collector, as `hf` does.
@@ -31,7 +31,7 @@ import numpy
 from _engines import Known, Speed
 from _world import Rule, Setup, World
 
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict
 from rlvr.verifiers.numeric import Numeric
 
 BAR = 0.15
@@ -44,7 +44,7 @@ SMALL = [
 class Slow(Numeric):
     """A verifier that takes as long as an engine that samples the answer would.
 
-    >>> Slow().verify(Task("sums/0", user("2+2="), "4"), "# 4").score
+    >>> Slow().verify(Task("sums/0", ({"role": "user", "content": "2+2="},), "4"), "#### 4").score
     1.0
     """
 

@@ -7,9 +7,9 @@ kills a random collector (SIGKILL) every `--every` seconds on average. Every few
 PSS, which counts shared pages once), open handles and threads, of the run and of all that it started. The first third of the samples,
 after a warm-up, is compared with the last third. The bars: no median of the run's own process grows by more than 10 %, none of Ray's
 services by more than 25 %; each draw is in episodes.jsonl exactly once, with a score, under the version that the schedule says; nothing is
-left running. Ray's reader of logs (`log`) is counted apart: it keeps two files open for each dead worker, until it has 200
-(RAY_LOG_MONITOR_MAX_OPEN_FILES), so its bar is that it stays below these and its own. With `--compare` the run is repeated in one process without collectors, and all episodes and metrics must be equal. The last
-line is JSON.
+left running. Ray's reader of logs (`log`) is counted apart: it keeps two files open for each dead worker until it has 200 of them
+(RAY_LOG_MONITOR_MAX_OPEN_FILES), so its bar is that it stays below these and its own. With `--compare` the run is repeated in one process
+without collectors, and all episodes and metrics must be equal. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict
 from rlvr.verifiers.numeric import Numeric
 
 MEMBERS, PROMPTS = 4, 2
@@ -64,7 +64,7 @@ RUN: dict[str, Any] = {
 class Slow(Numeric):
     """A verifier that takes its time, so that collectors are killed in the middle of their work.
 
-    >>> Slow().verify(Task("sums/0", user("2+2="), "4"), "4").score
+    >>> Slow().verify(Task("sums/0", ({"role": "user", "content": "2+2="},), "4"), "4").score
     1.0
     """
 
