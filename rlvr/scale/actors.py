@@ -57,17 +57,17 @@ class _Actor:
         gotten = [replace(parcel, buckets=(ray.get(ref, timeout=limit_s) for ref in parcel.buckets)) for parcel in parcels]
         self.collector.load(version, gotten)
 
-    def collect(self, version: int, unit: Unit, sampling: Sampling, label: int) -> tuple[bytes, float]:
+    def collect(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> tuple[bytes, float]:
         from rlvr.scale.collector import Cancelled
 
         try:
-            found: tuple[bytes, float] = self.collector.collect(version, unit, sampling, label)
+            found: tuple[bytes, float] = self.collector.collect(order.version, unit, sampling, label, order)
         except Cancelled:
             return b"", 0.0
         return found
 
-    def cancel(self) -> None:
-        self.collector.cancel()
+    def cancel(self, order: Assign) -> None:
+        self.collector.cancel(order)
 
     def name_judges(self, handles: dict[str, Any]) -> None:
         self.collector.desk.name({name: asking(handle) for name, handle in handles.items()})
@@ -146,13 +146,13 @@ class Actors:
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         """Let a collector sample a unit."""
-        call = self._actors[order.worker].collect.remote(order.version, unit, sampling, label)
+        call = self._actors[order.worker].collect.remote(order, unit, sampling, label)
         self._calls[call] = Ended(order, b"")
 
     def cancel(self, order: Assign) -> None:
         """Let a collector stop with its unit."""
         if (actor := self._actors.get(order.worker)) is not None:
-            actor.cancel.options(concurrency_group="control").remote()
+            actor.cancel.options(concurrency_group="control").remote(order)
 
     # ---- what happens
 
