@@ -69,8 +69,8 @@ class _Actor:
     def cancel(self, order: Assign) -> None:
         self.collector.cancel(order)
 
-    def name_judges(self, handles: dict[str, Any]) -> None:
-        self.collector.desk.name({name: asking(handle) for name, handle in handles.items()})
+    def name_judges(self, handles: dict[str, Any], number: int) -> None:
+        self.collector.desk.name({name: asking(handle) for name, handle in handles.items()}, number)
 
     def pulse(self) -> list[str]:
         return last_lines(self.log)
@@ -88,8 +88,8 @@ class Actors:
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
         self.judges: JudgeHosts | None = None
-        self._started = False
-        """Whether any collector ever was."""
+        self._started, self._namings = False, 0
+        """Whether any collector ever was, and how often judge hosts were named."""
         self.ray, self._ours = ray_of(settings)
         try:
             check_room(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
@@ -176,7 +176,7 @@ class Actors:
             value = self.ray.get(call, timeout=FETCH_S)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
-            hopeless = isinstance(meant, Started) and isinstance(cause, RlvrError)
+            hopeless = isinstance(meant, Started) and isinstance(cause, RlvrError) and not self._started
             return Lost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", hopeless=hopeless)
         except self.ray.exceptions.RayError as error:  # its process or its machine is gone, or what it made
             return Lost(worker, self._why(worker, error), blame=self._alive(worker))
@@ -221,8 +221,9 @@ class Actors:
     def _tell_judges(self, *workers: str) -> None:
         """Name the judge hosts to these collectors, or to all that have started."""
         if self.judges is not None:
+            self._namings += 1  # two threads of a collector hear them
             for worker in workers or self._places:
-                self._actors[worker].name_judges.options(concurrency_group="control").remote(self.judges.ready)
+                self._actors[worker].name_judges.options(concurrency_group="control").remote(self.judges.ready, self._namings)
 
     def _alive(self, worker: str) -> bool:
         """Whether the machine of a collector is there; if not, what it sampled is not to blame."""

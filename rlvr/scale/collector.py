@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from rlvr.config.config import RunConfig
@@ -58,8 +59,10 @@ class Collector:
         asked = config.rollout
         tokenizer = tokenizer_from(config.tokenizer_name)
         environment: Environment = self._open.enter_context(from_config("env", config.env))
-        self.desk = Desk(config.cluster.start_s) if config.cluster is not None else Desk(0.0)
-        if config.cluster is not None and config.cluster.judges:
+        elsewhere = config.cluster is not None and config.cluster.judges > 0
+        limit_s = config.cluster.start_s if config.cluster is not None else 0.0
+        self.desk = Desk(limit_s, beat_s=asked.verify_deadline_s / 4, beat=self._beat)
+        if elsewhere:
             environment.verifier = JudgedElsewhere(environment.verifier, self.desk)
         environment.ready()
         mdp = TokenMDP(environment, tokenizer, **asked.limits)
@@ -92,6 +95,10 @@ class Collector:
         self._order = order
         found = self.rollout.collect(unit, sampling, version=label)
         return to_columns([found]).to_bytes(), self.rollout.timing.verifying
+
+    def _beat(self) -> None:
+        """A verdict is waited for that a judge host has, or that waits for one: the deadline is the host's."""
+        self.rollout.judges.moved = perf_counter()
 
     def _set_threads(self) -> None:
         """As many as the driver has, since the last bits depend on it; a setting of each thread."""

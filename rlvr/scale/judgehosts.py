@@ -32,13 +32,15 @@ class HostActor:
         self.host = await asyncio.to_thread(lambda: JudgeHost(check(config, "the run")))
         return here()
 
-    async def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    async def judge(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
         """One verdict."""
-        found: Verdict = await self.host.judge(task, transcript)
+        found: Verdict = await self.host.judge(task, transcript, alone)
         return found
 
     async def pulse(self) -> float:
-        """Anything, to say that it lives."""
+        """Anything, to say that it lives; RuntimeError if nothing can be judged here any more."""
+        if self.host is not None and self.host.judges.spent:
+            raise RuntimeError("so many verifications hang in it that it can begin no other")
         return time.monotonic()
 
 
@@ -75,6 +77,8 @@ class JudgeHosts:
     ) -> None:  # fmt: skip
         self.ray, self.settings, self.config, self.tell = ray, settings, dict(config), tell
         self.pulse_s, self.missed, self.lost = pulse_s, missed, 0
+        self._started = False
+        """Whether any host ever was."""
         self._kind = ray.remote(max_restarts=0, max_task_retries=0)(HostActor)
         self.slots = [_Slot(number) for number in range(settings.judges)]
         for slot in self.slots:
@@ -118,7 +122,7 @@ class JudgeHosts:
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
-            if isinstance(cause, RlvrError):
+            if isinstance(cause, RlvrError) and not self._started:
                 raise RlvrError(f"judge host {slot.name} cannot start: {said}") from error
             self._gone(slot, said)
             return
@@ -126,7 +130,7 @@ class JudgeHosts:
             self._gone(slot, f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0][:200]}")
             return
         slot.place = value if slot.begin is not None else slot.place
-        slot.begin, slot.pulse, slot.since = None, None, now
+        slot.begin, slot.pulse, slot.since, self._started = None, None, now, True
 
     def _gone(self, slot: _Slot, why: str) -> None:
         left = self.settings.restarts + 1 - slot.starts
@@ -152,11 +156,11 @@ def asking(actor: Any) -> Ask:
     """How a collector asks the judge host behind a handle."""
     errors = importlib.import_module("ray").exceptions
 
-    async def ask(task: Task, transcript: Transcript) -> Verdict:
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
         try:
-            found: Verdict = await actor.judge.remote(task, transcript)
-        except errors.RayTaskError:
-            raise
+            found: Verdict = await actor.judge.remote(task, transcript, alone)
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from error
         except errors.RayError as error:
             raise HostLost(f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0][:200]}") from error
         return found

@@ -170,6 +170,10 @@ def test_an_error_of_ours_at_the_start_is_hopeless_and_any_other_is_not(ray: Ray
         ray.last("begin").ends(RayTaskError(error))
         [lost] = transport.poll(0)
         assert lost == Lost("c0.0", f"{type(error).__name__}: {' '.join(str(error).split())}", hopeless=hopeless)
+    transport = started()  # what one could start with, another one lacks: its machine, or what the one before it has left there
+    transport.start("c1.0")
+    ray.last("begin").ends(RayTaskError(ConfigError("no memory on the GPU")))
+    assert transport.poll(0) == [Lost("c1.0", "ConfigError: no memory on the GPU", hopeless=False)]
 
 
 def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.scale.judgehosts import JudgeHosts
+from rlvr.scale.judgehosts import HostActor, JudgeHosts
 from tests.scale.test_actors import PLACE, Ray, RayError, RayTaskError
 
 
@@ -53,6 +55,23 @@ def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
     with pytest.raises(RlvrError, match=r"judge host j0.0 cannot start: ConfigError: no such file"):
         made.look()
     assert not told
+
+
+def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
+    made, ray, told = hosts()
+    ray.last("begin").ends(PLACE)
+    assert made.look()
+    made._gone(made.slots[0], "killed")
+    ray.last("begin").ends(RayTaskError(ConfigError("no such file")))
+    assert made.look() is False and told[1].startswith("judge host j0.1 is lost: ConfigError: no such file; it is started again (4 more")
+
+
+def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
+    actor = HostActor()
+    assert asyncio.run(actor.pulse()) > 0
+    actor.host = SimpleNamespace(judges=SimpleNamespace(spent=True))
+    with pytest.raises(RuntimeError, match="so many verifications hang in it"):
+        asyncio.run(actor.pulse())
 
 
 def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
