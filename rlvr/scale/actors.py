@@ -15,13 +15,14 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from signal import SIGTERM, getsignal
 from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
-from rlvr.scale.machines import check_room, end, here, no_place, pids_of
+from rlvr.scale.machines import check_room, end, end_at_once, end_in_order, here, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.record import ending, last_lines, last_said, log_of
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
@@ -34,6 +35,8 @@ REACH_S = 10.0
 """How long a cluster may take to answer at its address."""
 FETCH_S = 60.0
 """How long to wait for what a collector says is there."""
+SAID_ELSEWHERE = "A worker died or was killed while executing a task"
+"""What Ray prints on stdout about a process that ended, in a long paragraph; the driver says it in one line, and knows more."""
 OBJECTS = 200 << 20
 """Bytes for what is passed, in a cluster on this machine; what does not fit is written to disk."""
 
@@ -273,6 +276,7 @@ class Actors:
         self._weights = Chain()
         if self._ours:
             self.ray.shutdown()
+            end_at_once()
 
 
 def _worker(meant: Started | Loaded | Ended) -> str:
@@ -288,6 +292,7 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
     if present is not None and present.is_initialized():  # before the environment is changed, which nodes and drivers inherit
         return present, False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", SAID_ELSEWHERE)
     local = settings.address == "local"
     if local:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # else whoever reaches its ports can run code
@@ -299,6 +304,7 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
     if local:
         asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus
         mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
+    before = getsignal(SIGTERM)
     try:
         if ":" in settings.address:  # Ray tries for minutes
             host, _, port = settings.address.rpartition(":")
@@ -311,4 +317,5 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
             f"no Ray cluster answers at cluster.address {settings.address!r}: {' '.join(str(error).split())[:200]}; "
             "start one with `ray start --head`, or set cluster.address to local"
         ) from error
+    end_in_order(before)
     return ray, True

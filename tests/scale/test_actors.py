@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -277,6 +279,28 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: p
     ):
         with pytest.raises(ConfigError, match=words):
             Actors(ClusterConfig(address=address), {}, Facts("float32", False, 1))
+
+
+@pytest.mark.parametrize("mine", [False, True])
+def test_sigterm_ends_a_run_with_its_collectors_as_ctrl_c_does(ray: Ray, monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
+    """Ray's own handlers would print a stack and abort, and replace one that was there."""
+    before = signal.signal(signal.SIGTERM, print if mine else signal.SIG_DFL)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **how: signal.signal(signal.SIGTERM, lambda *given: os.abort()), raising=False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None, raising=False)
+    try:
+        transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+        if mine:
+            assert signal.getsignal(signal.SIGTERM) is print
+        else:
+            with pytest.raises(SystemExit, match="143"):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second one is not waited for
+        transport.close()
+        assert signal.getsignal(signal.SIGTERM) is (print if mine else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_address_at_which_nothing_listens_is_said_at_once_without_ray(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
