@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from rlvr.config.section import Section
+
+ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
+PARTS = 10_000
+"""Into how many parts Ray divides a processor."""
 
 
 class ClusterConfig(Section):
@@ -21,10 +26,10 @@ class ClusterConfig(Section):
 
     address: str = "local"
     """`local` starts a cluster on this machine for the time of the run, `auto` joins that of this machine; else HOST:PORT."""
-    collectors: int = Field(default=1, ge=0)  # how many processes sample
+    collectors: int = Field(default=1, ge=0, le=10_000)  # how many processes sample
     cpus: float = Field(default=1.0, ge=0)  # that each collector reserves
     gpus: float = Field(default=0.0, ge=0)  # that each collector reserves
-    judges: int = Field(default=0, ge=0)
+    judges: int = Field(default=0, ge=0, le=10_000)
     """How many processes judge, on machines of their own choice; 0: each collector judges what it sampled."""
     judge_cpus: float = Field(default=1.0, ge=0)  # that each judge host reserves; it judges rollout.verify_workers answers at once
     groups_per_call: int = Field(default=1, ge=1)
@@ -48,8 +53,27 @@ class ClusterConfig(Section):
     """How long Ray may take to find a machine with room for a collector, and to start a process there."""
     start_s: float = Field(default=300.0, gt=0)
     """How long a collector may take to start, or to load weights."""
+    pulse_s: float = Field(default=15.0, gt=0)
+    """How long a collector or a judge host may give no sign of life; then it is ended. One long call in C that lets nothing else run, such
+    as a regular expression that tries everything, is silence too."""
     group_s: float = Field(default=3600.0, gt=0)
     """How long a collector may take for one call; then its process is ended, and another one samples the groups."""
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, address: str) -> str:
+        if address not in ("local", "auto") and not ADDRESS.fullmatch(address):
+            raise ValueError(f"it is {address!r}; allowed: local, auto, or HOST:PORT as `ray start --head` prints it (not ray://)")
+        return address
+
+    @field_validator("cpus", "gpus", "judge_cpus")
+    @classmethod
+    def _in_parts(cls, amount: float, about: ValidationInfo) -> float:
+        if abs(amount * PARTS - round(amount * PARTS)) > 1e-6:
+            raise ValueError(f"it is {amount:g}; Ray shares processors out in steps of {1 / PARTS:g}; write for example 0.5")
+        if about.field_name == "gpus" and amount > 1 and amount != int(amount):
+            raise ValueError(f"it is {amount:g}; more than one GPU must be a whole number of them, such as {int(amount)}")
+        return amount
 
     @model_validator(mode="after")
     def _audit_compares(self) -> Self:

@@ -9,28 +9,34 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from signal import SIGTERM, getsignal
 from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
-from rlvr.scale.machines import check_room, end, here, no_place, pids_of
+from rlvr.scale.machines import check_room, end, end_at_once, end_in_order, here, no_place, pids_of
 from rlvr.scale.orders import Assign, Load
-from rlvr.scale.record import ending, last_lines, log_of
+from rlvr.scale.record import ending, last_lines, last_said, log_of
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
 from rlvr.scale.units import Unit
 from rlvr.scale.weights.parcels import Chain, Parcel
 
-PULSE_S, MISSED = 5.0, 3
-"""How often each collector is asked for a pulse, and how many it may miss."""
+MISSED = 3
+"""How many pulses a collector may miss: in `cluster.pulse_s` it is asked for so many."""
+REACH_S = 10.0
+"""How long a cluster may take to answer at its address."""
 FETCH_S = 60.0
 """How long to wait for what a collector says is there."""
+SAID_ELSEWHERE = "A worker died or was killed while executing a task"
+"""What Ray prints on stdout about a process that ended, in a long paragraph; the driver says it in one line, and knows more."""
 OBJECTS = 200 << 20
 """Bytes for what is passed, in a cluster on this machine; what does not fit is written to disk."""
 
@@ -57,20 +63,20 @@ class _Actor:
         gotten = [replace(parcel, buckets=(ray.get(ref, timeout=limit_s) for ref in parcel.buckets)) for parcel in parcels]
         self.collector.load(version, gotten)
 
-    def collect(self, version: int, unit: Unit, sampling: Sampling, label: int) -> tuple[bytes, float]:
+    def collect(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> tuple[bytes, float]:
         from rlvr.scale.collector import Cancelled
 
         try:
-            found: tuple[bytes, float] = self.collector.collect(version, unit, sampling, label)
+            found: tuple[bytes, float] = self.collector.collect(order.version, unit, sampling, label, order)
         except Cancelled:
             return b"", 0.0
         return found
 
-    def cancel(self) -> None:
-        self.collector.cancel()
+    def cancel(self, order: Assign) -> None:
+        self.collector.cancel(order)
 
-    def name_judges(self, handles: dict[str, Any]) -> None:
-        self.collector.desk.name({name: asking(handle) for name, handle in handles.items()})
+    def name_judges(self, handles: dict[str, Any], number: int) -> None:
+        self.collector.desk.name({name: asking(handle) for name, handle in handles.items()}, number)
 
     def pulse(self) -> list[str]:
         return last_lines(self.log)
@@ -84,12 +90,12 @@ class Actors:
     """
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
-        self.settings, self.began = settings, (dict(config), facts)
+        self.settings, self.began, self.pulse_s = settings, (dict(config), facts), settings.pulse_s / MISSED
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
         self.judges: JudgeHosts | None = None
-        self._started = False
-        """Whether any collector ever was."""
+        self._started, self._namings = False, 0
+        """Whether any collector ever was, and how often judge hosts were named."""
         self.ray, self._ours = ray_of(settings)
         try:
             check_room(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
@@ -103,12 +109,14 @@ class Actors:
         """What is under way, and what it means when it has ended."""
         self._pulses = dict[str, tuple[Any, float]]()
         """By collector: the pulse that it was asked for, and since when; or None, and when it was last heard."""
+        self._listened = time.monotonic()
+        """When they were looked at last."""
         self._words = dict[str, list[str]]()
         """By collector: the last lines that it had printed when it gave its latest pulse."""
         self._weights, self._has = Chain(), dict[str, int]()
         """And which version each collector has."""
         if settings.judges:
-            self.judges = JudgeHosts(self.ray, settings, config, pulse_s=PULSE_S, missed=MISSED)
+            self.judges = JudgeHosts(self.ray, settings, config, pulse_s=self.pulse_s, missed=MISSED)
 
     # ---- orders
 
@@ -132,7 +140,13 @@ class Actors:
 
     def hold(self, version: int, parcel: Parcel) -> None:
         """Put weights into the object store, bucket by bucket, once for all collectors."""
-        self._weights.add(version, replace(parcel, buckets=[self.ray.put(bucket) for bucket in parcel.buckets]))
+        try:
+            self._weights.add(version, replace(parcel, buckets=[self.ray.put(bucket) for bucket in parcel.buckets]))
+        except self.ray.exceptions.RayError as error:
+            raise RlvrError(
+                f"version {version} of the weights has no room in Ray's object store or on the disk that it spills to: {last_said(str(error))}; "
+                "free some of the disk, then continue with --resume"
+            ) from error
 
     def keep(self, versions: Set[int]) -> None:
         """Free what none of these versions needs."""
@@ -146,13 +160,19 @@ class Actors:
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         """Let a collector sample a unit."""
-        call = self._actors[order.worker].collect.remote(order.version, unit, sampling, label)
+        try:
+            call = self._actors[order.worker].collect.remote(order, unit, sampling, label)
+        except Exception as error:  # Ray cannot make bytes of a task
+            raise RlvrError(
+                f"the tasks from group {unit[0].group} on cannot be sent to a collector: {last_said(str(error))}; "
+                "what a task holds (reference, meta) must be data that pickle can write"
+            ) from error
         self._calls[call] = Ended(order, b"")
 
     def cancel(self, order: Assign) -> None:
         """Let a collector stop with its unit."""
         if (actor := self._actors.get(order.worker)) is not None:
-            actor.cancel.options(concurrency_group="control").remote()
+            actor.cancel.options(concurrency_group="control").remote(order)
 
     # ---- what happens
 
@@ -176,9 +196,9 @@ class Actors:
             value = self.ray.get(call, timeout=FETCH_S)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
-            hopeless = isinstance(meant, Started) and isinstance(cause, RlvrError)
+            hopeless = isinstance(meant, Started) and isinstance(cause, RlvrError) and not self._started
             return Lost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", hopeless=hopeless)
-        except self.ray.exceptions.RayError as error:  # its process or its machine is gone, or what it made
+        except Exception as error:  # its process or its machine is gone, or what it made, or that cannot be read
             return Lost(worker, self._why(worker, error), blame=self._alive(worker))
         if isinstance(meant, Started):
             self._places[worker], self._started = value, True
@@ -193,6 +213,9 @@ class Actors:
     def _listen(self, now: float) -> list[Event]:
         """Ask for pulses, and find the collectors that do not give any."""
         lost = list[Event]()
+        if now - self._listened > (MISSED - 1) * self.pulse_s:  # this process stood still, and nothing could be heard
+            self._pulses = {worker: (pulse, since if pulse is None else now) for worker, (pulse, since) in self._pulses.items()}
+        self._listened = now
         asked = [pulse for pulse, _ in [*self._pulses.values(), *self._placing.values()] if pulse is not None]
         heard = set(self.ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else set[Any]()
         for worker, (pulse, since) in list(self._pulses.items()):
@@ -200,10 +223,10 @@ class Actors:
                 self._pulses[worker] = (None, now)
                 with suppress(Exception):  # a pulse that failed; its calls say why
                     self._words[worker] = self.ray.get(pulse, timeout=FETCH_S)
-            elif pulse is None and now - since >= PULSE_S:
+            elif pulse is None and now - since >= self.pulse_s:
                 self._pulses[worker] = (self._actors[worker].pulse.options(concurrency_group="control").remote(), now)
-            elif pulse is not None and now - since > (MISSED - 1) * PULSE_S:
-                lost.append(Lost(worker, f"no pulse in {MISSED * PULSE_S:g} s"))
+            elif pulse is not None and now - since > (MISSED - 1) * self.pulse_s:
+                lost.append(Lost(worker, f"no pulse in {self.settings.pulse_s:g} s (cluster.pulse_s)"))
         for worker, (pulse, since) in list(self._placing.items()):
             if pulse in heard:
                 del self._placing[worker]
@@ -221,8 +244,9 @@ class Actors:
     def _tell_judges(self, *workers: str) -> None:
         """Name the judge hosts to these collectors, or to all that have started."""
         if self.judges is not None:
+            self._namings += 1  # two threads of a collector hear them
             for worker in workers or self._places:
-                self._actors[worker].name_judges.options(concurrency_group="control").remote(self.judges.ready)
+                self._actors[worker].name_judges.options(concurrency_group="control").remote(self.judges.ready, self._namings)
 
     def _alive(self, worker: str) -> bool:
         """Whether the machine of a collector is there; if not, what it sampled is not to blame."""
@@ -252,6 +276,7 @@ class Actors:
         self._weights = Chain()
         if self._ours:
             self.ray.shutdown()
+            end_at_once()
 
 
 def _worker(meant: Started | Loaded | Ended) -> str:
@@ -267,6 +292,7 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
     if present is not None and present.is_initialized():  # before the environment is changed, which nodes and drivers inherit
         return present, False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", SAID_ELSEWHERE)
     local = settings.address == "local"
     if local:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # else whoever reaches its ports can run code
@@ -278,11 +304,18 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
     if local:
         asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus
         mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
+    before = getsignal(SIGTERM)
     try:
+        if ":" in settings.address:  # Ray tries for minutes
+            host, _, port = settings.address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
         ray.init(address=settings.address, log_to_driver=False, logging_level="error", configure_logging=False, **mine)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        if local:
+            raise ConfigError(f"Ray could not start a cluster on this machine: {' '.join(str(error).split())[:300]}") from error
         raise ConfigError(
             f"no Ray cluster answers at cluster.address {settings.address!r}: {' '.join(str(error).split())[:200]}; "
             "start one with `ray start --head`, or set cluster.address to local"
         ) from error
+    end_in_order(before)
     return ray, True

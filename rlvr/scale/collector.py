@@ -5,10 +5,10 @@ torch is imported where weights are: a collector whose sampler takes none starts
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from rlvr.config.config import RunConfig
@@ -50,14 +50,19 @@ class Collector:
     """
 
     def __init__(self, config: RunConfig, facts: Facts) -> None:
-        self._open, self._stop = ExitStack(), threading.Event()
+        self._open = ExitStack()
         self.facts, self.version = facts, -1
+        self._order: Hashable = None
+        self._stopped: Hashable = None
+        """What it samples, and what it was told to stop with last. Each is written by one thread, and a word that comes late harms nothing."""
         self._set_threads()
         asked = config.rollout
         tokenizer = tokenizer_from(config.tokenizer_name)
         environment: Environment = self._open.enter_context(from_config("env", config.env))
-        self.desk = Desk(config.cluster.start_s) if config.cluster is not None else Desk(0.0)
-        if config.cluster is not None and config.cluster.judges:
+        elsewhere = config.cluster is not None and config.cluster.judges > 0
+        limit_s = config.cluster.start_s if config.cluster is not None else 0.0
+        self.desk = Desk(limit_s, beat_s=asked.verify_deadline_s / 4, beat=self._beat)
+        if elsewhere:
             environment.verifier = JudgedElsewhere(environment.verifier, self.desk)
         environment.ready()
         mdp = TokenMDP(environment, tokenizer, **asked.limits)
@@ -66,7 +71,7 @@ class Collector:
         self.sampler.prepare(precision=facts.precision, max_length=mdp.max_length)
         self.model = _model(config, tokenizer, facts.precision, vectors=self.sampler.runs_model) if facts.weights else None
         limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s, "overlong": asked.overlong}
-        rollout = Rollout(mdp, _Stoppable(self.sampler, self._stop), workers=asked.verify_workers, lockstep=facts.lockstep, **limits)
+        rollout = Rollout(mdp, _Stoppable(self.sampler, self._unneeded), workers=asked.verify_workers, lockstep=facts.lockstep, **limits)
         self.rollout = self._open.enter_context(rollout)
 
     def load(self, version: int, parcels: Iterable[Parcel]) -> None:
@@ -79,14 +84,21 @@ class Collector:
             self.sampler.load(self.model, version)
         self.version = version
 
-    def collect(self, version: int, unit: Unit, sampling: Sampling, label: int) -> tuple[bytes, float]:
-        """The unit's episodes as columns, sampled by this version of the weights, and the seconds of their verification."""
+    def collect(self, version: int, unit: Unit, sampling: Sampling, label: int, order: Hashable = None) -> tuple[bytes, float]:
+        """The unit's episodes as columns, sampled by this version of the weights, and the seconds of their verification.
+
+        `order` names this call for `cancel`.
+        """
         if version != self.version:
             raise SamplerError(f"asked for answers of version {version} of the weights, but this collector has version {self.version}")
         self._set_threads()
-        self._stop.clear()
+        self._order = order
         found = self.rollout.collect(unit, sampling, version=label)
         return to_columns([found]).to_bytes(), self.rollout.timing.verifying
+
+    def _beat(self) -> None:
+        """A verdict is waited for that a judge host has, or that waits for one: the deadline is the host's."""
+        self.rollout.judges.moved = perf_counter()
 
     def _set_threads(self) -> None:
         """As many as the driver has, since the last bits depend on it; a setting of each thread."""
@@ -95,9 +107,12 @@ class Collector:
 
             torch.set_num_threads(self.facts.threads)
 
-    def cancel(self) -> None:
-        """Stop with the present unit, from another thread."""
-        self._stop.set()
+    def cancel(self, order: Hashable) -> None:
+        """Stop with this call, from another thread. If another one is under way by now, that goes on."""
+        self._stopped = order
+
+    def _unneeded(self) -> bool:
+        return self._order is not None and self._order == self._stopped
 
     def close(self) -> None:
         """Stop the threads, and what the environment has opened."""
@@ -107,8 +122,8 @@ class Collector:
 class _Stoppable(Sampler):
     """A sampler that can be stopped between two tokens of a unit."""
 
-    def __init__(self, inner: Sampler, stop: threading.Event) -> None:
-        self.inner, self.stop = inner, stop
+    def __init__(self, inner: Sampler, unneeded: Callable[[], bool]) -> None:
+        self.inner, self.unneeded = inner, unneeded
         for name in ("company", "gives_text", "tokenizer"):
             setattr(self, name, getattr(inner, name))
 
@@ -120,7 +135,7 @@ class _Stoppable(Sampler):
 
     def _watched(self, given: Iterator[Any]) -> Iterator[Any]:
         for one in given:
-            if self.stop.is_set():
+            if self.unneeded():
                 raise Cancelled("the unit is not needed any more")
             yield one
 

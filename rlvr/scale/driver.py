@@ -253,8 +253,10 @@ class Driver:
         name = str(order.group)
         unit = self._batches[name].units[name] if name in self._batches else None
         try:
+            if unit is not None and not data:
+                raise Damaged(f"unit {order.group} came back without episodes, although it was not cancelled")
             [found] = from_columns(Columns.from_bytes(data)) if data else [[]]
-            if data and unit is not None and [(e.group, e.task_id) for e in found] != [(draw.group, draw.task.id) for draw in unit]:
+            if unit is not None and [(e.group, e.task_id) for e in found] != [(draw.group, draw.task.id) for draw in unit]:
                 raise Damaged(f"unit {order.group} came back with the episodes of other draws")
         except Damaged as error:
             self._gone(Lost(order.worker, str(error)))

@@ -15,6 +15,7 @@ from rlvr.contracts import Transcript
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.scale.judges import Ask, HostLost
 from rlvr.scale.machines import end, here
+from rlvr.scale.record import ending
 from rlvr.task import Task, Verdict
 
 
@@ -32,13 +33,15 @@ class HostActor:
         self.host = await asyncio.to_thread(lambda: JudgeHost(check(config, "the run")))
         return here()
 
-    async def judge(self, task: Task, transcript: Transcript) -> Verdict:
+    async def judge(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
         """One verdict."""
-        found: Verdict = await self.host.judge(task, transcript)
+        found: Verdict = await self.host.judge(task, transcript, alone)
         return found
 
     async def pulse(self) -> float:
-        """Anything, to say that it lives."""
+        """Anything, to say that it lives; RuntimeError if nothing can be judged here any more."""
+        if self.host is not None and self.host.judges.spent:
+            raise RuntimeError("so many verifications hang in it that it can begin no other")
         return time.monotonic()
 
 
@@ -75,6 +78,8 @@ class JudgeHosts:
     ) -> None:  # fmt: skip
         self.ray, self.settings, self.config, self.tell = ray, settings, dict(config), tell
         self.pulse_s, self.missed, self.lost = pulse_s, missed, 0
+        self._started, self._looked = False, time.monotonic()
+        """Whether any host ever was, and when they were looked at last."""
         self._kind = ray.remote(max_restarts=0, max_task_retries=0)(HostActor)
         self.slots = [_Slot(number) for number in range(settings.judges)]
         for slot in self.slots:
@@ -88,6 +93,10 @@ class JudgeHosts:
     def look(self) -> bool:
         """Whether the hosts that can be asked are others now. A host that is lost is started again; SamplerError if none is left."""
         before, now = set(self.ready), time.monotonic()
+        if now - self._looked > (self.missed - 1) * self.pulse_s:  # this process stood still, and nothing could be heard
+            for slot in self.slots:
+                slot.since = slot.since if slot.pulse is None else now
+        self._looked = now
         calls = [call for slot in self.slots for call in (slot.begin, slot.pulse) if call is not None]
         heard = set(self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set[Any]()
         for slot in self.slots:
@@ -96,7 +105,7 @@ class JudgeHosts:
             elif slot.begin is not None and now - slot.since > self.settings.start_s:
                 self._gone(slot, f"it was not ready after {self.settings.start_s:g} s (cluster.start_s)")
             elif slot.pulse is not None and now - slot.since > (self.missed - 1) * self.pulse_s:
-                self._gone(slot, f"no pulse in {self.missed * self.pulse_s:g} s")
+                self._gone(slot, f"no pulse in {self.missed * self.pulse_s:g} s (cluster.pulse_s)")
             elif slot.place is not None and slot.pulse is None and now - slot.since >= self.pulse_s:
                 slot.pulse, slot.since = slot.actor.pulse.remote(), now
         if self.slots and all(slot.actor is None for slot in self.slots):
@@ -118,15 +127,15 @@ class JudgeHosts:
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
             said = f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
-            if isinstance(cause, RlvrError):
+            if isinstance(cause, RlvrError) and not self._started:
                 raise RlvrError(f"judge host {slot.name} cannot start: {said}") from error
             self._gone(slot, said)
             return
         except self.ray.exceptions.RayError as error:
-            self._gone(slot, f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0][:200]}")
+            self._gone(slot, f"{type(error).__name__}: {ending(str(error), [])}")
             return
         slot.place = value if slot.begin is not None else slot.place
-        slot.begin, slot.pulse, slot.since = None, None, now
+        slot.begin, slot.pulse, slot.since, self._started = None, None, now, True
 
     def _gone(self, slot: _Slot, why: str) -> None:
         left = self.settings.restarts + 1 - slot.starts
@@ -152,13 +161,13 @@ def asking(actor: Any) -> Ask:
     """How a collector asks the judge host behind a handle."""
     errors = importlib.import_module("ray").exceptions
 
-    async def ask(task: Task, transcript: Transcript) -> Verdict:
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
         try:
-            found: Verdict = await actor.judge.remote(task, transcript)
-        except errors.RayTaskError:
-            raise
+            found: Verdict = await actor.judge.remote(task, transcript, alone)
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from error
         except errors.RayError as error:
-            raise HostLost(f"{type(error).__name__}: {' '.join(str(error).split()).split('. ')[0][:200]}") from error
+            raise HostLost(f"{type(error).__name__}: {ending(str(error), [])}") from error
         return found
 
     return ask

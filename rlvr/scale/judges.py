@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from threading import Lock
 from time import monotonic, perf_counter
 from typing import Any
@@ -25,15 +27,23 @@ from rlvr.plugins.registry import from_config
 from rlvr.task import Fault, Task, Verdict
 
 AGAIN = 2
-"""How often a verdict is asked for elsewhere after its judge host was lost."""
+"""How often a verdict is asked for elsewhere after its judge host was lost; the last time its host judges nothing else meanwhile."""
+REST_S = 15.0
+"""How long a host that could not be reached is not asked. One that is gone is not named any more by then."""
 LOOK_S = 0.1
-"""How often deadlines are checked."""
-Ask = Callable[[Task, Transcript], Awaitable[Verdict]]
-"""Asks one judge host for a verdict; raises `HostLost` if the host is gone."""
+"""How often deadlines are checked, and how often a host is asked whether it is free."""
+WANTED_S = 1.0
+"""How long a host begins nothing else after it was asked to judge an answer alone."""
+Ask = Callable[[Task, Transcript, bool], Awaitable[Verdict]]
+"""Asks one judge host for a verdict, alone or beside others; raises `HostLost` if the host is gone, `Busy` if it judges others."""
 
 
 class HostLost(RlvrError):
     """A judge host is gone, or cannot be reached."""
+
+
+class Busy(RlvrError):
+    """A judge host judges something else, and was asked to judge an answer alone."""
 
 
 class JudgeHost:
@@ -49,9 +59,28 @@ class JudgeHost:
         self.environment: Environment = from_config("env", config.env)
         self.environment.ready()
         self.deadline_s, self.judges = asked.verify_deadline_s, Judges(asked.verify_workers)
+        self._inside, self._alone, self._wanted = 0, False, 0.0
+        """How many are being judged, whether it is one that must be alone, and until when the next such one has the next turn."""
 
-    async def judge(self, task: Task, transcript: Transcript) -> Verdict:
-        """The verdict. Its time begins with its thread; one that waits has its time from when another one last began or ended."""
+    async def judge(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
+        """The verdict. Its time begins with its thread; one that waits has its time from when another one last began or ended.
+
+        `alone`: nothing else is judged meanwhile, since this answer may be what ended other hosts. Such an answer does not wait here, where
+        another one could end it too; Busy says that it has to come again.
+        """
+        if alone and self._inside:
+            self._wanted = monotonic() + WANTED_S
+            raise Busy("others are judged here; come again")
+        while not alone and (self._alone or monotonic() < self._wanted):
+            await asyncio.sleep(LOOK_S)
+        self._inside, self._alone = self._inside + 1, alone
+        self._wanted = 0.0 if alone else self._wanted
+        try:
+            return await self._judged(task, transcript)
+        finally:
+            self._inside, self._alone = self._inside - 1, False
+
+    async def _judged(self, task: Task, transcript: Transcript) -> Verdict:
         submitted, job = perf_counter(), self.judges.submit(self._begun, task, transcript)
         ended = asyncio.wrap_future(job)
         while not ended.done():
@@ -83,6 +112,8 @@ class _Host:
     ask: Ask
     waiting: set[asyncio.Future[Verdict]] = field(default_factory=set)
     gone: bool = False
+    rests: float = -inf
+    """Until when it is not asked."""
 
 
 class Desk:
@@ -92,15 +123,24 @@ class Desk:
     >>> desk.name({})
     """
 
-    def __init__(self, limit_s: float) -> None:
-        """`limit_s`: how long a verdict waits while there is no judge host."""
-        self.limit_s, self.lost = limit_s, 0
-        self._hosts, self._lock = dict[str, _Host](), Lock()
+    def __init__(self, limit_s: float, *, beat_s: float = inf, beat: Callable[[], None] = lambda: None) -> None:
+        """Set the limits.
+
+        Args:
+            limit_s: how long a verdict waits while there is no judge host.
+            beat_s: how often `beat` is called while a verdict is waited for: hosts have the deadlines, not who waits for them.
+            beat: says that there is somebody to wait for.
+        """
+        self.limit_s, self.lost, self.beat_s, self.beat = limit_s, 0, beat_s, beat
+        self._hosts, self._named, self._lock = dict[str, _Host](), -1, Lock()
         self._salt = str(os.getpid())  # so that collectors do not all begin with the same host
 
-    def name(self, hosts: Mapping[str, Ask]) -> None:
-        """These judge hosts are there, and no others. From any thread."""
+    def name(self, hosts: Mapping[str, Ask], number: int = 0) -> None:
+        """These judge hosts are there, and no others. From any thread; of two namings, the one with the larger number counts."""
         with self._lock:
+            if number < self._named:
+                return
+            self._named = number
             gone = [host for name, host in self._hosts.items() if name not in hosts]
             self._hosts = {name: self._hosts.get(name) or _Host(name, ask) for name, ask in hosts.items()}
         for host in gone:
@@ -108,18 +148,25 @@ class Desk:
 
     async def judge(self, task: Task, transcript: Transcript) -> Verdict:
         """The verdict of some host. One that is lost with its hosts too often is no score, and a fault of the infrastructure."""
-        why = ""
-        for _ in range(1 + AGAIN):
+        times, why = 0, ""
+        while times <= AGAIN:
             host = await self._least()
             if host is None:
                 return Verdict(None, f"there was no judge host for {self.limit_s:g} s", fault=Fault.INFRA)
-            asked = asyncio.ensure_future(host.ask(task, transcript))
+            asked = asyncio.ensure_future(host.ask(task, transcript, times == AGAIN))
             host.waiting.add(asked)
+            if host.gone:  # since it was chosen
+                asked.cancel()
             try:
-                return _verdict(await asked)
+                while not (await asyncio.wait([asked], timeout=self.beat_s if self.beat_s < inf else None))[0]:
+                    self.beat()
+                return _verdict(asked.result())
+            except Busy:
+                self.beat()
+                await asyncio.sleep(LOOK_S)
+                continue
             except HostLost as error:
-                why = str(error)
-                self._drop(host)
+                why, host.rests = str(error), monotonic() + REST_S
             except asyncio.CancelledError:
                 if not host.gone:
                     raise
@@ -129,7 +176,7 @@ class Desk:
             finally:
                 asked.cancel()
                 host.waiting.discard(asked)
-            self.lost += 1
+            times, self.lost = times + 1, self.lost + 1
         return Verdict(None, f"the verdict was lost with {1 + AGAIN} judge hosts; the last one: {why}", fault=Fault.INFRA)
 
     async def _least(self) -> _Host | None:
@@ -137,24 +184,20 @@ class Desk:
         until = monotonic() + self.limit_s
         while True:
             with self._lock:
-                hosts = list(self._hosts.values())
+                hosts = [host for host in self._hosts.values() if host.rests < monotonic()]
             if hosts:
                 return min(hosts, key=lambda host: (len(host.waiting), crc32((host.name + self._salt).encode())))
             if monotonic() > until:
                 return None
+            self.beat()
             await asyncio.sleep(LOOK_S)
-
-    def _drop(self, host: _Host) -> None:
-        """Ask a host no more, until it is named again."""
-        with self._lock:
-            if self._hosts.get(host.name) is host:
-                del self._hosts[host.name]
 
     def _leave(self, host: _Host) -> None:
         """Whoever waits for a host that is gone asks elsewhere."""
         host.gone = True
         for asked in list(host.waiting):
-            asked.get_loop().call_soon_threadsafe(asked.cancel)
+            with suppress(RuntimeError):  # whoever waited has ended
+                asked.get_loop().call_soon_threadsafe(asked.cancel)
 
 
 def _verdict(given: object) -> Verdict:

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIG_DFL, SIGKILL, SIGTERM, getsignal, signal
+from threading import current_thread, main_thread
 from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
@@ -87,6 +88,26 @@ def end(ray: Any, actor: Any, place: Mapping[str, Any] | None) -> None:
     if place is not None and place["pids"] and place["pids"] == pids_of() and place["born"] == born(place["pid"]):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(place["pid"], SIGKILL)
+
+
+def end_in_order(before: Any) -> None:
+    """Let SIGTERM end this process as Ctrl-C does, with its collectors; or do what it did `before`, if that was anything.
+
+    Ray sets two handlers of its own: one exits, and the other one, below it, prints a stack and aborts.
+    """
+    if current_thread() is main_thread():
+        signal(SIGTERM, _leave if before in (SIG_DFL, None) else before)
+
+
+def end_at_once() -> None:
+    """Let SIGTERM do again what it did before."""
+    if current_thread() is main_thread() and getsignal(SIGTERM) is _leave:
+        signal(SIGTERM, SIG_DFL)
+
+
+def _leave(number: int, frame: object) -> None:
+    signal(SIGTERM, SIG_DFL)  # a second one ends it at once
+    raise SystemExit(128 + number)
 
 
 def pids_of() -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +16,8 @@ import pytest
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, RlvrError
+from rlvr.rollout.draws import Draw
 from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
 from rlvr.scale.machines import born, end, here, pids_of
@@ -21,6 +25,7 @@ from rlvr.scale.orders import Assign, Load
 from rlvr.scale.record import last_lines, log_of
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
 from rlvr.scale.weights.parcels import Parcel
+from rlvr.task import Task, user
 
 
 class RayError(Exception):
@@ -170,6 +175,10 @@ def test_an_error_of_ours_at_the_start_is_hopeless_and_any_other_is_not(ray: Ray
         ray.last("begin").ends(RayTaskError(error))
         [lost] = transport.poll(0)
         assert lost == Lost("c0.0", f"{type(error).__name__}: {' '.join(str(error).split())}", hopeless=hopeless)
+    transport = started()  # what one could start with, another one lacks: its machine, or what the one before it has left there
+    transport.start("c1.0")
+    ray.last("begin").ends(RayTaskError(ConfigError("no memory on the GPU")))
+    assert transport.poll(0) == [Lost("c1.0", "ConfigError: no memory on the GPU", hopeless=False)]
 
 
 def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +195,7 @@ def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(r
     clock[0] += 9
     assert transport.poll(0) == []
     clock[0] += 2
-    assert transport.poll(0) == [Lost("c0.0", "no pulse in 15 s")]
+    assert transport.poll(0) == [Lost("c0.0", "no pulse in 15 s (cluster.pulse_s)")]
 
 
 def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_first_one_ends_the_run(
@@ -264,8 +273,91 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: p
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init, raising=False)
-    with pytest.raises(ConfigError, match=r"no Ray cluster answers at cluster.address 'far:6379': nobody there; start one with"):
-        Actors(ClusterConfig(address="far:6379"), {}, Facts("float32", False, 1))
+    for address, words in (
+        ("auto", "no Ray cluster answers at cluster.address 'auto': nobody there; start one with"),
+        ("local", "Ray could not start a cluster on this machine: nobody there"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Actors(ClusterConfig(address=address), {}, Facts("float32", False, 1))
+
+
+@pytest.mark.parametrize("mine", [False, True])
+def test_sigterm_ends_a_run_with_its_collectors_as_ctrl_c_does(ray: Ray, monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
+    """Ray's own handlers would print a stack and abort, and replace one that was there."""
+    before = signal.signal(signal.SIGTERM, print if mine else signal.SIG_DFL)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **how: signal.signal(signal.SIGTERM, lambda *given: os.abort()), raising=False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None, raising=False)
+    try:
+        transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+        if mine:
+            assert signal.getsignal(signal.SIGTERM) is print
+        else:
+            with pytest.raises(SystemExit, match="143"):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second one is not waited for
+        transport.close()
+        assert signal.getsignal(signal.SIGTERM) is (print if mine else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_address_at_which_nothing_listens_is_said_at_once_without_ray(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries for more than two minutes."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ConfigError, match=rf"no Ray cluster answers at cluster.address '127.0.0.1:{port}': .*refused; start one with"):
+        Actors(ClusterConfig(address=f"127.0.0.1:{port}"), {}, Facts("float32", False, 1))
+
+
+def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def remote(*given: Any) -> Any:
+        raise TypeError("Could not serialize the argument Task(...) for a task or actor.")
+
+    transport = started()
+    monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(collect=SimpleNamespace(remote=remote)))
+    task = Task("t", user("2+2="), "4")
+    with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a collector: Could not serialize .*pickle can write"):
+        transport.sample(Assign("c0.0", "g", 0, 1), [Draw(task, "g", 0)], Sampling(), 0)
+
+
+def test_weights_without_room_are_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(data: bytes) -> bytes:
+        raise RayError("Failed to put object. The disk is full.")
+
+    monkeypatch.setattr(ray, "put", put)
+    with pytest.raises(RlvrError, match=r"version 3 of the weights has no room in Ray's object store .*: Failed to put object; free some"):
+        started().hold(3, Parcel([b"w"]))
+
+
+def test_a_driver_that_stood_still_takes_nobody_for_lost(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
+    transport._pulses["c0.0"] = (None, clock[0] - 6)
+    assert transport.poll(0) == []
+    clock[0] += 3600  # frozen while a pulse was under way: its answer is not here yet
+    assert transport.poll(0) == []
+    clock[0] += 1
+    assert transport.poll(0) == []
+    clock[0] += 9.5
+    assert transport.poll(0) == [Lost("c0.0", "no pulse in 15 s (cluster.pulse_s)")]
+
+
+def test_what_comes_back_and_cannot_be_read_is_a_loss(ray: Ray) -> None:
+    transport = started()
+    transport.sample(Assign("c0.0", "g", 0, 1), [], Sampling(), 0)
+    ray.last("collect").ends(ValueError("not a pickle"))
+    assert transport.poll(0) == [Lost("c0.0", f"ValueError (process {PLACE['pid']} on far): not a pickle")]
+
+
+def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
+    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+    transport.start("c0.0")
+    said = "The actor died because of an error raised in its creation task, ray::A.__init__()\n  File x\nModuleNotFoundError: No module named 'rlvr'"
+    ray.last("begin").ends(RayError(said.replace("\\n", "\n")))
+    assert transport.poll(0) == [Lost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
 
 
 def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:

@@ -215,10 +215,7 @@ def test_a_unit_that_always_kills_its_collector_is_left_out_with_a_reason(
 # ---- frozen, slow, deaf -------------------------------------------------------------------------------------------------
 
 
-def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(
-    nodes: Nodes, expected: list[list[Episode]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actors, "PULSE_S", 1.0)
+def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(nodes: Nodes, expected: list[list[Episode]]) -> None:
     frozen = list[int]()
 
     def plan(transport: Harmed) -> bool:
@@ -228,8 +225,8 @@ def test_a_frozen_collector_is_noticed_by_its_pulse_and_ended(
             transport.kill(worker, signal.SIGSTOP)
         return bool(frozen)
 
-    found, _, told = sampled(run_of(), plan)
-    assert found == expected and "is lost: no pulse in 3 s" in told[0]
+    found, _, told = sampled(run_of(), plan, pulse_s=3)
+    assert found == expected and "is lost: no pulse in 3 s (cluster.pulse_s)" in told[0]
     assert not Path(f"/proc/{frozen[0]}").exists() or "State:\tZ" in Path(f"/proc/{frozen[0]}/status").read_text("utf-8")
 
 
@@ -342,11 +339,9 @@ def test_what_a_cluster_lacks_is_said_within_the_limit(nodes: Nodes, monkeypatch
 def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_killed_or_frozen(
     nodes: Nodes,
     expected: list[list[Episode]],
-    monkeypatch: pytest.MonkeyPatch,
     how: signal.Signals | None,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(actors, "PULSE_S", 1.0)
     harmed = list[int]()
 
     def plan(transport: Harmed) -> bool:
@@ -358,7 +353,7 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
                 os.kill(harmed[0], how)
         return bool(harmed)
 
-    found, transport, told = sampled(run_of(seconds=0.1), plan, judges=2, judge_cpus=0.5, collectors=2)
+    found, transport, told = sampled(run_of(seconds=0.1), plan, judges=2, judge_cpus=0.5, collectors=2, pulse_s=3)
     assert found == expected and not told and transport.judges is not None
     assert transport.judges.lost == (how is not None)
     assert ("judge host j" in capfd.readouterr().err) == (how is not None)

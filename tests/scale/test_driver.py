@@ -133,6 +133,7 @@ def test_the_episodes_are_the_same_whatever_happens(collectors: int) -> None:
         (b"\x80\x04.", "are not columns of episodes"),
         (to_columns([EXPECTED]).to_bytes()[:-1], "bytes where"),
         (to_columns([EXPECTED[:2]]).to_bytes(), "came back with the episodes of other draws"),
+        (b"", "came back without episodes, although it was not cancelled"),
     ],
 )
 def test_what_comes_back_damaged_or_from_other_draws_is_sampled_again(data: bytes, words: str) -> None:

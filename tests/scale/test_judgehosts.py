@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.scale.judgehosts import JudgeHosts
+from rlvr.scale.judgehosts import HostActor, JudgeHosts
 from tests.scale.test_actors import PLACE, Ray, RayError, RayTaskError
 
 
@@ -39,12 +41,13 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
     assert made.look() and told == ["judge host j0.0 is lost: RayError: The actor died; it is started again (1 more times at most)"]
     ray.last("begin").ends(PLACE)
     assert made.look() and list(made.ready) == ["j0.1"]
-    clock[0] += 5
-    assert not made.look()
-    clock[0] += 11
+    for passed in (5, 9):
+        clock[0] += passed
+        assert not made.look()
+    clock[0] += 2
     with pytest.raises(SamplerError, match=r"no judge host is left: each was started 2 times; .* --resume"):
         made.look()
-    assert told[1] == "judge host j0.1 is lost: no pulse in 15 s; it is not started again, the run continues with fewer" and made.lost == 2
+    assert told[1] == "judge host j0.1 is lost: no pulse in 15 s (cluster.pulse_s); it is not started again, the run continues with fewer" and made.lost == 2
 
 
 def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
@@ -53,6 +56,37 @@ def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
     with pytest.raises(RlvrError, match=r"judge host j0.0 cannot start: ConfigError: no such file"):
         made.look()
     assert not told
+
+
+def test_a_driver_that_stood_still_takes_no_host_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray, told = hosts()
+    clock = [made.slots[0].since]
+    monkeypatch.setattr("rlvr.scale.judgehosts.time.monotonic", lambda: clock[0])
+    ray.last("begin").ends(PLACE)
+    assert made.look()
+    for passed in (6, 3600, 1):  # frozen while a pulse was under way: its answer is not here yet
+        clock[0] += passed
+        assert not made.look() and not told
+    ray.last("pulse").ends(1.0)
+    clock[0] += 1
+    assert not made.look() and not told
+
+
+def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
+    made, ray, told = hosts()
+    ray.last("begin").ends(PLACE)
+    assert made.look()
+    made._gone(made.slots[0], "killed")
+    ray.last("begin").ends(RayTaskError(ConfigError("no such file")))
+    assert made.look() is False and told[1].startswith("judge host j0.1 is lost: ConfigError: no such file; it is started again (4 more")
+
+
+def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
+    actor = HostActor()
+    assert asyncio.run(actor.pulse()) > 0
+    actor.host = SimpleNamespace(judges=SimpleNamespace(spent=True))
+    with pytest.raises(RuntimeError, match="so many verifications hang in it"):
+        asyncio.run(actor.pulse())
 
 
 def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rlvr.mdp.sessions import judged_whole
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.scale.collector import Collector, Facts
-from rlvr.scale.judges import AGAIN, Desk, HostLost, JudgeHost
+from rlvr.scale.judges import AGAIN, Ask, Busy, Desk, HostLost, JudgeHost
 from rlvr.task import Fault, Task, Verdict, user
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import Sums, Talk
@@ -24,8 +23,8 @@ from tests.fixtures.worlds import Sums, Talk
 TASK, SAID = Task("t", user("2+2="), "4"), Transcript("4")
 
 
-def answers(name: str, seen: list[str], *, after: float = 0.0) -> Callable[[Task, Transcript], Awaitable[Verdict]]:
-    async def ask(task: Task, transcript: Transcript) -> Verdict:
+def answers(name: str, seen: list[str], *, after: float = 0.0) -> Ask:
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
         seen.append(name)
         await asyncio.sleep(after)
         return Verdict(1.0, name)
@@ -33,7 +32,7 @@ def answers(name: str, seen: list[str], *, after: float = 0.0) -> Callable[[Task
     return ask
 
 
-async def dies(task: Task, transcript: Transcript) -> Verdict:
+async def dies(task: Task, transcript: Transcript, alone: bool) -> Verdict:
     raise HostLost("killed")
 
 
@@ -88,7 +87,7 @@ def test_without_a_host_a_verdict_waits_for_one_and_then_has_no_score() -> None:
 
 @pytest.mark.parametrize("gives", ["nonsense", ValueError("broken")])
 def test_a_host_that_answers_with_nonsense_is_no_score_and_is_not_lost(gives: Any) -> None:
-    async def ask(task: Task, transcript: Transcript) -> Verdict:
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
         if isinstance(gives, Exception):
             raise gives
         return gives
@@ -97,6 +96,43 @@ def test_a_host_that_answers_with_nonsense_is_no_score_and_is_not_lost(gives: An
     desk.name({"a": ask})
     [verdict] = asked(desk)
     assert verdict.score is None and verdict.fault is Fault.INFRA and "judge host a raised" in verdict.reason and desk.lost == 0
+
+
+def test_a_host_that_could_not_be_reached_once_is_asked_again_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing names it again, since for the driver nothing has happened to it."""
+    monkeypatch.setattr("rlvr.scale.judges.REST_S", 0.3)
+    desk, times = Desk(5.0), list[bool]()
+
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        times.append(alone)
+        if len(times) == 1:
+            raise HostLost("ActorUnavailableError: the network was down")
+        return Verdict(1.0, "back")
+
+    desk.name({"a": ask})
+    assert asked(desk)[0].reason == "back" and times == [False, False]
+
+
+def test_of_two_namings_the_later_one_counts_whenever_it_comes() -> None:
+    desk, seen = Desk(1.0), list[str]()
+    desk.name({"new": answers("new", seen)}, 2)
+    desk.name({"old": dies}, 1)
+    assert asked(desk)[0].reason == "new"
+
+
+def test_a_host_that_is_gone_between_its_choice_and_the_question_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, seen = Desk(5.0), list[str]()
+    desk.name({"frozen": answers("frozen", seen, after=600)})
+    chosen = desk._least
+
+    async def least() -> Any:
+        host = await chosen()
+        if host is not None and host.name == "frozen":
+            desk.name({"b": answers("b", seen)})
+        return host
+
+    monkeypatch.setattr(desk, "_least", least)
+    assert asked(desk)[0].reason == "b"
 
 
 # ---- a judge host -------------------------------------------------------------------------------------------------------
@@ -108,6 +144,8 @@ class Moody(Verifier):
     def verify(self, task: Task, answer: str) -> Verdict:
         if answer == "hang":
             time.sleep(60)
+        if answer == "slow":
+            time.sleep(0.2)
         if answer == "raise":
             raise RuntimeError("the judge fell over")
         return Verdict(0.1 + 0.2, "judged", parts={"a": 1 / 3})
@@ -141,6 +179,97 @@ def test_a_verifier_that_hangs_costs_its_own_verdict_and_no_thread() -> None:
     *hung, good = asyncio.run(asyncio.wait_for(three(), 30))
     assert {verdict.reason for verdict in hung} == {"the verifier gave no verdict within 0.4 s"} and good.score == 0.1 + 0.2
     judge.close()
+
+
+def test_an_answer_that_must_be_alone_has_the_next_turn_and_nothing_beside_it() -> None:
+    judge = host()
+
+    async def order() -> list[str]:
+        ended = list[str]()
+
+        async def ask(name: str, answer: str, alone: bool) -> None:
+            while True:
+                try:
+                    await judge.judge(TASK, Transcript(answer), alone)
+                    return ended.append(name)
+                except Busy:
+                    await asyncio.sleep(0.01)
+
+        first = asyncio.ensure_future(ask("first", "slow", False))
+        await asyncio.sleep(0.05)
+        alone = asyncio.ensure_future(ask("alone", "slow", True))
+        await asyncio.sleep(0.05)
+        await asyncio.gather(first, alone, ask("later", "4", False))
+        return ended
+
+    assert asyncio.run(asyncio.wait_for(order(), 20)) == ["first", "alone", "later"]
+    judge.close()
+
+
+class Mortal:
+    """A judge host that dies, with all that it judges, once it has judged "kill"."""
+
+    def __init__(self) -> None:
+        self.inner, self.dead = host(), asyncio.Event()
+
+    async def ask(self, task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        async def judged() -> Verdict:
+            found = await self.inner.judge(task, transcript, alone)
+            if transcript.answer == "kill":
+                self.dead.set()
+            return found
+
+        work, death = asyncio.ensure_future(judged()), asyncio.ensure_future(self.dead.wait())
+        await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
+        death.cancel()
+        if not self.dead.is_set():
+            return work.result()
+        work.cancel()
+        raise HostLost("killed")
+
+
+def test_an_answer_that_ends_its_hosts_costs_no_other_answer_its_score() -> None:
+    """They are lost together twice. The last time each one has its host to itself."""
+    desk, hosts = Desk(10.0), list[Mortal]()
+
+    async def all_of_them() -> list[Verdict]:
+        said = [asyncio.ensure_future(desk.judge(TASK, Transcript(answer))) for answer in ("slow", "kill", "slow")]
+        while not all(one.done() for one in said):
+            if not hosts or hosts[-1].dead.is_set():
+                hosts.append(Mortal())
+                desk.name({str(len(hosts)): hosts[-1].ask})
+            await asyncio.sleep(0.02)
+        return [one.result() for one in said]
+
+    first, killer, last = asyncio.run(asyncio.wait_for(all_of_them(), 40))
+    assert first.score == last.score == 0.1 + 0.2
+    assert killer.score is None and killer.fault is Fault.INFRA and "was lost with 3 judge hosts" in killer.reason
+    for one in hosts:
+        one.inner.close()
+
+
+def test_the_time_of_a_verdict_is_counted_by_its_host_alone() -> None:
+    """Its question may wait behind those of other collectors, or for a host that is started again, longer than a verification may take."""
+    config = tiny_run(
+        env={"name": f"{__file__}:World"},
+        rollout={"sampler": {"name": "scripted", "answers": ["4"]}, "verify_deadline_s": 0.4},
+        cluster={"judges": 1},
+    )
+    collector, judge = Collector(config, Facts("float32", False, 1, weights=False)), JudgeHost(config)
+    collector.load(0, [])
+
+    async def busy(task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        await asyncio.sleep(1.5)  # it has others to judge
+        return await judge.judge(task, transcript, alone)
+
+    later = threading.Timer(1.0, lambda: collector.desk.name({"a": busy}))
+    later.start()
+    data, _ = collector.collect(0, [Draw(TASK, "g", 0)], Sampling(), 0)
+    [[episode]] = from_columns(Columns.from_bytes(data))
+    assert episode.verdict is not None and episode.verdict.score == 0.1 + 0.2
+    later.join()
+    for one in (collector, judge):
+        one.close()
 
 
 @pytest.mark.parametrize("env", [Sums, Talk])

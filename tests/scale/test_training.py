@@ -190,7 +190,8 @@ def test_a_collector_samples_with_the_weights_that_it_was_given_last() -> None:
         one.close()
 
 
-def test_a_unit_is_cancelled_between_two_tokens() -> None:
+@pytest.mark.parametrize("named", ["this", "the one before"])
+def test_a_unit_is_cancelled_between_two_tokens_and_a_late_word_about_another_one_stops_nothing(named: str) -> None:
     made, unit, sampling = collector()
     made.load(0, [PACKER.pack(made.model)])
     step, seen = made.sampler.serve, list[int]()
@@ -199,15 +200,19 @@ def test_a_unit_is_cancelled_between_two_tokens() -> None:
         for one in step(feed, how):
             seen.append(1)
             if len(seen) == 1:
-                thread = threading.Thread(target=made.cancel)
+                thread = threading.Thread(target=made.cancel, args=[named])
                 thread.start()
                 thread.join(10)
             yield one
 
     setattr(made.sampler, "serve", slow)  # noqa: B010 -- type checkers take an assignment for an override
-    with pytest.raises(Cancelled):
-        made.collect(0, unit, sampling, 0)
-    assert len(seen) == 1
+    if named == "this":
+        with pytest.raises(Cancelled):
+            made.collect(0, unit, sampling, 0, "this")
+        assert len(seen) == 1
+    else:
+        data, _ = made.collect(0, unit, sampling, 0, "this")
+        assert len(from_columns(Columns.from_bytes(data))[0]) == len(unit)
     made.close()
 
 
