@@ -13,7 +13,7 @@ from typing import Any
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
 from rlvr.errors import RlvrError, SamplerError
-from rlvr.scale.judges import Ask, HostLost
+from rlvr.scale.judges import Ask, HostLost, NeverBegun
 from rlvr.scale.machines import end, here
 from rlvr.scale.record import ending
 from rlvr.task import Task, Verdict
@@ -37,6 +37,10 @@ class HostActor:
         """One verdict."""
         found: Verdict = await self.host.judge(task, transcript, alone)
         return found
+
+    async def reserve(self) -> None:
+        """Keep it free for an answer that must be judged alone."""
+        self.host.reserve()
 
     async def pulse(self) -> float:
         """Anything, to say that it lives; RuntimeError if nothing can be judged here any more."""
@@ -161,7 +165,17 @@ def asking(actor: Any) -> Ask:
     """How a collector asks the judge host behind a handle."""
     errors = importlib.import_module("ray").exceptions
 
+    async def reserved() -> None:
+        try:
+            await actor.reserve.remote()
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from error
+        except (errors.RayError, asyncio.CancelledError) as error:
+            raise NeverBegun(f"{type(error).__name__}: {ending(str(error), [])}") from error
+
     async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        if alone:
+            await reserved()
         try:
             found: Verdict = await actor.judge.remote(task, transcript, alone)
         except errors.RayTaskError as error:

@@ -32,14 +32,18 @@ REST_S = 15.0
 """How long a host that could not be reached is not asked. One that is gone is not named any more by then."""
 LOOK_S = 0.1
 """How often deadlines are checked, and how often a host is asked whether it is free."""
-WANTED_S = 1.0
-"""How long a host begins nothing else after it was asked to judge an answer alone."""
+WANTED_S, RESERVED_S = 1.0, 10.0
+"""How long a host begins nothing else for an answer that is to be judged alone: while it has to come again, and once it may come."""
 Ask = Callable[[Task, Transcript, bool], Awaitable[Verdict]]
 """Asks one judge host for a verdict, alone or beside others; raises `HostLost` if the host is gone, `Busy` if it judges others."""
 
 
 class HostLost(RlvrError):
     """A judge host is gone, or cannot be reached."""
+
+
+class NeverBegun(HostLost):
+    """A judge host was lost before it began with an answer that was to be judged alone, so that answer did not end it."""
 
 
 class Busy(RlvrError):
@@ -59,26 +63,40 @@ class JudgeHost:
         self.environment: Environment = from_config("env", config.env)
         self.environment.ready()
         self.deadline_s, self.judges = asked.verify_deadline_s, Judges(asked.verify_workers)
-        self._inside, self._alone, self._wanted = 0, False, 0.0
-        """How many are being judged, whether it is one that must be alone, and until when the next such one has the next turn."""
+        self._inside, self._alone = 0, False
+        """How many are being judged, and whether it is one that must be alone."""
+        self._reserved, self._kept = False, 0.0
+        """Whether the next such one is known, and until when the host is kept free for it."""
 
     async def judge(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
         """The verdict. Its time begins with its thread; one that waits has its time from when another one last began or ended.
 
-        `alone`: nothing else is judged meanwhile, since this answer may be what ended other hosts. Such an answer does not wait here, where
-        another one could end it too; Busy says that it has to come again.
+        `alone`: nothing else is judged meanwhile, since this answer may be what ended other hosts; `reserve` comes first.
         """
-        if alone and self._inside:
-            self._wanted = monotonic() + WANTED_S
-            raise Busy("others are judged here; come again")
-        while not alone and (self._alone or monotonic() < self._wanted):
+        while not alone and (self._alone or monotonic() < self._kept):
             await asyncio.sleep(LOOK_S)
+        if alone and self._inside:
+            raise Busy("it came so late that others are judged here; come again")
         self._inside, self._alone = self._inside + 1, alone
-        self._wanted = 0.0 if alone else self._wanted
+        if alone:
+            self._reserved, self._kept = False, 0.0
         try:
             return await self._judged(task, transcript)
         finally:
             self._inside, self._alone = self._inside - 1, False
+
+    def reserve(self) -> None:
+        """Keep the host free for an answer that must be judged alone; Busy if others are judged here, and it has to come again.
+
+        It does not wait here, where another such answer could end it too.
+        """
+        now = monotonic()
+        if self._inside:
+            self._kept = now + WANTED_S
+            raise Busy("others are judged here; come again")
+        if self._reserved and now < self._kept:
+            raise Busy("another answer is about to be judged alone here; come again")
+        self._reserved, self._kept = True, now + RESERVED_S
 
     async def _judged(self, task: Task, transcript: Transcript) -> Verdict:
         submitted, job = perf_counter(), self.judges.submit(self._begun, task, transcript)
@@ -148,7 +166,7 @@ class Desk:
 
     async def judge(self, task: Task, transcript: Transcript) -> Verdict:
         """The verdict of some host. One that is lost with its hosts too often is no score, and a fault of the infrastructure."""
-        times, why = 0, ""
+        times, why, until = 0, "", inf
         while times <= AGAIN:
             host = await self._least()
             if host is None:
@@ -167,6 +185,9 @@ class Desk:
                 continue
             except HostLost as error:
                 why, host.rests = str(error), monotonic() + REST_S
+                if isinstance(error, NeverBegun):
+                    until = min(until, monotonic() + self.limit_s)
+                    times -= monotonic() < until
             except asyncio.CancelledError:
                 if not host.gone:
                     raise

@@ -15,7 +15,7 @@ from rlvr.mdp.sessions import judged_whole
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.scale.collector import Collector, Facts
-from rlvr.scale.judges import AGAIN, Ask, Busy, Desk, HostLost, JudgeHost
+from rlvr.scale.judges import AGAIN, Ask, Busy, Desk, HostLost, JudgeHost, NeverBegun
 from rlvr.task import Fault, Task, Verdict, user
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import Sums, Talk
@@ -190,6 +190,8 @@ def test_an_answer_that_must_be_alone_has_the_next_turn_and_nothing_beside_it() 
         async def ask(name: str, answer: str, alone: bool) -> None:
             while True:
                 try:
+                    if alone:
+                        judge.reserve()
                     await judge.judge(TASK, Transcript(answer), alone)
                     return ended.append(name)
                 except Busy:
@@ -206,13 +208,49 @@ def test_an_answer_that_must_be_alone_has_the_next_turn_and_nothing_beside_it() 
     judge.close()
 
 
+def test_a_host_is_kept_for_one_answer_at_a_time_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, clock = host(), [100.0]
+    monkeypatch.setattr("rlvr.scale.judges.monotonic", lambda: clock[0])
+    judge.reserve()
+    with pytest.raises(Busy, match="another answer is about to be judged alone"):
+        judge.reserve()
+    clock[0] += 60  # whoever reserved it was lost
+    judge.reserve()
+    assert asyncio.run(judge.judge(TASK, Transcript("4"), True)).score == 0.1 + 0.2
+    judge.reserve()  # it is free at once
+    judge.close()
+
+
+@pytest.mark.parametrize("limit_s", [5.0, 0.0])
+def test_a_host_that_is_lost_before_it_begins_with_an_answer_is_not_lost_by_it(monkeypatch: pytest.MonkeyPatch, limit_s: float) -> None:
+    monkeypatch.setattr("rlvr.scale.judges.REST_S", 0.0)
+    desk, ends = Desk(5.0), [HostLost("a"), HostLost("b"), NeverBegun("c"), NeverBegun("d"), NeverBegun("e")]
+
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        desk.limit_s = limit_s
+        if ends:
+            raise ends.pop(0)
+        return Verdict(1.0, "judged")
+
+    desk.name({"a": ask})
+    [verdict] = asked(desk)
+    assert verdict.reason == ("judged" if limit_s else "the verdict was lost with 3 judge hosts; the last one: c")
+
+
 class Mortal:
     """A judge host that dies, with all that it judges, once it has judged "kill"."""
 
-    def __init__(self) -> None:
-        self.inner, self.dead = host(), asyncio.Event()
+    def __init__(self, away: float) -> None:
+        """`away`: how long a question is under way."""
+        self.inner, self.dead, self.away = host(), asyncio.Event(), away
 
     async def ask(self, task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        if alone:
+            await asyncio.sleep(self.away)
+            if self.dead.is_set():
+                raise NeverBegun("killed")
+            self.inner.reserve()
+
         async def judged() -> Verdict:
             found = await self.inner.judge(task, transcript, alone)
             if transcript.answer == "kill":
@@ -228,7 +266,8 @@ class Mortal:
         raise HostLost("killed")
 
 
-def test_an_answer_that_ends_its_hosts_costs_no_other_answer_its_score() -> None:
+@pytest.mark.parametrize("away", [0.0, 0.1])
+def test_an_answer_that_ends_its_hosts_costs_no_other_answer_its_score(away: float) -> None:
     """They are lost together twice. The last time each one has its host to itself."""
     desk, hosts = Desk(10.0), list[Mortal]()
 
@@ -236,7 +275,7 @@ def test_an_answer_that_ends_its_hosts_costs_no_other_answer_its_score() -> None
         said = [asyncio.ensure_future(desk.judge(TASK, Transcript(answer))) for answer in ("slow", "kill", "slow")]
         while not all(one.done() for one in said):
             if not hosts or hosts[-1].dead.is_set():
-                hosts.append(Mortal())
+                hosts.append(Mortal(away))
                 desk.name({str(len(hosts)): hosts[-1].ask})
             await asyncio.sleep(0.02)
         return [one.result() for one in said]
