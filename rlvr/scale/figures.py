@@ -28,6 +28,8 @@ class Figures:
 
     def __init__(self, collectors: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.collectors, self.clock = collectors, clock
+        self.judging: Callable[[], float] | None = None
+        """The share of the threads of judge hosts that are busy; None: there are no such hosts."""
         self._lock = threading.Lock()
         self._states = dict[str, tuple[str, float]]()
         """By collector: its state, and since when it is counted."""
@@ -59,6 +61,8 @@ class Figures:
         whole = max(passed * self.collectors, 1e-9)
         shares = {state: spent[state] / whole for state in STATES}
         there = {"collectors": self.collectors * (shares["sampling"] + shares["loading"] + shares["idle"])}
+        if self.judging is not None:
+            there["judging"] = self.judging()
         found = shares | there | {name: float(counts[name]) for name in COUNTS}
         return {f"cluster/{name}": value for name, value in found.items()}
 

@@ -43,10 +43,10 @@ class HostActor:
         self.host.reserve()
 
     async def pulse(self) -> float:
-        """Anything, to say that it lives; RuntimeError if nothing can be judged here any more."""
+        """That it lives, and the share of its threads that were busy since the last pulse; RuntimeError if all of them hang for good."""
         if self.host is not None and self.host.judges.spent:
             raise RuntimeError("so many verifications hang in it that it can begin no other")
-        return time.monotonic()
+        return self.host.busy() if self.host is not None else 0.0
 
 
 @dataclass(slots=True)
@@ -61,6 +61,8 @@ class _Slot:
     place: Mapping[str, Any] | None = None
     pulse: Any = None
     """The pulse that it was asked for; None: it has answered."""
+    busy: float = 0.0
+    """The share of its threads that were busy before its latest pulse."""
     since: float = 0.0
     """When that was; while it starts, since when."""
 
@@ -93,6 +95,11 @@ class JudgeHosts:
     def ready(self) -> dict[str, Any]:
         """Those that can be asked, by name."""
         return {slot.name: slot.actor for slot in self.slots if slot.place is not None}
+
+    @property
+    def busy(self) -> float:
+        """The share of the threads of all hosts that were busy before their latest pulses."""
+        return sum(slot.busy for slot in self.slots if slot.place is not None) / max(len(self.slots), 1)
 
     def look(self) -> bool:
         """Whether the hosts that can be asked are others now. A host that is lost is started again; SamplerError if none is left."""
@@ -138,7 +145,7 @@ class JudgeHosts:
         except self.ray.exceptions.RayError as error:
             self._gone(slot, f"{type(error).__name__}: {ending(str(error), [])}")
             return
-        slot.place = value if slot.begin is not None else slot.place
+        slot.place, slot.busy = (value, 0.0) if slot.begin is not None else (slot.place, value)
         slot.begin, slot.pulse, slot.since, self._started = None, None, now, True
 
     def _gone(self, slot: _Slot, why: str) -> None:

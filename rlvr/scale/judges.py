@@ -65,6 +65,8 @@ class JudgeHost:
         self.deadline_s, self.judges = asked.verify_deadline_s, Judges(asked.verify_workers)
         self._inside, self._alone = 0, False
         """How many are being judged, and whether it is one that must be alone."""
+        self._spent, self._since, self._asked = 0.0, perf_counter(), perf_counter()
+        """The seconds for which all its threads were busy, until when they are counted, and since when."""
         self._reserved, self._kept = False, 0.0
         """Whether the next such one is known, and until when the host is kept free for it."""
 
@@ -77,13 +79,27 @@ class JudgeHost:
             await asyncio.sleep(LOOK_S)
         if alone and self._inside:
             raise Busy("it came so late that others are judged here; come again")
-        self._inside, self._alone = self._inside + 1, alone
+        self._count(1)
+        self._alone = alone
         if alone:
             self._reserved, self._kept = False, 0.0
         try:
             return await self._judged(task, transcript)
         finally:
-            self._inside, self._alone = self._inside - 1, False
+            self._count(-1)
+            self._alone = False
+
+    def busy(self) -> float:
+        """The share of its threads that had a verdict to give, since this was asked last."""
+        self._count(0)
+        spent, passed = self._spent, max(self._since - self._asked, 1e-9)
+        self._spent, self._asked = 0.0, self._since
+        return spent / passed
+
+    def _count(self, more: int) -> None:
+        now = perf_counter()
+        self._spent += min(1.0, self._inside / self.judges.workers) * (now - self._since)
+        self._since, self._inside = now, self._inside + more
 
     def reserve(self) -> None:
         """Keep the host free for an answer that must be judged alone; Busy if others are judged here, and it has to come again.

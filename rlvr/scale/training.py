@@ -88,7 +88,10 @@ def driver_for(crew: Crew, settings: ClusterConfig, stack: ExitStack, record: Re
     facts = Facts(precision_of(crew), crew.rollout.lockstep, torch.get_num_threads(), weights=takes_weights(crew.sampler))
     actors = Actors(settings, crew.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    return stack.enter_context(Driver(actors, settings, tell=tell, record=record))
+    driver = stack.enter_context(Driver(actors, settings, tell=tell, record=record))
+    if (judges := actors.judges) is not None:
+        driver.figures.judging = lambda: judges.busy
+    return driver
 
 
 def precision_of(crew: Crew) -> str:

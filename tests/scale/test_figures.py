@@ -60,6 +60,13 @@ def test_counts_are_those_since_the_last_step() -> None:
     assert figures.of_step()["cluster/lost"] == 0.0
 
 
+def test_how_busy_judge_hosts_are_is_told_where_there_are_any() -> None:
+    figures = Figures(collectors=1)
+    assert "cluster/judging" not in figures.of_step()
+    figures.judging = lambda: 0.75
+    assert figures.of_step()["cluster/judging"] == 0.75
+
+
 def test_the_record_waits_for_its_run_and_then_only_grows(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     record = Record(folder)

@@ -72,6 +72,21 @@ def test_a_driver_that_stood_still_takes_no_host_for_lost(monkeypatch: pytest.Mo
     assert not made.look() and not told
 
 
+def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray, _ = hosts()
+    clock = [made.slots[0].since]
+    monkeypatch.setattr("rlvr.scale.judgehosts.time.monotonic", lambda: clock[0])
+    ray.last("begin").ends(PLACE)
+    assert made.look() and made.busy == 0.0
+    clock[0] += 6
+    made.look()
+    ray.last("pulse").ends(0.9)
+    made.look()
+    assert made.busy == 0.9
+    made._gone(made.slots[0], "killed")
+    assert made.busy == 0.0
+
+
 def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
     made, ray, told = hosts()
     ray.last("begin").ends(PLACE)
@@ -83,7 +98,7 @@ def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
 
 def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
     actor = HostActor()
-    assert asyncio.run(actor.pulse()) > 0
+    assert asyncio.run(actor.pulse()) == 0.0
     actor.host = SimpleNamespace(judges=SimpleNamespace(spent=True))
     with pytest.raises(RuntimeError, match="so many verifications hang in it"):
         asyncio.run(actor.pulse())

@@ -208,6 +208,19 @@ def test_an_answer_that_must_be_alone_has_the_next_turn_and_nothing_beside_it() 
     judge.close()
 
 
+def test_a_host_knows_which_share_of_its_threads_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge, clock = host(verify_workers=2), [100.0]
+    monkeypatch.setattr("rlvr.scale.judges.perf_counter", lambda: clock[0])
+    judge._asked = judge._since = 100.0
+    for more, passed in ((1, 4.0), (2, 2.0), (-3, 2.0)):  # 1, then 3 of 2, then none
+        judge._count(more)
+        clock[0] += passed
+    assert judge.busy() == (0.5 * 4 + 1.0 * 2) / 8 and judge.busy() == 0.0
+    asyncio.run(judge.judge(TASK, Transcript("4")))
+    assert judge._inside == 0
+    judge.close()
+
+
 def test_a_host_is_kept_for_one_answer_at_a_time_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     judge, clock = host(), [100.0]
     monkeypatch.setattr("rlvr.scale.judges.monotonic", lambda: clock[0])
