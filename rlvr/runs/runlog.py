@@ -83,8 +83,8 @@ class RunLog:
 
     @classmethod
     def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
-        """An existing folder, to resume. A different configuration is an error."""
-        changed = differing(config_of(folder), config)
+        """An existing folder, to resume. A different configuration is an error, but for machines: they change no episode."""
+        changed = differing(elsewhere(config_of(folder), config), config)
         if changed:
             longer = len(changed) == 1 and changed[0].startswith("train.steps")
             further = f" and continue training with model.path={folder / 'checkpoints' / 'last'}" if longer else ""
@@ -250,6 +250,13 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def elsewhere(old: RunConfig, new: RunConfig) -> RunConfig:
+    """The old configuration with the collectors of the new one, if both have some. Only the size of a call decides what is sampled."""
+    if old.cluster is None or new.cluster is None:
+        return old
+    return old.model_copy(update={"cluster": new.cluster.model_copy(update={"groups_per_call": old.cluster.groups_per_call})})
 
 
 def differing(old: Section, new: Section) -> list[str]:

@@ -186,6 +186,18 @@ def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
     assert told and transport.begun == 2 + len(told) == 2 + len(transport.stopped)
 
 
+def test_a_collector_that_is_lost_and_says_in_the_same_moment_that_it_is_ready_gets_nothing() -> None:
+    class Both(Pretended):
+        def poll(self, timeout_s: float) -> list[Event]:
+            events, known = super().poll(timeout_s), self.begun
+            late = [event for event in events if isinstance(event, Started) and known == 1]
+            return [Lost(event.worker, "no machine had room", blame=False) for event in late] + events
+
+    transport = Both()
+    assert driven(transport, collectors=1).collect(draws(), Sampling(), version=7) == EXPECTED
+    assert transport.stopped == ["c0.0"]
+
+
 class Wrong(Pretended):
     """The collectors of slot 1 compute wrongly."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
-from rlvr.errors import CollectorsLost
+from rlvr.errors import CollectorsLost, ConfigError
 from rlvr.learn.banner import promised
 from rlvr.learn.crew import assemble
 from rlvr.runs.runlog import rows_of
@@ -59,6 +59,25 @@ def test_a_run_that_loses_all_collectors_resumes_as_often_as_it_may(
     assert len(told) == resumes and all("no collector is left" in line for line in told)
     events = [row["event"] for row in rows_of(tmp_path / "run" / "collectors.jsonl")]
     assert events == (["lost", "resumed"] * bad if bad <= resumes else ["lost", "resumed"] * resumes + ["lost"])
+
+
+def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_other_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "Actors", Mortal)
+    monkeypatch.setattr(Mortal, "bad", 1)
+    monkeypatch.setattr(Mortal, "runs", 0)
+
+    def config(**cluster: Any) -> Any:
+        return tiny_run(cluster=cluster, warmstart=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
+
+    with pytest.raises(CollectorsLost):
+        train(config(collectors=1, restarts=0), out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"started with another configuration \(cluster.groups_per_call: 1 -> 2\)"):
+        train(config(collectors=3, groups_per_call=2), out=tmp_path / "run", resume=True)
+    train(config(collectors=3, restarts=1000, start_s=900.0, judges=0), out=tmp_path / "run", resume=True)
+    train(config(collectors=0), out=tmp_path / "alone")
+    assert files(tmp_path / "run") == files(tmp_path / "alone")
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ class InThisProcess:
     """Real collectors without a cluster. One in five is lost before it says what it did."""
 
     lost, deltas = 0, 0
+    judges = None
     early = 0
     """How many units were begun while some of an earlier step were still being sampled."""
 
