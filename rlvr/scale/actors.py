@@ -144,7 +144,7 @@ class Actors:
             self._weights.add(version, replace(parcel, buckets=[self.ray.put(bucket) for bucket in parcel.buckets]))
         except self.ray.exceptions.RayError as error:
             raise RlvrError(
-                f"version {version} of the weights has no room in Ray's object store or on the disk that it spills to: {last_said(str(error))}; "
+                f"version {version} of the weights has no room in Ray's object store and on its disk: {last_said(str(error))}; "
                 "free some of the disk, then continue with --resume"
             ) from error
 

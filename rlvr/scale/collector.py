@@ -54,7 +54,7 @@ class Collector:
         self.facts, self.version = facts, -1
         self._order: Hashable = None
         self._stopped: Hashable = None
-        """What it samples, and what it was told to stop with last. Each is written by one thread, and a word that comes late harms nothing."""
+        """What it samples, and what it was told to stop with last. Each is written by one thread; a late word harms nothing."""
         self._set_threads()
         asked = config.rollout
         tokenizer = tokenizer_from(config.tokenizer_name)

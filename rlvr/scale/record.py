@@ -91,14 +91,14 @@ def ending(said: str, words: Sequence[str]) -> str:
 
 
 def last_said(said: str) -> str:
-    """What is wrong, of what Ray says: the error below a traceback, else the first sentence.
+    r"""What is wrong, of what Ray says: the error below a traceback, else the first sentence.
 
-    >>> last_said("The actor died because of an error in its creation task, ray::A()\\n  File ...\\nValueError: no such device\\n")
+    >>> last_said("The actor died because of an error in its creation task, ray::A()\n  File ...\nValueError: no such device\n")
     'ValueError: no such device'
     >>> last_said("The actor died. See the logs.")
     'The actor died'
     """
-    if "ray::" in said or "Traceback" in said:
-        if errors := [line for line in said.splitlines() if line[:1].strip() and re.match(r"[\w.<>]+: ", line)]:
-            return errors[-1][:300]
+    errors = [line for line in said.splitlines() if re.match(r"[\w.<>]+: ", line)]
+    if errors and ("ray::" in said or "Traceback" in said):
+        return errors[-1][:300]
     return " ".join(said.split()).split(". ")[0][:200]

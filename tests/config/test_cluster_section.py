@@ -33,6 +33,8 @@ def test_what_a_cluster_cannot_be_is_one_sentence(given: dict[str, Any], words: 
         checked(ClusterConfig, given, "cluster")
 
 
-@pytest.mark.parametrize("given", [{"address": "[fe80::1]:6379"}, {"address": "head-1.my_net:6379"}, {"cpus": 1.5}, {"gpus": 0.3333}, {"gpus": 2}])
+@pytest.mark.parametrize(
+    "given", [{"address": "[fe80::1]:6379"}, {"address": "head-1.my_net:6379"}, {"cpus": 1.5}, {"gpus": 0.3333}, {"gpus": 2}]
+)
 def test_what_a_cluster_can_be(given: dict[str, Any]) -> None:
     checked(ClusterConfig, given, "cluster")

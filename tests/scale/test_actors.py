@@ -20,7 +20,7 @@ from rlvr.errors import ConfigError, RlvrError
 from rlvr.rollout.draws import Draw
 from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
-from rlvr.scale.machines import born, end, here, pids_of
+from rlvr.scale.machines import born, check_room, end, here, pids_of
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.record import last_lines, log_of
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
@@ -355,7 +355,9 @@ def test_what_comes_back_and_cannot_be_read_is_a_loss(ray: Ray) -> None:
 def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
     transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
     transport.start("c0.0")
-    said = "The actor died because of an error raised in its creation task, ray::A.__init__()\n  File x\nModuleNotFoundError: No module named 'rlvr'"
+    said = (
+        "The actor died because of an error in its creation task, ray::A.__init__()\n  File x\nModuleNotFoundError: No module named 'rlvr'"
+    )
     ray.last("begin").ends(RayError(said.replace("\\n", "\n")))
     assert transport.poll(0) == [Lost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
 
@@ -368,3 +370,67 @@ def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ra
     end(ray, None, place)
     process.communicate(timeout=20)
     assert process.returncode == -9 and born(process.pid) == ""
+
+
+def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
+    transport.start("c1.0")
+    transport.stop("c0.0")
+    transport.stop("c1.0")
+    for _ in range(60):
+        clock[0] += 6
+        assert transport.poll(0) == []
+
+
+def test_a_collector_that_was_placed_may_take_its_time_to_start(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, clock = started(), [1000.0]
+    monkeypatch.setattr("rlvr.scale.actors.time.monotonic", lambda: clock[0])
+    transport.stop("c0.0")
+    transport.start("c1.0")
+    ray.last("pulse").ends([])
+    for _ in range(60):
+        clock[0] += 6
+        assert transport.poll(0) == []
+
+
+def test_a_word_to_stop_names_the_call_and_comes_too_late_for_one_that_is_gone(ray: Ray) -> None:
+    transport, order = started(), Assign("c0.0", "g", 0, 1)
+    transport.cancel(order)
+    assert ray.last("cancel").given == (order,)
+    transport.stop("c0.0")
+    transport.cancel(order)
+    assert len([call for call in ray.calls if call.name == "cancel"]) == 1
+
+
+def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray: Ray) -> None:
+    transport = Actors(ClusterConfig(judges=1, judge_cpus=0.5), {}, Facts("float32", False, 1))
+    host = ray.last("begin")
+
+    def named() -> list[Any]:
+        return [(list(call.given[0]), call.given[1]) for call in ray.calls if call.name == "name_judges"]
+
+    transport.start("c0.0")
+    ray.last("begin").ends(PLACE)
+    assert transport.poll(0) == [Started("c0.0")] and named() == [([], 1)]
+    host.ends(PLACE)
+    assert transport.poll(0) == [] and named() == [([], 1), (["j0.0"], 2)]
+    transport.start("c1.0")
+    ray.last("begin").ends(PLACE)
+    assert transport.poll(0) == [Started("c1.0")] and named()[2:] == [(["j0.0"], 3)]
+    transport.close()
+    assert ray.killed == 3
+
+
+def test_collectors_and_judge_hosts_must_have_room_together() -> None:
+    check_room(ClusterConfig(collectors=3, judges=1), [{"CPU": 4.0}])
+    with pytest.raises(ConfigError, match=r"cluster.judges is 1, each with 1 CPUs on one machine, and the cluster has room for 0 of them"):
+        check_room(ClusterConfig(collectors=4, judges=1), [{"CPU": 4.0}])
+
+
+def test_a_process_here_that_has_the_number_of_one_elsewhere_is_left_alone(ray: Ray) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    end(ray, None, here() | {"pid": process.pid, "born": born(process.pid), "pids": "another machine"})
+    assert process.poll() is None
+    process.kill()
+    process.communicate(timeout=20)

@@ -198,6 +198,20 @@ def test_a_collector_that_is_lost_and_says_in_the_same_moment_that_it_is_ready_g
     assert transport.stopped == ["c0.0"]
 
 
+def test_a_collector_that_never_ends_its_call_is_ended_and_the_call_is_sampled_elsewhere() -> None:
+    class Silent(Pretended):
+        def sample(self, order: Assign, *given: Any) -> None:
+            super().sample(order, *given)
+            if order.worker == "c0.0":
+                self.work.pop()
+
+    transport, told = Silent(), list[str]()
+    with driven(transport, told, collectors=2, group_s=0.2) as driver:
+        assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+        assert transport.stopped == ["c0.0"] and "did not end in 0.2 s" in told[0] and driver.again == 1
+        assert "c0.0" not in driver.figures._states  # its time is nobody's
+
+
 class Wrong(Pretended):
     """The collectors of slot 1 compute wrongly."""
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlvr.config.cluster import ClusterConfig
+from rlvr.contracts import Transcript
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.scale.judgehosts import HostActor, JudgeHosts
+from rlvr.scale.judgehosts import HostActor, JudgeHosts, asking
+from rlvr.scale.judges import Busy, HostLost, NeverBegun
+from rlvr.task import Task, Verdict, user
 from tests.scale.test_actors import PLACE, Ray, RayError, RayTaskError
+
+TASK, SAID = Task("t", user("2+2="), "4"), Transcript("4")
 
 
 def hosts(**settings: Any) -> tuple[JudgeHosts, Ray, list[str]]:
@@ -47,7 +54,21 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
     clock[0] += 2
     with pytest.raises(SamplerError, match=r"no judge host is left: each was started 2 times; .* --resume"):
         made.look()
-    assert told[1] == "judge host j0.1 is lost: no pulse in 15 s (cluster.pulse_s); it is not started again, the run continues with fewer" and made.lost == 2
+    assert (
+        told[1] == "judge host j0.1 is lost: no pulse in 15 s (cluster.pulse_s); it is not started again, the run continues with fewer"
+        and made.lost == 2
+    )
+
+
+def test_the_run_goes_on_with_the_hosts_that_are_left() -> None:
+    ray, told = Ray(CPU=4.0), list[str]()
+    made = JudgeHosts(ray, ClusterConfig(judges=2, restarts=0), {}, pulse_s=5.0, missed=3, tell=told.append)
+    for call in [call for call in ray.calls if call.name == "begin"]:
+        call.ends(PLACE)
+    assert made.look()
+    made._gone(made.slots[0], "killed")
+    made.look()
+    assert list(made.ready) == ["j1.0"] and told[0].endswith("it is not started again, the run continues with fewer")
 
 
 def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
@@ -109,3 +130,40 @@ def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
     made.slots[0].since -= 1
     assert not made.look() and "j0.0 is lost: it was not ready after 0.001 s (cluster.start_s)" in told[0]
     assert len([call for call in ray.calls if call.name == "begin"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "alone", "raised", "kind"),
+    [
+        ("judge", False, RayError("The actor died."), HostLost),
+        ("judge", True, RayError("The actor died."), HostLost),
+        ("judge", True, RayTaskError(Busy("it came late")), Busy),
+        ("reserve", True, RayError("The actor died."), NeverBegun),
+        ("reserve", True, asyncio.CancelledError(), NeverBegun),
+        ("reserve", True, RayTaskError(Busy("others are judged here")), Busy),
+        ("judge", False, RayTaskError(ValueError("odd")), ValueError),
+    ],
+)
+def test_how_a_host_was_lost_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, call: str, alone: bool, raised: BaseException, kind: type[BaseException]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", Ray())
+    asked = list[str]()
+
+    def method(name: str) -> Any:
+        async def remote(*given: Any) -> Verdict:
+            asked.append(name)
+            if name == call:
+                raise raised
+            return Verdict(1.0, "judged")
+
+        return SimpleNamespace(remote=remote)
+
+    ask = asking(SimpleNamespace(judge=method("judge"), reserve=method("reserve")))
+    with pytest.raises(kind) as found:
+        asyncio.run(asked_for(ask(TASK, SAID, alone)))
+    assert type(found.value) is kind and asked == (["reserve", "judge"] if alone else ["judge"])[: 1 if call == "reserve" else 2]
+
+
+async def asked_for(verdict: Awaitable[Verdict]) -> Verdict:
+    return await verdict
