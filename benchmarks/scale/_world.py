@@ -80,7 +80,7 @@ class Figures:
     sent_gb: float = 0.0
     """Weights that were sent to workers."""
     pool_s: float = 0.0
-    """Real seconds that the pool took to decide."""
+    """Real seconds of a processor that the pool took to decide."""
 
     def step_s(self) -> float:
         """The mean time of a step, without the first third."""
@@ -94,7 +94,7 @@ class Figures:
 
 
 class Timed:
-    """A pool whose calls are timed by a real clock.
+    """A pool whose calls are timed by the seconds of the processor.
 
     >>> timed = Timed(Pool()); timed.made(0), timed.seconds > 0
     ([], True)
@@ -105,11 +105,11 @@ class Timed:
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **options: Any) -> list[Order]:
-            began = time.perf_counter()
+            began = time.thread_time()
             try:
                 return getattr(self.pool, name)(*args, **options)  # type: ignore[no-any-return]
             finally:
-                self.seconds += time.perf_counter() - began
+                self.seconds += time.thread_time() - began
 
         return call
 

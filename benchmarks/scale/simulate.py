@@ -86,15 +86,15 @@ def fault_rows(args: argparse.Namespace) -> list[Row]:
 
 def internet_rows(args: argparse.Namespace) -> list[Row]:
     """Workers that anybody lends: a 7B model of 15 GB, speeds 1 to 10, links of 10 to 1,000 Mbit/s, gone after two hours on average."""
+    times = {"train_s": 300.0, "load_s": args.load_s, "up_s": 7200.0, "back_s": 600.0}
     rows = []
     for workers in args.workers:
-        for delta in (1.0, 0.02):
+        for delta, rules in ((1.0, ((2, 0.1),)), (0.02, ((2, 0.0), (1, 0.1), (2, 0.1), (4, 0.1)))):
             links = Links(15.0, delta=delta, relays=8, relay_mbit=10_000, slowest_mbit=10, fastest_mbit=1_000)
-            times = {"train_s": 300.0, "load_s": args.load_s, "up_s": 7200.0, "back_s": 600.0}
             setup = Setup(engines=workers, groups=workers, room=4, spread=10.0, links=links, **times)
-            note = "whole copies" if delta == 1 else f"changes of {delta:.0%}"
-            rows += [Row(Rule(f"k = {k}, backups", k=k, backups=0.1), setup, note=note) for k in (1, 2, 4)]
-            rows += [Row(Rule("k = 2", k=2), setup, note=note)] if delta < 1 else []
+            for k, backups in (rule for rule in rules if rule[0] in args.k):
+                rule = Rule(f"k = {k}" + (", backups" if backups else ""), k=k, backups=backups)
+                rows.append(Row(rule, setup, note="whole copies" if delta == 1 else f"changes of {delta:.0%}"))
     return rows
 
 
@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--train-s", type=float, default=114.0, help="seconds of an update on the trainer's machines")
     parser.add_argument("--load-s", type=float, default=5.0)
     parser.add_argument("--workers", type=int, nargs="+", default=[200, 1000, 5000], help="of `internet`")
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 4], help="of `internet`")
     parser.add_argument("--room", type=int, default=16, help="groups in an engine at once")
     args = parser.parse_args()
     rows = printed(tail_rows(args), args, "k = 1, batch after batch") if args.only in (None, "tail") else []

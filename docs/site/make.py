@@ -25,7 +25,7 @@ MENU = {
     "Start": ["agent_quickstart", "data", "train", "evaluate", "gallery"],
     "How to": [
         "verifier", "environment", "agents", "calls", "endpoints", "view", "honeypots", "serve", "sandbox", "sampling", "scale", "cluster",
-        "cluster_runs", "their_environments", "foreign_tasks", "task_folders",
+        "cluster_runs", "simulation", "their_environments", "foreign_tasks", "task_folders",
         "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],
     "Background": ["architecture", "algorithms", "teachers", "statistics", "compared", "audits", "holes", "worlds"],
