@@ -48,7 +48,7 @@ from rlvr.samplers._servers.replies import (
     is_cleared,
     met,
     scores_of,
-)
+)  # fmt: skip
 from rlvr.samplers._servers.roll import Gone, Roll, address
 from rlvr.samplers._servers.transfer import Transfer
 
@@ -286,8 +286,8 @@ class Servers:
             return scores_of(replies[server], tokens)
         except WRONG as error:
             fault = f"{server.told(replies[server])}; these are no log-probabilities of the prompt ({type(error).__name__}: {error})"
-            self.roll.lose(server, fault)
-            raise Unfit(fault) from error
+        self.roll.lose(server, fault)
+        raise Unfit(fault)
 
     def _choice(self, server: Http, body: dict[str, Any]) -> dict[str, Any]:
         reply = server.ask("POST", GENERATE, body, until=time.monotonic() + self.patience.deadline_s)
