@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from rlvr.config.config import ModelConfig
+from rlvr.contracts import Completion, Sampler
 from rlvr.errors import ConfigError
 from rlvr.model.handover import trainer_scores
 from rlvr.model.weights import model_from
 from rlvr.runs.runlog import rows_of
+from rlvr.samplers.hf import HFSampler
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.learn.test_ahead import assert_same, run
 from tests.learn.test_processes import launched, recipe_at, weights
@@ -81,6 +84,25 @@ def test_the_metrics_count_what_continues_and_the_ages(whole: Path) -> None:
         ages = {name: value for name, value in row.items() if name.startswith("staleness/") and name != "staleness/mean"}
         assert sum(ages.values()) == row["tokens/sampled"]
     assert any(row.get("staleness/2") for row in rows)
+
+
+def test_answers_that_fail_in_a_later_part_have_no_tokens_of_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, given = HFSampler.stream, [0]
+
+    def failing(self: HFSampler, requests: Any, sampling: Any) -> Iterator[tuple[int, Completion]]:
+        for place, completion in plain(self, requests, sampling):
+            given[0] += 1
+            bad = given[0] > 60 and given[0] % 3 == 0
+            yield place, Completion([], [], "error", "the engine fell over") if bad else completion
+
+    monkeypatch.setattr(HFSampler, "stream", failing)
+    monkeypatch.setattr(HFSampler, "serve", Sampler.serve)
+    run(tmp_path / "run", **settings(1, eval={"tasks": 0}))
+    failed = [row for row in kept(tmp_path / "run", "episodes") if row["end"] == "failed"]
+    assert failed and all("versions" not in row and not sum(row["acted"]) and row["verdict"]["score"] is None for row in failed)
+    for row in kept(tmp_path / "run", "metrics"):
+        ages = {name: value for name, value in row.items() if name.startswith("staleness/") and name != "staleness/mean"}
+        assert sum(ages.values()) == row["tokens/sampled"]
 
 
 def test_answers_that_fit_are_those_of_a_run_without_parts(tmp_path: Path) -> None:

@@ -95,10 +95,14 @@ def whole(token: Any) -> int:
     return token
 
 
-def scores_of(reply: Reply, tokens: Sequence[int]) -> list[float]:
-    """The log-probability of each token of a prompt but the first."""
-    found = reply.json()["prompt_logprobs"]
-    return [float(scores[str(token)]["logprob"]) for token, scores in zip(tokens[1:], found[1:], strict=True)]
+def scores_of(server: Http, reply: Reply, tokens: Sequence[int]) -> list[float]:
+    """The log-probability of each token of a prompt but the first; Unfit if they are not there."""
+    try:
+        found = reply.json()["prompt_logprobs"]
+        return [float(scores[str(token)]["logprob"]) for token, scores in zip(tokens[1:], found[1:], strict=True)]
+    except WRONG as error:
+        words = f"these are no log-probabilities of the prompt ({type(error).__name__}: {error})"
+        raise Unfit(f"{server.told(reply)}; {words}") from error
 
 
 def met(server: Http, start_s: float, choice: Callable[[Http, dict[str, Any]], dict[str, Any]]) -> int:

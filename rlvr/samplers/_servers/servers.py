@@ -39,7 +39,6 @@ from rlvr.samplers._servers.patience import Patience
 from rlvr.samplers._servers.replies import (
     ADAPTERS,
     AGAIN,
-    WRONG,
     Unfit,
     choice_of,
     completion_of,
@@ -283,11 +282,10 @@ class Servers:
         if server not in replies:
             raise Unfit(f"{server.url} was lost while it scored the probe")
         try:
-            return scores_of(replies[server], tokens)
-        except WRONG as error:
-            fault = f"{server.told(replies[server])}; these are no log-probabilities of the prompt ({type(error).__name__}: {error})"
-        self.roll.lose(server, fault)
-        raise Unfit(fault)
+            return scores_of(server, replies[server], tokens)
+        except Unfit as error:
+            self.roll.lose(server, str(error))
+            raise
 
     def _choice(self, server: Http, body: dict[str, Any]) -> dict[str, Any]:
         reply = server.ask("POST", GENERATE, body, until=time.monotonic() + self.patience.deadline_s)
