@@ -87,12 +87,11 @@ def test_the_metrics_count_what_continues_and_the_ages(whole: Path) -> None:
 
 
 def test_answers_that_fail_in_a_later_part_have_no_tokens_of_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, given = HFSampler.stream, [0]
+    plain = HFSampler.stream
 
     def failing(self: HFSampler, requests: Any, sampling: Any) -> Iterator[tuple[int, Completion]]:
         for place, completion in plain(self, requests, sampling):
-            given[0] += 1
-            bad = given[0] > 60 and given[0] % 3 == 0
+            bad = requests[place].max_tokens == 1 and requests[place].seed % 5 == 0
             yield place, Completion([], [], "error", "the engine fell over") if bad else completion
 
     monkeypatch.setattr(HFSampler, "stream", failing)

@@ -317,12 +317,11 @@ class Servers:
                 if isinstance(reply, Gone):
                     self.roll.lose(reply.server, f"{reply.why}, during {path}")
                     continue
-                fault = fault_of(servers[i], path, reply) if strict else ""
-                if fault and self._weights and fails(reply) and not self.roll.alone(servers[i]):  # it has loaded weights before
+                if not (strict and (fault := fault_of(servers[i], path, reply))):
+                    replies[servers[i]] = reply
+                elif self._weights and fails(reply) and not self.roll.alone(servers[i]):  # it has taken weights before
                     self.roll.lose(servers[i], fault)
-                    continue
-                replies[servers[i]] = reply
-                if fault:
+                else:
                     faults.append(fault)
                     if hasty:
                         break
