@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import pytest
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Sampler
+from rlvr.contracts import Completion, Request
 from rlvr.errors import ConfigError
 from rlvr.model.handover import trainer_scores
 from rlvr.model.weights import model_from
+from rlvr.rollout.parts import Parts
 from rlvr.runs.runlog import rows_of
-from rlvr.samplers.hf import HFSampler
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.learn.test_ahead import assert_same, run
 from tests.learn.test_processes import launched, recipe_at, weights
@@ -87,15 +86,14 @@ def test_the_metrics_count_what_continues_and_the_ages(whole: Path) -> None:
 
 
 def test_answers_that_fail_in_a_later_part_have_no_tokens_of_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = HFSampler.stream
+    plain = Parts._joined
 
-    def failing(self: HFSampler, requests: Any, sampling: Any) -> Iterator[tuple[int, Completion]]:
-        for place, completion in plain(self, requests, sampling):
-            bad = requests[place].max_tokens == 1 and requests[place].seed % 5 == 0
-            yield place, Completion([], [], "error", "the engine fell over") if bad else completion
+    def failing(self: Parts, request: Request, completion: Completion) -> Completion:
+        begun = (self.known or {}).get(request.seed)
+        bad = begun is not None and len(begun[0].tokens) == 2 and request.seed % 3 == 0
+        return plain(self, request, Completion([], [], "error", "the engine fell over") if bad else completion)
 
-    monkeypatch.setattr(HFSampler, "stream", failing)
-    monkeypatch.setattr(HFSampler, "serve", Sampler.serve)
+    monkeypatch.setattr(Parts, "_joined", failing)
     run(tmp_path / "run", **settings(1, eval={"tasks": 0}))
     failed = [row for row in kept(tmp_path / "run", "episodes") if row["end"] == "failed"]
     assert failed and all("versions" not in row and not sum(row["acted"]) and row["verdict"]["score"] is None for row in failed)
