@@ -109,6 +109,19 @@ def test_groups_that_cannot_be_sampled_again_are_counted(run: Path, tmp_path: Pa
         audit(copied(run, tmp_path, lambda rows: [row for row in rows if rows.index(row) % 4]))
 
 
+def test_answers_beside_a_group_are_not_part_of_it(run: Path, tmp_path: Path) -> None:
+    beside = [{"greedy": True}, {"honeypot": "a"}, {"mismatched": True}]
+    report = audit(copied(run, tmp_path, lambda rows: [*rows[:4], *({**rows[3], **mark} for mark in beside), *rows[4:]]), groups=100)
+    assert (report.groups, report.left_out, report.differing) == (9, 0, 0)
+
+
+def test_the_groups_of_an_audit_are_drawn_from_the_whole_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = list[int]()
+    monkeypatch.setattr("rlvr.scale.checks.audit.compare", lambda report, group, found: versions.append(group[0]["policy_version"]))
+    audit(run, groups=3)
+    assert len(versions) == 3 and versions != [0, 0, 0]
+
+
 @pytest.mark.parametrize("groups", [0, -1])
 def test_an_audit_of_nothing_is_refused(run: Path, groups: int) -> None:
     with pytest.raises(ConfigError, match=f"groups is {groups}; an audit compares at least 1"):

@@ -262,6 +262,8 @@ def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
     units = {str(place): unit for place, unit in enumerate(units_of(draws(400)))}
     chosen = twice(units, 0.1)
     assert 20 < len(chosen) < 60 and all(units[name.removesuffix(" again")] == unit for name, unit in chosen.items())
+    renamed = twice({f"9:{name}": unit for name, unit in units.items()}, 0.1)  # as in a run that was resumed
+    assert list(renamed.values()) == list(chosen.values())
     assert twice(dict(reversed(units.items())), 0.1) == chosen and len(twice(units, 1.0)) == 400 and not twice(units, 0.0)
 
 

@@ -51,3 +51,17 @@ def test_what_ray_says_to_an_address_is_passed_on() -> None:
     pytest.importorskip("ray")
     with pytest.raises(ConfigError, match=r"no Ray cluster answers at cluster.address 'host:port': ValueError: Unable to parse port"):
         check_joins("host:port")
+
+
+def test_the_doctor_tries_to_join_in_a_process_of_its_own_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[str]()
+
+    def no(address: str) -> None:
+        tried.append(address)
+        raise ConfigError("it does not answer")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr("rlvr.scale.checks.doctor.check_joins", no)
+    with pytest.raises(ConfigError, match="it does not answer"):
+        examined(ClusterConfig(address="auto"))
+    assert tried == ["auto"]

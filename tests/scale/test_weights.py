@@ -225,6 +225,16 @@ def test_empty_tensors_and_single_numbers_travel_too() -> None:
             assert torch.equal(other.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
 
 
+def test_tensors_are_compared_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.scale.weights.packing.CHUNK", 100)
+    trainer, packer, got = model(), Packer("delta", "bfloat16"), model(1)
+    for seed in range(3):
+        parcel = carried(packer.pack(trainer))
+        take_in(got, [parcel])
+        assert same(trainer, got) and parcel.delta == (seed > 0)
+        change(trainer, seed, share=0.05)
+
+
 @pytest.mark.parametrize(
     "then", [{"b": halves(1000)}, {"a": halves(1001)}, {"a": halves(1)}, {"a": halves(1000), "b": halves(5)}, {}], ids=str
 )

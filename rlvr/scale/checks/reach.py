@@ -6,7 +6,6 @@ import importlib.util
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 
 from rlvr.errors import ConfigError
 
@@ -47,13 +46,11 @@ def check_joins(address: str, limit_s: float = JOIN_S) -> None:
         try:
             _, said = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            process.kill()
             raise no_cluster(
                 address, f"something listens there, but Ray could not join it in {limit_s:g} s (is it the port of Ray?)"
             ) from None
         finally:
-            with suppress(OSError):
-                process.kill()
+            process.kill()
     if process.returncode:
         lines = [line for line in said.splitlines() if line.strip()]
         raise no_cluster(address, lines[-1] if lines else f"Ray ended with {process.returncode}")
