@@ -22,7 +22,7 @@ def check_listens(address: str) -> None:
 
     >>> check_listens("auto")
     """
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    host, colon, port = address.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or not host or "/" in host:
         return
     host = host.strip("[]")
