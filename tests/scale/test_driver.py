@@ -234,7 +234,7 @@ class Unlucky(Pretended):
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
         super().sample(order, unit, sampling, label)
         if order.worker.startswith("c1."):
-            short = {"tokens": [5, 1], "acted": [False, True], "logprobs": [0.0, -0.5], "rewards": [0.0, 0.0]}
+            short: dict[str, Any] = {"tokens": [5, 1], "acted": [False, True], "logprobs": [0.0, -0.5], "rewards": [0.0, 0.0]}
             episodes = [replace(answered(draw, label), **short, **self.how) for draw in unit]
             self.work[-1] = Ended(order, to_columns([episodes]).to_bytes(), 0.1)
 

@@ -47,9 +47,9 @@ def difference(one: Answer, other: Answer) -> str:
     for name, (first, second) in {"token": (one.tokens, other.tokens), "the mask of token": (one.acted, other.acted)}.items():
         if (at := next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)) is not None:
             return f"{name} {at} is {first[at]} in one and {second[at]} in the other"
-    for name, first, second in zip(("tokens", "places in its mask", "log-probabilities"), one, other, strict=True):
-        if len(first) != len(second):
-            return f"one has {len(first)} {name} and the other {len(second)}"
+    for name, mine, theirs in zip(("tokens", "places in its mask", "log-probabilities"), map(len, one), map(len, other), strict=True):
+        if mine != theirs:
+            return f"one has {mine} {name} and the other {theirs}"
     for at, (first_p, second_p) in enumerate(zip(one.logprobs, other.logprobs, strict=True)):
         if not abs(first_p - second_p) <= ROUNDING:
             return f"the log-probability of token {at} is {first_p:.4f} in one and {second_p:.4f} in the other"

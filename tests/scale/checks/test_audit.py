@@ -110,7 +110,7 @@ def test_groups_that_cannot_be_sampled_again_are_counted(run: Path, tmp_path: Pa
 
 
 def test_answers_beside_a_group_are_not_part_of_it(run: Path, tmp_path: Path) -> None:
-    beside = [{"greedy": True}, {"honeypot": "a"}, {"mismatched": True}]
+    beside: list[Row] = [{"greedy": True}, {"honeypot": "a"}, {"mismatched": True}]
     report = audit(copied(run, tmp_path, lambda rows: [*rows[:4], *({**rows[3], **mark} for mark in beside), *rows[4:]]), groups=100)
     assert (report.groups, report.left_out, report.differing) == (9, 0, 0)
 
