@@ -91,6 +91,8 @@ def audit_run(run: Path, *, groups: int, json: bool) -> int:
     console = screen.out()
     words = f" {report.answers} answers of {report.groups} groups sampled again, {report.differing} differ"
     console.print(Text.assemble(screen.mark(not report.differing), words))
+    if report.left_out:
+        console.print(Text(f"  {report.left_out} recorded groups lack answers, failed or were cut by time, and cannot be sampled again"))
     for line in report.details:
         console.print(Text(f"  {line}"))
     return 1 if report.differing else 0

@@ -28,11 +28,13 @@ from rlvr.errors import ConfigError, SamplerError, suggest
 from rlvr.model.device import device_from
 from rlvr.model.handover import Plain
 from rlvr.samplers._colocated import RANKS, Colocated, Place
+from rlvr.samplers._http import Http
 from rlvr.samplers._local.engines import Engines
 from rlvr.samplers._local.fleet import fleet_of
 from rlvr.samplers._probe import LENGTH, Probe
 from rlvr.samplers._servers.patience import Patience
-from rlvr.samplers._servers.roll import Unfit
+from rlvr.samplers._servers.replies import Unfit
+from rlvr.samplers._servers.roll import address
 from rlvr.samplers._servers.servers import Servers
 from rlvr.samplers._servers.transfer import TRANSFERS
 from rlvr.samplers._vllm_version import check_version, installed
@@ -267,6 +269,9 @@ def check_placement(placement: str, urls: list[str] | None, engines: int | None,
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
+    at = [address(Http(url)) for url in urls or ()]  # refuses a URL with a password before anything shows it
+    if twice := sorted({one for one in at if at.count(one) > 1}):
+        raise ConfigError(f"urls names {twice[0]} {at.count(twice[0])} times; name each server once")
     if (placement == "server") != bool(urls):
         raise ConfigError(f"placement is {placement!r} and urls is {urls!r}; a server needs URLs (urls: [...]), the others have none")
     if placement != "local" and (engines, gpus, width) != (None, None, 1):

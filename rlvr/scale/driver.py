@@ -22,7 +22,7 @@ from rlvr.errors import CollectorsLost, RlvrError, SamplerError
 from rlvr.rollout.columns import Columns, Damaged, from_columns
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.timing import Timing
-from rlvr.scale.checks.compared import again, answer_of, difference, is_again, twice
+from rlvr.scale.checks.compared import again, answer_of, comparable, difference, is_again, twice
 from rlvr.scale.figures import Figures
 from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, Order
 from rlvr.scale.pool import Pool
@@ -201,9 +201,12 @@ class Driver:
             second = audit.by.get(again(name), first)
             if second == first:
                 continue  # one collector had both, or one of the two was given up
-            self.figures.count("audited")
             both = batch.found[name], audit.found[again(name)]
-            unlike = {at: what for at, pair in enumerate(zip(*both, strict=True)) if (what := difference(*map(answer_of, pair)))}
+            pairs = {at: pair for at, pair in enumerate(zip(*both, strict=True)) if comparable(*pair)}
+            if not pairs:
+                continue
+            self.figures.count("audited")
+            unlike = {at: what for at, pair in pairs.items() if (what := difference(*map(answer_of, pair)))}
             if not unlike:
                 continue
             self.figures.count("differing")

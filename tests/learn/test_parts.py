@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from rlvr.config.config import ModelConfig
+from rlvr.contracts import Completion, Request
 from rlvr.errors import ConfigError
 from rlvr.model.handover import trainer_scores
 from rlvr.model.weights import model_from
+from rlvr.rollout.parts import Parts
 from rlvr.runs.runlog import rows_of
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.learn.test_ahead import assert_same, run
@@ -81,6 +83,23 @@ def test_the_metrics_count_what_continues_and_the_ages(whole: Path) -> None:
         ages = {name: value for name, value in row.items() if name.startswith("staleness/") and name != "staleness/mean"}
         assert sum(ages.values()) == row["tokens/sampled"]
     assert any(row.get("staleness/2") for row in rows)
+
+
+def test_answers_that_fail_in_a_later_part_have_no_tokens_of_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Parts._joined
+
+    def failing(self: Parts, request: Request, completion: Completion) -> Completion:
+        begun = (self.known or {}).get(request.seed)
+        bad = begun is not None and len(begun[0].tokens) == 2 and request.seed % 3 == 0
+        return plain(self, request, Completion([], [], "error", "the engine fell over") if bad else completion)
+
+    monkeypatch.setattr(Parts, "_joined", failing)
+    run(tmp_path / "run", **settings(1, eval={"tasks": 0}))
+    failed = [row for row in kept(tmp_path / "run", "episodes") if row["end"] == "failed"]
+    assert failed and all("versions" not in row and not sum(row["acted"]) and row["verdict"]["score"] is None for row in failed)
+    for row in kept(tmp_path / "run", "metrics"):
+        ages = {name: value for name, value in row.items() if name.startswith("staleness/") and name != "staleness/mean"}
+        assert sum(ages.values()) == row["tokens/sampled"]
 
 
 def test_answers_that_fit_are_those_of_a_run_without_parts(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,6 +252,31 @@ def test_an_audit_changes_nothing_and_says_nothing_where_all_compute_the_same(de
     assert audited and not any("differently" in line for line in told)
 
 
+class Unlucky(Pretended):
+    """In slot 1 the engine falls over in the middle of answers, or they are cut because time is up."""
+
+    how: Mapping[str, Any] = {}
+
+    def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
+        super().sample(order, unit, sampling, label)
+        if order.worker.startswith("c1."):
+            short: dict[str, Any] = {"tokens": [5, 1], "acted": [False, True], "logprobs": [0.0, -0.5], "rewards": [0.0, 0.0]}
+            episodes = [replace(answered(draw, label), **short, **self.how) for draw in unit]
+            self.work[-1] = Ended(order, to_columns([episodes]).to_bytes(), 0.1)
+
+
+@pytest.mark.parametrize(
+    "how", [{"error": "the engine fell over", "end": End.FAILED}, {"meta": {"cut": "time"}}, {"meta": {"cut": "overlong"}}], ids=str
+)
+def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> None:
+    told, transport = list[str](), Unlucky()
+    transport.how = how
+    with driven(transport, told, audit=1.0) as driver:
+        driver.collect(draws(), Sampling(), version=7)
+        figures = driver.figures.of_step()
+    assert not told and not figures["cluster/differing"] and figures["cluster/audited"] < 6
+
+
 def test_an_audit_of_a_unit_that_ends_its_collectors_leaves_it_out_once() -> None:
     told = list[str]()
     found = driven(Pretended(bad={"1:2"}), told, audit=1.0).collect(draws(), Sampling(), version=7)
@@ -263,6 +288,8 @@ def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
     units = {str(place): unit for place, unit in enumerate(units_of(draws(400)))}
     chosen = twice(units, 0.1)
     assert 20 < len(chosen) < 60 and all(units[name.removesuffix(" again")] == unit for name, unit in chosen.items())
+    renamed = twice({f"9:{name}": unit for name, unit in units.items()}, 0.1)  # as in a run that was resumed
+    assert list(renamed.values()) == list(chosen.values())
     assert twice(dict(reversed(units.items())), 0.1) == chosen and len(twice(units, 1.0)) == 400 and not twice(units, 0.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
+import zlib
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -193,6 +194,131 @@ def test_changes_outside_of_a_tensor_or_of_another_length_are_refused() -> None:
     with pytest.raises(RlvrError, match=r"the changes of model.embed_tokens.weight are not 3 of . and 2 bytes"):
         take_in(model(), [Parcel([Bucket.of([replace(part, changed=3)])], delta=True)])
     assert np.array_equal(part.data, bucket.parts[0].data)
+
+
+class Net(torch.nn.Module):
+    """Tensors of any kind, by name."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+
+    dtype = torch.bfloat16
+
+
+def halves(count: int, value: float = 1.0) -> torch.Tensor:
+    return torch.full((count,), value, dtype=torch.bfloat16)
+
+
+def test_empty_tensors_and_single_numbers_travel_too() -> None:
+    kinds = {"a": halves(1000), "none": halves(0), "one": halves(1).reshape(()), "wide": torch.zeros(0), "flag": torch.tensor(True)}
+    sent, got, packer = Net(**kinds), Net(**{name: torch.zeros_like(value) for name, value in kinds.items()}), Packer("delta", "bfloat16")
+    for number, value in enumerate([1.0, float("nan"), -0.0, float("-inf"), 1e-40, 0.0]):
+        sent.get_parameter("a")[number] = value
+        sent.get_parameter("one").fill_(value)
+        parcel = packer.pack(sent)
+        take_in(got, [carried(parcel)])
+        assert parcel.delta == (number > 0)
+        for name, tensor in sent.state_dict().items():
+            other = got.state_dict()[name]
+            assert torch.equal(other.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
+
+
+def test_tensors_are_compared_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.scale.weights.packing.CHUNK", 100)
+    trainer, packer, got = model(), Packer("delta", "bfloat16"), model(1)
+    for seed in range(3):
+        parcel = carried(packer.pack(trainer))
+        take_in(got, [parcel])
+        assert same(trainer, got) and parcel.delta == (seed > 0)
+        change(trainer, seed, share=0.05)
+
+
+@pytest.mark.parametrize(
+    "then", [{"b": halves(1000)}, {"a": halves(1001)}, {"a": halves(1)}, {"a": halves(1000), "b": halves(5)}, {}], ids=str
+)
+def test_tensors_that_get_another_name_or_size_are_sent_whole(then: dict[str, torch.Tensor]) -> None:
+    packer = Packer("delta", "bfloat16")
+    packer.pack(Net(a=halves(1000), c=halves(3)))
+    sent, got = Net(c=halves(3), **then), Net(c=halves(3), **{name: torch.zeros_like(value) for name, value in then.items()})
+    parcel = packer.pack(sent)
+    take_in(got, [carried(parcel)])
+    assert not parcel.delta and same(sent, got)
+
+
+def in_two() -> Parcel:
+    """Two tensors in two buckets each."""
+    return carried(Packer("whole", "bfloat16", bucket=8).pack(Net(a=halves(8, 2.0), b=halves(8, 3.0))))
+
+
+@pytest.mark.parametrize(
+    ("field", "change"), [("name", lambda name: {"a": "b", "b": "a"}[name]), ("begin", lambda begin: 8 - begin)], ids=["name", "begin"]
+)
+def test_the_checksum_covers_where_bytes_belong(field: str, change: Any) -> None:
+    parcel = in_two()
+    moved = [
+        replace(bucket, parts=tuple(replace(part, **{field: change(getattr(part, field))}) for part in bucket.parts))
+        for bucket in parcel.buckets
+    ]
+    with pytest.raises(RlvrError, match="have another checksum here than where they were made"):
+        take_in(Net(a=halves(8), b=halves(8)), [replace(parcel, buckets=moved)])
+
+
+@pytest.mark.parametrize("order", [(0, 0, 2, 3), (1, 0, 2, 3), (0, 1, 2, 3, 3), (0, 1, 1, 2, 3)], ids=str)
+def test_buckets_that_are_lost_repeated_or_out_of_order_are_refused(order: tuple[int, ...]) -> None:
+    parcel = in_two()
+    buckets: Any = parcel.buckets
+    with pytest.raises(RlvrError, match=r"the parts of [ab] do not follow each other: 8 bytes from \d+ where byte \d+ of 16 comes next"):
+        take_in(Net(a=halves(8), b=halves(8)), [replace(parcel, buckets=[buckets[place] for place in order])])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": np.frombuffer(b"not compressed", np.uint8)}, "cannot be decompressed: Error -3"),
+        ({"data": np.frombuffer(zlib.compress(bytes(1 << 20)), np.uint8)}, r"are not \d+ of \d and 2 bytes"),
+        ({"changed": 1 << 40}, "1,099,511,627,776 changes of model.embed_tokens.weight from 0, of \\d bytes: it has 800 elements"),
+        ({"changed": -1}, "-1 changes"),
+        ({"begin": -5}, "from -5"),
+        ({"wide": 3}, "of 3 bytes"),
+    ],
+    ids=["garbage", "bomb", "too many", "negative", "before", "width"],
+)
+def test_changes_that_cannot_be_are_refused_in_words(changes: dict[str, Any], words: str) -> None:
+    trainer, packer, got = model(), Packer("delta", "bfloat16"), model(1)
+    take_in(got, [carried(packer.pack(trainer))])
+    change(trainer, 1)
+    parcel = carried(packer.pack(trainer))
+    [bucket] = parcel.buckets
+    bad = Bucket.of([replace(bucket.parts[0], **changes), *bucket.parts[1:]])
+    with pytest.raises(RlvrError, match=words):
+        take_in(got, [replace(parcel, buckets=[bad])])
+
+
+@pytest.mark.parametrize(("order", "right"), [((0, 1, 2), True), ((1, 2), False), ((0, 0, 1, 2), False), ((0, 1), None)], ids=str)
+def test_deltas_that_are_skipped_or_repeated_are_refused(order: tuple[int, ...], right: bool | None) -> None:
+    trainer, packer, got, parcels = model(), Packer("delta", "bfloat16"), model(1), list[Parcel]()
+    take_in(got, [carried(packer.pack(trainer))])
+    for seed in range(3):
+        change(trainer, seed)
+        parcels.append(carried(packer.pack(trainer)))
+    if right is False:
+        with pytest.raises(RlvrError, match="a whole copy is needed"):
+            take_in(got, [parcels[at] for at in order])
+        return
+    take_in(got, [parcels[at] for at in order])
+    assert same(trainer, got) == bool(right)  # without the last one it is the version before
+
+
+def test_a_delta_without_the_checksums_of_all_tensors_is_refused() -> None:
+    trainer, packer, got = model(), Packer("delta", "bfloat16"), model(1)
+    take_in(got, [carried(packer.pack(trainer))])
+    parcel = carried(packer.pack(trainer))
+    with pytest.raises(RlvrError, match=r"\d+ tensors are missing, such as model.embed_tokens.weight"):
+        take_in(got, [replace(parcel, result={})])
+    with pytest.raises(RlvrError, match="of another model: it has other, and here is no such tensor"):
+        take_in(got, [replace(parcel, result={**parcel.result, "other": 1})])
 
 
 def test_float32_weights_have_no_delta() -> None:

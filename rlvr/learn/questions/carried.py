@@ -106,7 +106,10 @@ def answer_from(episode: Episode, draw: Draw, known: Mapping[int, tuple[Part, bo
         return episode
     if episode.error == CUT:
         return part
-    return episode if len(part.versions) < 2 else replace(episode, meta=episode.meta | {"versions": part.versions})
+    sampled = sum(count for _, count in part.versions)
+    if len(part.versions) < 2 or sampled != episode.length:  # a failed answer has none of its tokens, or not all
+        return episode
+    return replace(episode, meta=episode.meta | {"versions": part.versions})
 
 
 def _seed(draw: Draw) -> int:

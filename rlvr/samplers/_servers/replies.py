@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlvr.contracts import Completion, Sampling
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.samplers._dialect import finished
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers._servers.transfer import BY_NCCL
 from rlvr.samplers._vllm_version import check_version
@@ -15,6 +17,14 @@ COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logpr
 ORDERS = ("/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
 ADAPTERS = "/v1/load_lora_adapter"
 AGAIN = "Fix it, then continue with `rlvr train ... --resume`; no training progress is lost"
+WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What reading a reply raises where it is not what was asked for."""
+BUSY = (408, 429)
+"""Besides 5xx: what a server, or a proxy before it, returns where another one may do better."""
+
+
+class Unfit(SamplerError):
+    """A server answers, but not as it should: with other weights than it was sent, with an error, with what is no completion."""
 
 
 def fault_of(server: Http, path: str, reply: Reply) -> str:
@@ -28,6 +38,71 @@ def fault_of(server: Http, path: str, reply: Reply) -> str:
         ADAPTERS: " Start it with --enable-lora --max-lora-rank RANK, or send merged weights (enable_lora: false).",
     }
     return "" if reply.status == 200 else f"{server.told(reply)}, for {path}.{hints.get(path, '')} {AGAIN}"
+
+
+def fails(reply: Reply) -> bool:
+    """Whether a server does not do its work at present, so that others may."""
+    return reply.status >= 500 or reply.status in BUSY
+
+
+def is_cleared(reply: Reply) -> bool:
+    """Whether a server has reset its cache."""
+    try:
+        return bool(reply.json()["success"])
+    except WRONG:
+        return False
+
+
+def choice_of(server: Http, reply: Reply) -> dict[str, Any]:
+    """The only choice of a reply; Unfit if there is none."""
+    try:
+        choice = reply.json()["choices"][0]
+        if not isinstance(choice["token_ids"], list) or not isinstance(choice["logprobs"]["content"], list):
+            raise TypeError("not lists")
+        return dict(choice)
+    except WRONG as error:
+        raise Unfit(
+            f"{server.told(reply)}; that is not a completion with token ids and log-probabilities; start it as `{COMMAND}`"
+        ) from error
+
+
+def completion_of(server: Http, choice: dict[str, Any], name: str, sampling: Sampling) -> Completion:
+    """The completion of a choice; Unfit if the weights that sampled it have another name, if they have one, or if it cannot be read."""
+    try:
+        spans = {str(span["version"]) for span in choice.get("weight_versions") or []}
+        tokens, logprobs = [whole(token) for token in choice["token_ids"]], [float(one["logprob"]) for one in choice["logprobs"]["content"]]
+        if len(tokens) != len(logprobs):
+            raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probabilities")
+        reason = str(choice["finish_reason"])
+    except WRONG as error:
+        raise Unfit(f"{server.url} gave a completion that cannot be read: {type(error).__name__}: {error}. {AGAIN}") from error
+    if spans != {name} and name:
+        raise Unfit(
+            f"{server.url} sampled with the weights {', '.join(sorted(spans)) or '(no name)'}, but {name} were sent. "
+            f"It was restarted, or another client loads weights into it. {AGAIN}"
+        )
+    return finished(tokens, logprobs, reason, sampling)
+
+
+def whole(token: Any) -> int:
+    """A token id.
+
+    >>> whole(7)
+    7
+    """
+    if type(token) is not int or not 0 <= token < 1 << 31:
+        raise ValueError(f"the token id {str(token)[:40]!r} is not a whole number of at least 0")
+    return token
+
+
+def scores_of(server: Http, reply: Reply, tokens: Sequence[int]) -> list[float]:
+    """The log-probability of each token of a prompt but the first; Unfit if they are not there."""
+    try:
+        found = reply.json()["prompt_logprobs"]
+        return [float(scores[str(token)]["logprob"]) for token, scores in zip(tokens[1:], found[1:], strict=True)]
+    except WRONG as error:
+        words = f"these are no log-probabilities of the prompt ({type(error).__name__}: {error})"
+        raise Unfit(f"{server.told(reply)}; {words}") from error
 
 
 def met(server: Http, start_s: float, choice: Callable[[Http, dict[str, Any]], dict[str, Any]]) -> int:
@@ -50,8 +125,9 @@ def met(server: Http, start_s: float, choice: Callable[[Http, dict[str, Any]], d
         check_version(str(server.ask("GET", "/version", until=until).json()["version"]), server.url, "server")
         length = int(server.ask("GET", "/v1/models", until=until).json()["data"][0]["max_model_len"])
         sure = choice(server, {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "top_k": 1, "logprobs": 0, "ignore_eos": True}})
-    except (ValueError, LookupError, TypeError) as error:
+        logprob = float(sure["logprobs"]["content"][0]["logprob"])
+    except WRONG as error:
         raise ConfigError(f"{server.url} is not a vLLM server: {type(error).__name__}: {error}; start one as `{COMMAND}`") from error
-    if abs(sure["logprobs"]["content"][0]["logprob"]) > 1e-6:  # with top_k 1, the only possible token
+    if not abs(logprob) <= 1e-6:  # with top_k 1, the only possible token
         raise ConfigError(f"{server.url} reports raw log-probabilities, not the sampling distribution's; start it as `{COMMAND}`")
     return length

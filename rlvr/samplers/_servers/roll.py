@@ -11,15 +11,11 @@ from typing import TypeVar
 
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.samplers._http import Http, NoReply
-from rlvr.samplers._servers.replies import AGAIN
+from rlvr.samplers._servers.replies import AGAIN, Unfit
 
 T = TypeVar("T")
 FIRST_S, LONGEST_S = 1.0, 300.0
 """How long a lost server is left alone: at first, and at most. The interval doubles while it is not healthy."""
-
-
-class Unfit(SamplerError):
-    """A server answers, but not with the weights that it was sent, or its engine fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +103,20 @@ class Roll:
                     self.up = [other for other in self.servers if other not in self._lost]
                     self.tell(f"{server.url} is healthy again and gets the next weights")
 
-    def only(self, urls: Sequence[str]) -> None:
-        """What another process found: these servers have the newest weights, and no others."""
-        self.up = [server for server in self.servers if server.url in urls]
+    def only(self, addresses: Sequence[str]) -> None:
+        """What another process found: the servers with these addresses have the newest weights, and no others."""
+        self.up = [server for server in self.servers if address(server) in addresses]
         for server in self.servers:
             if server in self.up:
                 self._lost.pop(server, None)
             else:
                 self._lost.setdefault(server, (time.monotonic() + FIRST_S, FIRST_S))
+
+
+def address(server: Http) -> str:
+    """What a server is known by in all processes. Several may stand behind one host, under paths of their own.
+
+    >>> address(Http("http://host:8000/a/"))
+    'http://host:8000/a'
+    """
+    return server.url + server.path

@@ -32,12 +32,23 @@ from typing import Any, TypeAlias, TypeVar
 from rlvr.contracts import Completion, Feed, Request, Sampling, Weights
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.runs.owner import own_folder, sweep
-from rlvr.samplers._dialect import finished, room_for, settings
+from rlvr.samplers._dialect import room_for, settings
 from rlvr.samplers._http import Http, NoReply, Reply
 from rlvr.samplers._local.balance import Load, chosen, group_of
 from rlvr.samplers._servers.patience import Patience
-from rlvr.samplers._servers.replies import ADAPTERS, AGAIN, COMMAND, fault_of, met
-from rlvr.samplers._servers.roll import Gone, Roll, Unfit
+from rlvr.samplers._servers.replies import (
+    ADAPTERS,
+    AGAIN,
+    Unfit,
+    choice_of,
+    completion_of,
+    fails,
+    fault_of,
+    is_cleared,
+    met,
+    scores_of,
+)  # fmt: skip
+from rlvr.samplers._servers.roll import Gone, Roll, address
 from rlvr.samplers._servers.transfer import Transfer
 
 T = TypeVar("T")
@@ -101,7 +112,7 @@ class Servers:
             self._transfer.send(weights, self.dtype)
             self._weights, _ = weights.once(lambda: self._told_to_load(None, version))
             return
-        weights.once(lambda: self.roll.back(self.patience.heartbeat_s, self._met))
+        weights.once(lambda: self.roll.back(self.patience.heartbeat_s, self._met_again))
         name, before = f"{self._run}-{version}", self._weights
         home = Path(weights.once(lambda: str(self._home)))
         part = weights.adapter() if self._adapters is not False else None
@@ -214,7 +225,7 @@ class Servers:
 
     def scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """One scorer for each server that has loaded the weights, so that every reload is checked."""
-        return {f"the vLLM server at {server.url}": partial(self._score, server) for server in self.roll.up}
+        return {f"the vLLM server at {address(server)}": partial(self._score, server) for server in self.roll.up}
 
     def close_connections(self) -> None:
         """Abort all requests in progress."""
@@ -242,11 +253,11 @@ class Servers:
             # under a new name: vLLM would read one that was replaced in place from its files again at every step
             self._done(self.roll.up, ADAPTERS, {"lora_name": adapter.name, "lora_path": str(adapter)})
         for server, reply in self._done(self.roll.up, "/reset_prefix_cache").items():
-            if not reply.json().get("success"):
+            if not is_cleared(reply):
                 raise SamplerError(f"{server.url} did not reset its prefix cache for version {version}: another client uses it. {AGAIN}")
         name = f"{self._run}-{version}"
         self._done(self.roll.up, "/update_weight_version", {"new_version": name})
-        return name, [server.url for server in self.roll.up]
+        return name, [address(server) for server in self.roll.up]
 
     def _take_adapters(self) -> bool:
         """Whether all servers can load adapters at run time; a server that cannot has no such path."""
@@ -263,39 +274,26 @@ class Servers:
 
     def _answer(self, server: Http, request: Request, sampling: Sampling) -> Completion:
         body = self._named({"token_ids": list(request.prompt), "sampling_params": settings(request, sampling)})
-        choice = self._choice(server, body)
-        spans = {span["version"] for span in choice.get("weight_versions") or []}
-        if spans != {self._weights} and self._weights:
-            raise Unfit(
-                f"{server.url} sampled with the weights {', '.join(sorted(spans)) or '(no name)'}, but {self._weights} were sent. "
-                f"It was restarted, or another client loads weights into it. {AGAIN}"
-            )
-        logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
-        return finished([int(token) for token in choice["token_ids"]], logprobs, str(choice["finish_reason"]), sampling)
+        return completion_of(server, self._choice(server, body), self._weights, sampling)
 
     def _score(self, server: Http, tokens: Sequence[int]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
         replies = self._done([server], GENERATE, self._named({"token_ids": list(tokens), "sampling_params": params}))
         if server not in replies:
             raise Unfit(f"{server.url} was lost while it scored the probe")
-        found = replies[server].json()["prompt_logprobs"]
-        return [float(scores[str(token)]["logprob"]) for token, scores in zip(tokens[1:], found[1:], strict=True)]
+        try:
+            return scores_of(server, replies[server], tokens)
+        except Unfit as error:
+            self.roll.lose(server, str(error))
+            raise
 
     def _choice(self, server: Http, body: dict[str, Any]) -> dict[str, Any]:
         reply = server.ask("POST", GENERATE, body, until=time.monotonic() + self.patience.deadline_s)
         if reply.status == 404 and "model" in body:
             raise Unfit(f"{server.told(reply)}; it was restarted, or another client removed the adapter. {AGAIN}")
-        if reply.status >= 500 and not self.roll.alone(server):
+        if fails(reply) and not self.roll.alone(server):
             raise Unfit(server.told(reply))
-        try:
-            choice = reply.json()["choices"][0]
-            if not isinstance(choice["token_ids"], list) or not isinstance(choice["logprobs"]["content"], list):
-                raise TypeError("not lists")
-            return dict(choice)
-        except (ValueError, LookupError, TypeError) as error:
-            raise SamplerError(
-                f"{server.told(reply)}; that is not a completion with token ids and log-probabilities; start it as `{COMMAND}`"
-            ) from error
+        return choice_of(server, reply)
 
     def _done(
         self, servers: Sequence[Http], path: str, *body: Any, method: str = "POST", strict: bool = True, hasty: bool = False
@@ -319,8 +317,11 @@ class Servers:
                 if isinstance(reply, Gone):
                     self.roll.lose(reply.server, f"{reply.why}, during {path}")
                     continue
-                replies[servers[i]] = reply
-                if strict and (fault := fault_of(servers[i], path, reply)):
+                if not (strict and (fault := fault_of(servers[i], path, reply))):
+                    replies[servers[i]] = reply
+                elif self._weights and fails(reply) and not self.roll.alone(servers[i]):  # it has taken weights before
+                    self.roll.lose(servers[i], fault)
+                else:
                     faults.append(fault)
                     if hasty:
                         break
@@ -342,3 +343,8 @@ class Servers:
 
     def _met(self, server: Http) -> int:
         return met(server, self.patience.start_s, self._choice)
+
+    def _met_again(self, server: Http) -> None:
+        """Check a server that was lost as at the start."""
+        if (length := self._met(server)) < self.max_model_len:
+            raise SamplerError(f"{server.url} takes {length} tokens now, and {self.max_model_len} are needed")

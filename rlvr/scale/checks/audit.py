@@ -1,4 +1,6 @@
-"""Sample again what a run has recorded, and compare it token by token. It finds a machine that computes wrongly, or a changed record.
+"""Sample again what a run has recorded, and compare it token by token. It finds a machine that computes wrongly, or changed tokens.
+
+What follows from the tokens, such as the reward, is compared by a plain replay.
 
 The seeds of an answer are functions of the run's seed, the step, the place of its group and its own place in the group, so a group can be
 sampled again by anybody who has the weights: here in this process, with the checkpoints that the run still has.
@@ -7,6 +9,7 @@ sampled again by anybody who has the weights: here in this process, with the che
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -30,14 +33,14 @@ from rlvr.plugins.registry import from_config
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.runs.runlog import config_of, rows_of
-from rlvr.scale.checks.compared import Answer, answer_of, difference
+from rlvr.scale.checks.compared import TIMED, Answer, answer_of, difference
 from rlvr.scale.collector import Collector, Facts
 from rlvr.scale.weights.packing import Packer
 
 ASIDE = ("greedy", "mismatched", "honeypot")
 """Answers of a group that have other seeds or settings."""
-TIMED = ("time", "overlong")
-"""Why an answer was cut where time decided."""
+NEEDED = {"step": int, "group": str, "policy_version": int, "split": str, "index": int, "tokens": list, "acted": list, "logprobs": list}
+"""What a row must have to be sampled again."""
 SHOWN = 20
 Group = Sequence[Mapping[str, Any]]
 
@@ -47,12 +50,14 @@ class AuditReport:
     """What sampling again found.
 
     >>> AuditReport(groups=2, answers=16).record()
-    {'groups': 2, 'answers': 16, 'differing': 0, 'details': []}
+    {'groups': 2, 'answers': 16, 'differing': 0, 'left_out': 0, 'details': []}
     """
 
     groups: int = 0
     answers: int = 0
     differing: int = 0
+    left_out: int = 0
+    """Recorded groups of which members are missing, failed, or were cut by time: nobody can sample these again."""
     details: list[str] = field(default_factory=list)
     """One line for each answer that differs, the first few only."""
 
@@ -71,19 +76,20 @@ def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
     >>> audit("runs/quickstart").differing                  # doctest: +SKIP
     0
     """
-    run = Path(run)
+    if groups < 1:
+        raise ConfigError(f"groups is {groups}; an audit compares at least 1")
+    run, report = Path(run), AuditReport()
     config, places = config_of(run), {step_of(place): place for place in whole_ones(run)}
     if config.rollout.max_tokens_per_version is not None:
         raise ConfigError("--audit samples an answer by one version of the weights, and rollout.max_tokens_per_version divides them")
-    known = [group for group in recorded(run, config) if group[0]["policy_version"] in places]
+    known = [group for group in recorded(run, config, report) if group[0]["policy_version"] in places]
     if not known:
-        found = ", ".join(map(str, sorted(places))) or "none"
+        found = (", ".join(map(str, sorted(places))) or "none") + (f"; {report.left_out} groups are incomplete" if report.left_out else "")
         raise NotFound(
             f"{run} has no recorded group whose weights are in a checkpoint (there are those of steps: {found}); "
             "for an audit, save more often (log.save_every) and keep the checkpoints (log.keep)"
         )
     chosen = random.Random(0).sample(known, min(groups, len(known)))
-    report = AuditReport()
     with closing(collector_for(config)) as collector:
         for version, group in sorted(((group[0]["policy_version"], group) for group in chosen), key=lambda pair: pair[0]):
             if version != collector.version and collector.model is not None:
@@ -95,15 +101,32 @@ def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
     return report
 
 
-def recorded(run: Path, config: RunConfig) -> Iterator[Group]:
+def recorded(run: Path, config: RunConfig, report: AuditReport) -> Iterator[Group]:
     """The groups in the log, each in the order of its members; those that lack a member, or that were cut by time, are left out."""
-    rows = (row for row in rows_of(run / "episodes.jsonl") if not any(row.get(name) for name in ASIDE))
+    log = run / "episodes.jsonl"
+    rows = (checked(row, number, log) for number, row in enumerate(rows_of(log), 1) if not any(row.get(name) for name in ASIDE))
     for _, found in groupby(rows, key=lambda row: (row["step"], row["group"])):
         group = list(found)
-        alike = len({(row["policy_version"], row.get("index")) for row in group}) == 1
+        alike = len({(row["policy_version"], row["index"]) for row in group}) == 1
         whole = all(row["tokens"] and row.get("cut") not in TIMED for row in group)
         if len(group) == config.rollout.num_generations and alike and whole:
             yield group
+        else:
+            report.left_out += 1
+
+
+def checked(row: Mapping[str, Any], number: int, log: Path) -> Mapping[str, Any]:
+    """A row that has what is needed; ConfigError for one that was damaged."""
+    for name, kind in NEEDED.items():
+        if not isinstance(row.get(name), kind):
+            raise ConfigError(
+                f"{log}, line {number} has {name} {row.get(name)!r:.40}, not {kind.__name__}; the record was damaged or changed"
+            )
+    if not re.fullmatch(r"\d+:\d+", row["group"]):
+        raise ConfigError(f"{log}, line {number} has group {row['group']!r:.40}, not STEP:PLACE; the record was damaged or changed")
+    if not all(isinstance(value, int | float) for name in ("tokens", "acted", "logprobs") for value in row[name]):
+        raise ConfigError(f"{log}, line {number} has tokens, acted or logprobs that are not numbers; the record was damaged or changed")
+    return row
 
 
 def collector_for(config: RunConfig) -> Collector:

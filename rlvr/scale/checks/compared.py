@@ -10,6 +10,8 @@ from rlvr.episode import Episode
 from rlvr.scale.units import Unit
 
 AGAIN = " again"
+TIMED = ("time", "overlong")
+"""Why an answer was cut where time decided."""
 ROUNDING = 0.01
 """How far apart two log-probabilities of a token may be: machines of other kinds have other last bits."""
 
@@ -31,6 +33,11 @@ def answer_of(episode: Episode) -> Answer:
     return Answer(episode.tokens, episode.acted, episode.logprobs)
 
 
+def comparable(one: Episode, other: Episode) -> bool:
+    """Whether two samplings must be the same: not where one has failed, or was cut where time decided."""
+    return not any(episode.error or episode.meta.get("cut") in TIMED for episode in (one, other))
+
+
 def difference(one: Answer, other: Answer) -> str:
     """What differs between two samplings, in words; "" if nothing does.
 
@@ -40,8 +47,9 @@ def difference(one: Answer, other: Answer) -> str:
     for name, (first, second) in {"token": (one.tokens, other.tokens), "the mask of token": (one.acted, other.acted)}.items():
         if (at := next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)) is not None:
             return f"{name} {at} is {first[at]} in one and {second[at]} in the other"
-    if len(one.tokens) != len(other.tokens):
-        return f"one has {len(one.tokens)} tokens and the other {len(other.tokens)}"
+    for name, mine, theirs in zip(("tokens", "places in its mask", "log-probabilities"), map(len, one), map(len, other), strict=True):
+        if mine != theirs:
+            return f"one has {mine} {name} and the other {theirs}"
     for at, (first_p, second_p) in enumerate(zip(one.logprobs, other.logprobs, strict=True)):
         if not abs(first_p - second_p) <= ROUNDING:
             return f"the log-probability of token {at} is {first_p:.4f} in one and {second_p:.4f} in the other"

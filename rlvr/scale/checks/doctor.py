@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import rlvr
 from rlvr.config.cluster import ClusterConfig
 from rlvr.errors import ConfigError
 from rlvr.scale.actors import ray_of
+from rlvr.scale.checks.reach import check_joins
 from rlvr.scale.machines import asked_of, check_room
 
 LIMIT_S = 60.0
@@ -58,6 +60,9 @@ def versions() -> dict[str, str]:
 
 def examined(settings: ClusterConfig, limit_s: float = LIMIT_S) -> list[Seen]:
     """Place one process of each kind, and one on each machine. ConfigError if no cluster answers, MissingExtra without Ray."""
+    present = sys.modules.get("ray")
+    if settings.address != "local" and not (present is not None and present.is_initialized()):
+        check_joins(settings.address)
     ray, ours = ray_of(settings)
     actors, until = list[Any](), time.monotonic() + limit_s
     try:

@@ -53,7 +53,7 @@ class Packer:
 
     def pack(self, model: Any) -> Parcel:
         """Pack the present weights. A whole copy must be read before they change."""
-        if self.way == "delta" and self._base and self._since < self.every - 1:
+        if self.way == "delta" and self._since < self.every - 1 and self._known(model):
             parts = list(self._changes(model))
             size, whole = sum(part.data.nbytes for part in parts), sum(tensor.nbytes for _, tensor in self._tensors(model))
             if size <= WORTH * whole:
@@ -65,6 +65,11 @@ class Packer:
             self._base = {name: _bytes(tensor).view(np.int16).copy() for name, tensor in self._tensors(model) if tensor.itemsize == 2}
         whole = sum(tensor.nbytes for _, tensor in self._tensors(model))
         return Parcel(_filled(self._everything(model), self.bucket), size=whole)
+
+    def _known(self, model: Any) -> bool:
+        """Whether the tensors that may come as changes are those of the base, in name and size; else a whole copy is needed."""
+        sizes = {name: tensor.numel() for name, tensor in self._tensors(model) if tensor.itemsize == 2}
+        return bool(sizes) and sizes == {name: len(old) for name, old in self._base.items()}
 
     def _tensors(self, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors as they are sent; tied ones come once."""
@@ -160,7 +165,10 @@ def _decoded(part: Part) -> tuple[Array, Array]:
     """The places and changes of `_coded`."""
     length = part.changed * (part.wide + 2)
     opened = zlib.decompressobj()
-    plain = np.frombuffer(opened.decompress(part.data.data, length), np.uint8)
+    try:
+        plain = np.frombuffer(opened.decompress(part.data.data, max(1, length)), np.uint8)
+    except zlib.error as error:
+        raise RlvrError(f"the changes of {part.name} cannot be decompressed: {error}") from error
     if len(plain) != length or not opened.eof:
         raise RlvrError(f"the changes of {part.name} are not {part.changed:,} of {part.wide} and 2 bytes")
     edge = part.changed * part.wide
@@ -189,13 +197,17 @@ def take_in(model: Any, parcels: Iterable[Parcel]) -> None:
                 if part.name not in places or form_of(places[part.name]) != part.form:
                     here = form_of(places[part.name]) if part.name in places else "no such tensor"
                     raise RlvrError(f"the weights that were sent are those of another model: {part.name} is {part.form}, here {here}")
-                given[part.name] += part.data.nbytes
                 if part.changed:
                     _change(places[part.name], part)
-                else:
-                    desk = _write(places[part.name], part, desk)
-        if not parcel.delta:
-            _check_whole(places, given)
+                    continue
+                if part.begin != given[part.name] or part.begin + part.data.nbytes > places[part.name].nbytes:
+                    size = f"{part.data.nbytes:,} bytes from {part.begin:,} where byte {given[part.name]:,} of {places[part.name].nbytes:,}"
+                    raise RlvrError(f"the parts of {part.name} do not follow each other: {size} comes next")
+                given[part.name] += part.data.nbytes
+                desk = _write(places[part.name], part, desk)
+        if others := parcel.result.keys() - places.keys():
+            raise RlvrError(f"the weights that were sent are those of another model: it has {min(others)}, and here is no such tensor")
+        _check_whole(places, given | {name: places[name].nbytes for name in parcel.result})
         result = parcel.result
     for name, checksum in result.items():
         if zlib.crc32(_bytes(places[name]).data) != checksum:
@@ -203,7 +215,7 @@ def take_in(model: Any, parcels: Iterable[Parcel]) -> None:
 
 
 def _check_whole(places: Mapping[str, torch.Tensor], given: Mapping[str, int]) -> None:
-    """Whether every tensor was given; a tied one under any of its names."""
+    """Whether every tensor was given, or has a checksum; a tied one under any of its names."""
     full = {(place.data_ptr(), place.shape) for name, place in places.items() if given[name] == place.nbytes}
     if missing := [name for name, place in places.items() if (place.data_ptr(), place.shape) not in full]:
         raise RlvrError(f"the weights that were sent are those of another model: {len(missing)} tensors are missing, such as {missing[0]}")
@@ -223,6 +235,10 @@ def _write(place: torch.Tensor, part: Part, desk: Array) -> Array:
 
 
 def _change(place: torch.Tensor, part: Part) -> None:
+    if not (0 < part.changed <= place.numel() and part.begin >= 0 and part.wide in (1, 2, 4)):
+        raise RlvrError(
+            f"{part.changed:,} changes of {part.name} from {part.begin:,}, of {part.wide} bytes: it has {place.numel():,} elements"
+        )
     at, moves = _decoded(part)
     bits = place.view(-1).view(torch.int16)[part.begin :]
     if int(at[-1]) >= len(bits):

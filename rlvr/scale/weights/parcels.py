@@ -73,10 +73,11 @@ class Parcel:
 
 
 def checksum_of(parts: Iterable[Part]) -> int:
-    """Of the bytes of all parts, in order."""
+    """Of all parts, in order: of their bytes, and of where these belong."""
     found = 0
     for part in parts:
-        found = zlib.crc32(part.data.data, found)
+        head = repr((part.name, part.form, part.begin, part.changed, part.wide))
+        found = zlib.crc32(part.data.data, zlib.crc32(head.encode(), found))
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,69 @@ def test_a_changed_token_in_the_record_is_found(run: Path, tmp_path: Path) -> No
     log.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     report = audit(tmp_path / "run", groups=100)
     assert report.differing == 1 and f"answer 0 of group {row['group']} (version 2 of the weights): token" in report.details[0]
+
+
+Row = dict[str, Any]
+
+
+def copied(run: Path, to: Path, change: Callable[[list[Row]], list[Row] | None]) -> Path:
+    """A copy of a run whose rows were changed."""
+    shutil.copytree(run, to / "run", symlinks=True)
+    log = to / "run" / "episodes.jsonl"
+    rows = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    log.write_text("".join(json.dumps(row) + "\n" for row in change(rows) or rows), "utf-8")
+    return to / "run"
+
+
+@pytest.mark.parametrize("name", ["step", "group", "policy_version", "split", "index", "tokens", "acted", "logprobs"])
+@pytest.mark.parametrize("value", [None, "x"], ids=["gone", "text"])
+def test_a_damaged_row_is_one_sentence(run: Path, tmp_path: Path, name: str, value: Any) -> None:
+    def harm(rows: list[Row]) -> None:
+        rows[3][name] = value if name != "split" or value is None else 7
+
+    with pytest.raises(ConfigError, match=rf"episodes.jsonl, line 4 has {name} .*not (int|str|list|STEP:PLACE); the record was damaged"):
+        audit(copied(run, tmp_path, harm))
+
+
+def test_numbers_that_are_none_are_one_sentence(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"line 1 has tokens, acted or logprobs that are not numbers; the record was damaged"):
+        audit(copied(run, tmp_path, lambda rows: [{**row, "logprobs": [None] * len(row["tokens"])} for row in rows]))
+
+
+@pytest.mark.parametrize(("name", "words"), [("acted", "places in its mask"), ("logprobs", "log-probabilities"), ("tokens", "tokens")])
+def test_a_record_that_is_too_short_is_found(run: Path, tmp_path: Path, name: str, words: str) -> None:
+    report = audit(copied(run, tmp_path, lambda rows: [{**row, name: row[name][:-1]} for row in rows]), groups=100)
+    assert report.differing == 36 and re.search(rf"one has \d+ {words} and the other \d+", report.details[0])
+
+
+def test_groups_that_cannot_be_sampled_again_are_counted(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copied(run, tmp_path, lambda rows: [*rows[1:8], {**rows[8], "cut": "time"}, *rows[9:]])
+    report = audit(folder, groups=100)
+    assert (report.groups, report.left_out, report.differing) == (7, 2, 0)
+    assert audit_run(folder, groups=100, json=False) == 0
+    assert "2 recorded groups lack answers, failed or were cut by time" in capsys.readouterr().out
+    shutil.rmtree(folder)
+    with pytest.raises(NotFound, match=r"steps: 0, 1, 2, 3; 9 groups are incomplete\)"):
+        audit(copied(run, tmp_path, lambda rows: [row for row in rows if rows.index(row) % 4]))
+
+
+def test_answers_beside_a_group_are_not_part_of_it(run: Path, tmp_path: Path) -> None:
+    beside: list[Row] = [{"greedy": True}, {"honeypot": "a"}, {"mismatched": True}]
+    report = audit(copied(run, tmp_path, lambda rows: [*rows[:4], *({**rows[3], **mark} for mark in beside), *rows[4:]]), groups=100)
+    assert (report.groups, report.left_out, report.differing) == (9, 0, 0)
+
+
+def test_the_groups_of_an_audit_are_drawn_from_the_whole_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = list[int]()
+    monkeypatch.setattr("rlvr.scale.checks.audit.compare", lambda report, group, found: versions.append(group[0]["policy_version"]))
+    audit(run, groups=3)
+    assert len(versions) == 3 and versions != [0, 0, 0]
+
+
+@pytest.mark.parametrize("groups", [0, -1])
+def test_an_audit_of_nothing_is_refused(run: Path, groups: int) -> None:
+    with pytest.raises(ConfigError, match=f"groups is {groups}; an audit compares at least 1"):
+        audit(run, groups=groups)
 
 
 def test_without_weights_there_is_nothing_to_audit(run: Path, tmp_path: Path) -> None:

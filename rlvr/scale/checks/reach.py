@@ -1,0 +1,68 @@
+"""Does anything answer at the address of a cluster? Ray itself asks for minutes, and prints warnings meanwhile."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import sys
+
+from rlvr.errors import ConfigError
+
+CONNECT_S = 5.0
+"""How long a machine may take to accept a connection."""
+JOIN_S = 30.0
+"""How long Ray may take to join a cluster: about 3 seconds where all is well."""
+JOIN = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='error', configure_logging=False)"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_listens(address: str) -> None:
+    """ConfigError if nothing accepts a connection at HOST:PORT. What has another form, such as auto, is left to Ray.
+
+    >>> check_listens("auto")
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or not host or "/" in host:
+        return
+    host = host.strip("[]")
+    hosts = [host, *([socket.gethostname()] if host in LOOPBACK else [])]  # Ray asks this machine under its own address
+    why = ""
+    for name in hosts:
+        try:
+            socket.create_connection((name, int(port)), CONNECT_S).close()
+            return
+        except (OSError, OverflowError, UnicodeError) as error:
+            why = why or f"{type(error).__name__}: {error}"
+    raise no_cluster(address, why)
+
+
+def check_joins(address: str, limit_s: float = JOIN_S) -> None:
+    """ConfigError if Ray cannot join the cluster at this address. It is tried in a process of its own, which can be ended."""
+    check_listens(address)
+    if importlib.util.find_spec("ray") is None:
+        return  # said where it is imported
+    with subprocess.Popen([sys.executable, "-c", JOIN, address], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            _, said = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise no_cluster(
+                address, f"something listens there, but Ray could not join it in {limit_s:g} s (is it the port of Ray?)"
+            ) from None
+        finally:
+            process.kill()
+    if process.returncode:
+        lines = [line for line in said.splitlines() if line.strip()]
+        raise no_cluster(address, lines[-1] if lines else f"Ray ended with {process.returncode}")
+
+
+def no_cluster(address: str, why: str) -> ConfigError:
+    """The error for an address at which no cluster is.
+
+    >>> str(no_cluster("there:1", "refused")).partition(";")[0]
+    "no Ray cluster answers at cluster.address 'there:1': refused"
+    """
+    return ConfigError(
+        f"no Ray cluster answers at cluster.address {address!r}: {' '.join(why.split())[:200]}; "
+        "start one with `ray start --head`, or set cluster.address to local"
+    )
