@@ -50,10 +50,7 @@ class _Actor:
 
     def begin(self, config: dict[str, Any], facts: Any) -> dict[str, Any]:
         """Build the collector; returns where it is."""
-        from rlvr.config.config import check
-        from rlvr.scale.collector import Collector
-
-        self.collector = Collector(check(config, "the run"), facts)
+        self.collector = facts.collector(config)
         context = importlib.import_module("ray").get_runtime_context()
         self.log = log_of()
         return here() | {"node": context.get_node_id(), "log": self.log}
@@ -94,8 +91,8 @@ class Actors:
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
         self.judges: JudgeHosts | None = None
-        self._started, self._namings = False, 0
-        """Whether any collector ever was, and how often judge hosts were named."""
+        self._started, self._sampled, self._namings = False, False, 0
+        """Whether any collector ever was, whether any has sampled a unit, and how often judge hosts were named."""
         self.ray, self._ours = ray_of(settings)
         try:
             check_room(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
@@ -196,7 +193,7 @@ class Actors:
             value = self.ray.get(call, timeout=FETCH_S)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
-            hopeless = isinstance(meant, Started) and isinstance(cause, RlvrError) and not self._started
+            hopeless = self._hopeless(meant, cause)
             return Lost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", hopeless=hopeless)
         except Exception as error:  # its process or its machine is gone, or what it made, or that cannot be read
             return Lost(worker, self._why(worker, error), blame=self._alive(worker))
@@ -205,10 +202,17 @@ class Actors:
             self._tell_judges(worker)
             self._pulses[worker] = (None, time.monotonic())
         elif isinstance(meant, Ended):
+            self._sampled = True
             return Ended(meant.order, *value)
         else:
             self._has[worker] = meant.order.version
         return meant
+
+    def _hopeless(self, meant: Started | Loaded | Ended, cause: Exception) -> bool:
+        """Whether every collector would fail like this: none has done yet what this one could not, for a reason that we know."""
+        if isinstance(meant, Ended):
+            return isinstance(cause, ConfigError) and not self._sampled
+        return isinstance(meant, Started) and isinstance(cause, RlvrError) and not self._started
 
     def _listen(self, now: float) -> list[Event]:
         """Ask for pulses, and find the collectors that do not give any."""

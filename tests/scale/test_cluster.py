@@ -184,7 +184,7 @@ def crashes(transport: Harmed) -> bool:
 
 
 def test_the_last_words_of_a_collector_are_in_the_record(nodes: Nodes, expected: list[list[Episode]], tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "config.yaml").write_text("seed: 0")
     found, transport, told = sampled(run_of(seconds=0.1), crashes, record=Record(tmp_path))
     assert found == expected and len(told) == 1
     [row] = rows_of(tmp_path / "collectors.jsonl")
