@@ -322,4 +322,12 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
             "start one with `ray start --head`, or set cluster.address to local"
         ) from error
     end_in_order(before)
+    _off_stdout()
     return ray, True
+
+
+def _off_stdout() -> None:
+    """Ray prints on standard output which of its processes have died. The driver says that, and standard output is for results."""
+    worker = sys.modules.get("ray._private.worker")
+    if worker is not None:
+        vars(worker)["_worker_logs_enabled"] = False
