@@ -200,6 +200,9 @@ class _Stoppable(Sampler):
         for name in ("company", "gives_text", "tokenizer"):
             setattr(self, name, getattr(inner, name))
 
+    def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
+        self.inner.bind(environment, tokenizer)
+
     def stream(self, requests: Any, sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         yield from self._watched(self.inner.stream(requests, sampling))
 
