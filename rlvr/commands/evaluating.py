@@ -109,7 +109,8 @@ class OnCluster:
         with ExitStack() as stack:
             actors = Actors(self.settings, {}, exam)
             stack.callback(actors.close)
-            self._tell(f"starting {self.settings.collectors} collectors (cluster.address {self.settings.address!r})")
+            count = self.settings.collectors
+            self._tell(f"starting {count} collector{'s' if count > 1 else ''} (cluster.address {self.settings.address!r})")
             driver = stack.enter_context(Driver(actors, self.settings, tell=self._tell, record=Record(self.out, ROWS)))
             driver.come_up()
             yield Collected(driver, sampler)

@@ -29,7 +29,7 @@ class Asked:
     mdp: TokenMDP
     sampling: Sampling
     rounds: Sequence[Sequence[Draw]]
-    """The draws that are sampled together. Whoever samples for a sampler whose batch decides the last bits (`Sampler.company`) keeps to it."""
+    """The draws that are sampled together. Where the company decides the last bits of an answer (`Sampler.company`), they must be."""
 
 
 class Answers(Protocol):

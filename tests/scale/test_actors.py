@@ -360,6 +360,33 @@ def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
     assert transport.poll(0) == [Lost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
 
 
+def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = SimpleNamespace(_worker_logs_enabled=True)
+    monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, lambda **how: None, raising=False)
+    Actors(ClusterConfig(address="auto"), {}, Facts("float32", False, 1)).close()
+    assert not worker._worker_logs_enabled
+
+
+def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> None:
+    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+    for name, error, hopeless in (("load", ConfigError("x"), False), ("collect", ConfigError("x"), True), ("collect", OSError("x"), False)):
+        transport.start("c0.0")
+        ray.last("begin").ends(PLACE)
+        transport.poll(0)
+        if name == "load":
+            transport.hold(0, Parcel(()))
+            transport.load(Load("c0.0", 0, 1))
+        else:
+            transport.sample(Assign("c0.0", "0:0", 0, 1), [], Sampling(), 0)
+        ray.last(name).ends(RayTaskError(error))
+        [event] = transport.poll(0)
+        assert isinstance(event, Lost) and event.hopeless == hopeless, (name, event)
+        transport.stop("c0.0")
+
+
 def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     place = here() | {"pid": process.pid, "born": born(process.pid)}
