@@ -327,7 +327,7 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
 
 
 def _off_stdout() -> None:
-    """Ray prints on standard output which of its processes have died. The driver says that, and standard output is for results."""
-    worker = sys.modules.get("ray._private.worker")
-    if worker is not None:
-        vars(worker)["_worker_logs_enabled"] = False
+    """Ray prints on standard output what happens to its processes, which is for results; those lines go to standard error."""
+    worker: Any = sys.modules.get("ray._private.worker")
+    if (printed := getattr(worker, "print_worker_logs", None)) is not None:
+        worker.print_worker_logs = lambda data, _, *rest, **how: printed(data, sys.stderr, *rest, **how)

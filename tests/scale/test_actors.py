@@ -360,14 +360,15 @@ def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
     assert transport.poll(0) == [Lost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
 
 
-def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = SimpleNamespace(_worker_logs_enabled=True)
+def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = SimpleNamespace(print_worker_logs=lambda data, sink, ignore_prefix: print(data["lines"], file=sink))
     monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     for name in ("init", "shutdown"):
         monkeypatch.setattr(ray, name, lambda **how: None, raising=False)
     Actors(ClusterConfig(address="auto"), {}, Facts("float32", False, 1)).close()
-    assert not worker._worker_logs_enabled
+    worker.print_worker_logs({"lines": ["out of memory"]}, sys.stdout, ignore_prefix=False)
+    assert capsys.readouterr() == ("", "['out of memory']\n")
 
 
 def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> None:
