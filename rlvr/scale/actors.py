@@ -22,7 +22,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
-from rlvr.scale.machines import check_room, end, end_at_once, end_in_order, here, no_place, pids_of
+from rlvr.scale.machines import check_room, end, end_at_once, end_in_order, here, no_place, pids_of, work_in
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.record import ending, last_lines, last_said, log_of
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
@@ -48,8 +48,9 @@ class _Actor:
         self.collector: Any = None
         self.log = ""
 
-    def begin(self, config: dict[str, Any], facts: Any) -> dict[str, Any]:
-        """Build the collector; returns where it is."""
+    def begin(self, config: dict[str, Any], facts: Any, folder: str) -> dict[str, Any]:
+        """Build the collector, in the driver's working folder; returns where it is."""
+        work_in(folder)
         self.collector = facts.collector(config)
         context = importlib.import_module("ray").get_runtime_context()
         self.log = log_of()
@@ -87,7 +88,7 @@ class Actors:
     """
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
-        self.settings, self.began, self.pulse_s = settings, (dict(config), facts), settings.pulse_s / MISSED
+        self.settings, self.began, self.pulse_s = settings, (dict(config), facts, os.getcwd()), settings.pulse_s / MISSED
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
         self.judges: JudgeHosts | None = None

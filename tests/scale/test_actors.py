@@ -20,7 +20,7 @@ from rlvr.errors import ConfigError, RlvrError
 from rlvr.rollout.draws import Draw
 from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
-from rlvr.scale.machines import born, end, here, pids_of
+from rlvr.scale.machines import born, end, here, pids_of, work_in
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.record import last_lines, log_of
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
@@ -369,6 +369,19 @@ def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.M
     Actors(ClusterConfig(address="auto"), {}, Facts("float32", False, 1)).close()
     worker.print_worker_logs({"lines": ["out of memory"]}, sys.stdout, ignore_prefix=False)
     assert capsys.readouterr() == ("", "['out of memory']\n")
+
+
+def test_collectors_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's processes begin where `ray start` was typed; a relative path in a recipe means another file there."""
+    monkeypatch.chdir(tmp_path)
+    transport = Actors(ClusterConfig(judges=1), {}, Facts("float32", False, 1))
+    transport.start("c0.0")
+    assert [call.given[-1] for call in ray.calls if call.name == "begin"] == [str(tmp_path)] * 2
+    monkeypatch.chdir("/")
+    work_in(str(tmp_path / "not here"))
+    assert os.getcwd() == "/"
+    work_in(str(tmp_path))
+    assert os.getcwd() == str(tmp_path)
 
 
 def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> None:
