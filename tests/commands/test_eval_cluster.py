@@ -104,6 +104,23 @@ def test_without_collectors_it_ends_and_the_same_call_continues(tmp_path: Path, 
     assert results(tmp_path / "here") == results(tmp_path / "there")
 
 
+class Never(Dead):
+    def start(self, worker: str) -> None:
+        self.work.append(Lost(worker, "NotFound: there is no such file", hopeless=True))
+
+    def stop(self, worker: str) -> None:
+        pass
+
+
+def test_collectors_that_cannot_start_leave_the_folder_as_it_was(tmp_path: Path, there: OnCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate(SUMS, "scripted:random", tasks=3, out=tmp_path / "there")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+    monkeypatch.setattr(actors, "Actors", Never)
+    with pytest.raises(RlvrError, match=r"collector c0\.0 cannot start: NotFound: there is no such file"):
+        evaluate(SUMS, "scripted:random", tasks=5, out=tmp_path / "there", elsewhere=there)
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+
+
 def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: OnCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a key that an endpoint refuses: it is no reason to lose collectors one after the other."""
 
