@@ -298,6 +298,7 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
         return present, False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", SAID_ELSEWHERE)
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # else Ray prints tracebacks of calls whose collector was given up
     local = settings.address == "local"
     if local:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # else whoever reaches its ports can run code

@@ -361,6 +361,7 @@ def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
 
 
 def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RAY_IGNORE_UNHANDLED_ERRORS", raising=False)
     worker = SimpleNamespace(print_worker_logs=lambda data, sink, ignore_prefix: print(data["lines"], file=sink))
     monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -368,7 +369,7 @@ def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.M
         monkeypatch.setattr(ray, name, lambda **how: None, raising=False)
     Actors(ClusterConfig(address="auto"), {}, Facts("float32", False, 1)).close()
     worker.print_worker_logs({"lines": ["out of memory"]}, sys.stdout, ignore_prefix=False)
-    assert capsys.readouterr() == ("", "['out of memory']\n")
+    assert capsys.readouterr() == ("", "['out of memory']\n") and os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"
 
 
 def test_collectors_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
