@@ -40,7 +40,7 @@ FLOORS: Mapping[str, int] = {
     for name in names
 }
 MOST_ENTRIES, MOST_FILES = 25, 16
-HEAVY = ("torch", "transformers", "vllm", "sympy", "docker", "accelerate", "datasets", "peft", "matplotlib", "stable_baselines3")
+HEAVY = ("torch", "transformers", "vllm", "sympy", "docker", "accelerate", "datasets", "peft", "matplotlib", "stable_baselines3", "ray")
 
 
 # ---- reading the tree -------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,23 @@ from rich.table import Table
 from rich.text import Text
 
 from rlvr.commands import screen
-from rlvr.commands.settings import settings_from
+from rlvr.commands.settings import cluster_overrides, settings_from
+from rlvr.config.cluster import ClusterConfig
+from rlvr.config.overrides import overridden
+from rlvr.config.section import checked
+from rlvr.contracts import Sampler
+from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.evaluation.attempt import Price
 from rlvr.evaluation.evaluate import Report, evaluate
 from rlvr.evaluation.rescore import rescore
+from rlvr.evaluation.rounds import Answers, Asked
+from rlvr.evaluation.samples import ROWS
 from rlvr.evaluation.statistics import Estimate, budgets
+from rlvr.evaluation.suite import Item
 from rlvr.evaluation.summary import TRUNCATED_LIMIT, EnvSummary
+from rlvr.plugins.registry import Spec
+from rlvr.rollout.draws import Draw
 
 FIGURES = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 REASONS = 3
@@ -44,11 +56,95 @@ def rescore_run(
 
 
 def eval_suite(
-    suite: str, policy: str, *, pairs: Sequence[str], how: Mapping[str, Any], out: Path | None, price: str, allow_unscored: bool, json: bool
+    suite: str,
+    policy: str,
+    *,
+    pairs: Sequence[str],
+    how: Mapping[str, Any],
+    out: Path | None,
+    price: str,
+    allow_unscored: bool,
+    json: bool,
+    cluster: str = "",
 ) -> int:
     """Measure a policy on a suite; returns 1 if a headline is refused."""
-    report = evaluate(suite, policy, settings=settings_from(pairs), out=out, console=screen.err(), price=_price(price), **how)
-    return _told(report, allow_unscored=allow_unscored, json=json, price=_price(price))
+    console, asked = screen.err(), _price(price)
+    elsewhere = OnCluster.of(cluster, out, console) if cluster else None
+    report = evaluate(suite, policy, settings=settings_from(pairs), out=out, console=console, price=asked, elsewhere=elsewhere, **how)
+    return _told(report, allow_unscored=allow_unscored, json=json, price=asked)
+
+
+class OnCluster:
+    """Lets the collectors of a cluster sample an evaluation. Ray is imported when there is something to sample.
+
+    >>> evaluate("quick", "hf:DIR", elsewhere=OnCluster.of("auto", None, console))          # doctest: +SKIP
+    """
+
+    def __init__(self, settings: ClusterConfig, out: Path | None, console: Console) -> None:
+        self.settings, self.out, self.console = settings, out, console
+
+    @classmethod
+    def of(cls, text: str, out: Path | None, console: Console) -> OnCluster | None:
+        """The collectors that `--cluster` asks for; None if they are 0: this process samples. ConfigError for what they cannot do."""
+        settings = checked(ClusterConfig, overridden({}, cluster_overrides(text)).get("cluster"), "--cluster")
+        for name in ("judges", "resumes"):
+            if value := getattr(settings, name):
+                raise ConfigError(
+                    f"cluster.{name} is {value}, and collectors of an evaluation judge what they sample, and do not resume by themselves; "
+                    f"remove it (the same command with --out continues a broken evaluation)"
+                )
+        return cls(settings, out, console) if settings.collectors else None
+
+    @contextmanager
+    def __call__(self, spec: Spec, sampler: Sampler, items: Sequence[Item]) -> Iterator[Answers]:
+        """Start the collectors; those of one policy are kept for all environments."""
+        from rlvr.scale.actors import Actors
+        from rlvr.scale.collector import Exam, check_place
+        from rlvr.scale.driver import Driver
+        from rlvr.scale.record import Record
+
+        check_place(sampler, spec.name)
+        torch = sys.modules.get("torch")
+        exam = Exam(spec, tuple(items), torch.get_num_threads() if torch else 0)
+        with ExitStack() as stack:
+            actors = Actors(self.settings, {}, exam)
+            stack.callback(actors.close)
+            count = self.settings.collectors
+            self._tell(f"starting {count} collector{'s' if count > 1 else ''} (cluster.address {self.settings.address!r})")
+            driver = stack.enter_context(Driver(actors, self.settings, tell=self._tell, record=Record(self.out, ROWS)))
+            driver.come_up()
+            yield Collected(driver, sampler)
+
+    def _tell(self, line: str) -> None:
+        self.console.print(Text(f"note: {line}"), soft_wrap=True)
+
+
+class Collected:
+    """What collectors sample, call by call. All calls are asked for at once, so that none waits for another environment.
+
+    >>> Collected(driver, sampler).stream([Asked(item, mdp, Sampling(), [draws])])          # doctest: +SKIP
+    """
+
+    def __init__(self, driver: Any, sampler: Sampler) -> None:
+        self.driver, self.sampler = driver, sampler
+
+    def stream(self, asked: Iterable[Asked]) -> Iterator[list[tuple[Draw, Episode]]]:
+        """Each draw with its episode, call by call, when all of it is sampled and judged."""
+        begun = {self.driver.begin(call, one.sampling, whole=True): call for one in asked for call in self.calls(one)}
+        while begun:
+            batch = self.driver.wait(*begun)
+            yield list(zip(begun.pop(batch), batch.result(), strict=True))
+
+    def calls(self, asked: Asked) -> Iterator[Sequence[Draw]]:
+        """What is sampled together: the rounds, or parts of them where the company of an answer does not change it."""
+        from rlvr.scale.units import SINGLE
+
+        for draws in asked.rounds:
+            each = len(draws)
+            if not self.sampler.company:
+                each = math.ceil(len(draws) / self.driver.settings.collectors)
+                each = min(each, 2 * getattr(self.sampler, "concurrency", 0) or SINGLE)
+            yield from (draws[start : start + each] for start in range(0, len(draws), each))
 
 
 def _told(report: Report, *, allow_unscored: bool, json: bool, price: Price | None = None) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,12 +16,12 @@ from rlvr.contracts import Environment, Sampler
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError
 from rlvr.evaluation.plan import Plan
+from rlvr.evaluation.rounds import Answers, Asked, Elsewhere, Here, mdp_for
 from rlvr.evaluation.samples import TIMES, Key, SampleFile, question_of, writing
 from rlvr.evaluation.suite import Item
 from rlvr.mdp.rules import TokenMDP
-from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import Spec
-from rlvr.rollout.rollout import DEADLINE_S, Draw, Rollout
+from rlvr.rollout.rollout import Draw
 from rlvr.runs.progress import Work
 from rlvr.runs.runlog import episode_row, rows_of
 
@@ -60,8 +60,10 @@ class Attempt:
         retry: bool = False,
         price: Price | None = None,
         console: Console | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
-        self.plan, self.file, self.concurrency, self.price = plan, file, concurrency, price
+        """`elsewhere`: who samples, if not this process."""
+        self.plan, self.file, self.concurrency, self.price, self.elsewhere = plan, file, concurrency, price, elsewhere
         self.console = console or Console(quiet=True)
         self.had = {key for key, sample in file.samples.items() if sample.score is not None or not retry}
         scores = [file.samples[key].score for key in self.had]
@@ -88,13 +90,30 @@ class Attempt:
             environments[item.name].ready()
         total = sum(map(len, wanted.values()))
         with Work(self.console, "samples", total, len(self.had), patience_s=TICK_S) as work:
-            for spec, items in groupby(todo, key=lambda item: specs[item.name]):
-                with spec.build() as sampler:
-                    sampler.ready()
+            for spec, group in groupby(todo, key=lambda item: specs[item.name]):
+                items = list(group)
+                with spec.build() as sampler, self._answers(spec, sampler, items) as answers:
                     self.file.outdate()
-                    for item in items:
-                        self._ask(item, environments[item.name], sampler, wanted[item.name], work)
+                    work.prepared()
+                    asked = (self._asked(item, environments[item.name], sampler, wanted[item.name]) for item in items)
+                    for found in answers.stream(asked):
+                        # stored samples were only sampled again to fill the batch
+                        if new := [(draw, episode) for draw, episode in found if key_of(draw) not in self.had]:
+                            for draw, episode in new:
+                                self._keep(episode, draw)
+                            work.advance(self._numbers(), len(new))
+                            self._tick()
         self._tick(last=True)
+
+    @contextmanager
+    def _answers(self, spec: Spec, sampler: Sampler, items: Sequence[Item]) -> Iterator[Answers]:
+        """Who samples. In another process the sampler of this one is never made ready: it need not load its model."""
+        if self.elsewhere is not None:
+            with self.elsewhere(spec, sampler, items) as answers:
+                yield answers
+            return
+        sampler.ready()
+        yield Here(sampler)
 
     def _same_questions(self, wanted: Sequence[Draw]) -> None:
         """Refuse to continue if a task that has samples asks something else now: its figures would mix two questions."""
@@ -106,20 +125,11 @@ class Attempt:
                     f"or choose another --out (--rescore judges old samples against corrected references)"
                 )
 
-    def _ask(self, item: Item, environment: Environment, sampler: Sampler, wanted: Sequence[Draw], work: Work) -> None:
-        tokenizer = tokenizer_from(sampler.tokenizer or "bytes")
-        window = sys.maxsize if sampler.gives_text else item.max_length  # an endpoint has its own tokens and its own window
-        mdp = TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window, max_turn_tokens=item.max_turn_tokens)
+    def _asked(self, item: Item, environment: Environment, sampler: Sampler, wanted: Sequence[Draw]) -> Asked:
+        mdp = mdp_for(item, environment, sampler)
         _some_room(mdp, wanted)
-        sampler.bind(environment, tokenizer)
-        sampling = self.plan.sampling_of(item, tokenizer.stop_ids)
-        with Rollout(mdp, sampler, deadline_s=item.deadline_s or DEADLINE_S, episode_s=item.episode_s) as rollout:
-            for asked in self._rounds(sampler, wanted):
-                for i, episode in rollout.stream(asked, sampling):
-                    if key_of(asked[i]) not in self.had:  # stored samples were only sampled again to fill the batch
-                        self._keep(episode, asked[i])
-                        work.advance(self._numbers())
-                        self._tick()
+        sampling = self.plan.sampling_of(item, mdp.tokenizer.stop_ids)
+        return Asked(item, mdp, sampling, list(self._rounds(sampler, wanted)))
 
     @property
     def seconds(self) -> float:

@@ -27,6 +27,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, suggest
 from rlvr.evaluation.attempt import Attempt, Price, spent
 from rlvr.evaluation.plan import Plan
+from rlvr.evaluation.rounds import Elsewhere
 from rlvr.evaluation.samples import REPORT, SampleFile, digest, write_whole, writing
 from rlvr.evaluation.statistics import Estimate, mean_of
 from rlvr.evaluation.suite import Item, Suite, suite_from
@@ -99,6 +100,7 @@ def evaluate(
     price: Price | None = None,
     out: str | Path | None = None,
     console: Console | None = None,
+    elsewhere: Elsewhere | None = None,
     **asked: float | str | None,
 ) -> Report:
     """Sample a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as an object), and judge it.
@@ -117,11 +119,14 @@ def evaluate(
         price: what the tokens cost, to show the cost while it runs.
         out: the folder to write; an unfinished evaluation of the same call is resumed, and one of fewer tasks or answers grows.
         console: where to show the progress.
+        elsewhere: who samples, if not this process; `rlvr eval --cluster` gives collectors.
         asked: for every environment of the suite: tasks, split, top_p, top_k, system, max_new_tokens, max_turn_tokens, max_length,
             episode_s, deadline_s (see `rlvr.evaluation.suite.Item`).
     """
     _above_zero(n=n, concurrency=concurrency, **{name: asked[name] for name in asked if name != "top_k"})
     selector_known(select)
+    if elsewhere is not None and isinstance(suite, Environment):
+        raise ConfigError(f"this {type(suite).__name__} is an object, and other processes build an environment by its name; give a mapping")
     out, sampler = Path(out) if out else None, sampler or {}
     found, ready = _suite(str(suite) if isinstance(suite, Path) else suite, settings, {**asked, "n": n, "temperature": temperature})
     items = [item.settled() for item in found.items]
@@ -133,7 +138,7 @@ def evaluate(
         plan = planned(found.name, policy, items, labels, seed, sampler)
         plan = (file := stack.enter_context(SampleFile.open(out, plan))).plan
         wanted = {item.name: wanted_of(item, environments[item.name], plan) for item in plan.envs}
-        attempt = Attempt(plan, file, concurrency=concurrency, retry=retry, price=price, console=console)
+        attempt = Attempt(plan, file, concurrency=concurrency, retry=retry, price=price, console=console, elsewhere=elsewhere)
         attempt.run(specs, environments, wanted)
         spent_here = (attempt.seconds, attempt.written)
         return report_on(plan, file, environments, out, select=select, sampled=attempt.samples, spent_here=spent_here)

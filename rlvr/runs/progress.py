@@ -37,6 +37,10 @@ class Work:
             self._bar = Progress(*columns, console=console)
             self._task = self._bar.add_task(title, total=total, completed=done, numbers="")
 
+    def prepared(self) -> None:
+        """From here on the time counts that is left: what took time before was preparation."""
+        self._began, self._first = time.monotonic(), self.done
+
     def advance(self, numbers: Mapping[str, float | str], by: int = 1) -> None:
         """Count `by` finished steps and show the numbers."""
         self.done += by

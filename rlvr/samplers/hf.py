@@ -77,9 +77,12 @@ class HFSampler(Sampler):
         self._precision: str | None = None
         self._longest = 0
         self._given: Any = None
-        if model is not None:
-            place = device_from(device)
-            self.load(model_from(ModelConfig(path=model)).to(place), 0)
+        self._device = device
+
+    def ready(self) -> None:
+        """Load the model that was named, if the trainer has given none."""
+        if self.model is None and self.tokenizer is not None:
+            self.load(model_from(ModelConfig(path=self.tokenizer)).to(device_from(self._device)), 0)
 
     def prepare(self, *, precision: str, max_length: int) -> None:
         """Sample in the precision that the trainer computes in, with memory for sequences of this length."""
@@ -124,6 +127,7 @@ class HFSampler(Sampler):
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """The same for requests that come while others are answered: they take rows as rows become free, later turns first."""
+        self.ready()
         if self.model is None:
             raise SamplerError("the hf sampler has no model yet; give it model: DIR, or load one")
         training, desk, queue = self.model.training, None, list[tuple[int, Request]]()

@@ -161,6 +161,11 @@ class VLLMSampler(Sampler):
         """Set the defaults of `dtype` and `max_model_len` for this run."""
         self._precision, self._longest = precision, max_length
 
+    def ready(self) -> None:
+        """Start the engine for the model that was named, if there is none yet."""
+        if self._engine is None and self._model is not None:
+            self._engine = self._started(self._model)
+
     def figures(self) -> dict[str, float]:
         """How much the log-probabilities of the probe differ between trainer and engine."""
         return {} if self._probe is None else self._probe.figures()
@@ -197,10 +202,9 @@ class VLLMSampler(Sampler):
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """The same for requests that come while others are answered: the engine batches them with those that are running."""
+        self.ready()
         if self._engine is None:
-            if self._model is None:
-                raise SamplerError("the vllm sampler has no model yet: `load` was not called and no folder is given; write vllm:DIR")
-            self._engine = self._started(self._model)
+            raise SamplerError("the vllm sampler has no model yet: `load` was not called and no folder is given; write vllm:DIR")
         if 0 < sampling.temperature < COLDEST:
             raise ConfigError(f"temperature is {sampling.temperature}; vLLM samples at 0 (greedy) or at {COLDEST} and above")
         yield from self._engine.serve(feed, sampling)

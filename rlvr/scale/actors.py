@@ -22,7 +22,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 from rlvr.scale.judgehosts import JudgeHosts, asking
-from rlvr.scale.machines import check_room, end, end_at_once, end_in_order, here, no_place, pids_of
+from rlvr.scale.machines import check_room, end, end_at_once, end_in_order, here, no_place, pids_of, work_in
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.record import ending, last_lines, last_said, log_of
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
@@ -48,12 +48,10 @@ class _Actor:
         self.collector: Any = None
         self.log = ""
 
-    def begin(self, config: dict[str, Any], facts: Any) -> dict[str, Any]:
-        """Build the collector; returns where it is."""
-        from rlvr.config.config import check
-        from rlvr.scale.collector import Collector
-
-        self.collector = Collector(check(config, "the run"), facts)
+    def begin(self, config: dict[str, Any], facts: Any, folder: str) -> dict[str, Any]:
+        """Build the collector, in the driver's working folder; returns where it is."""
+        work_in(folder)
+        self.collector = facts.collector(config)
         context = importlib.import_module("ray").get_runtime_context()
         self.log = log_of()
         return here() | {"node": context.get_node_id(), "log": self.log}
@@ -90,12 +88,12 @@ class Actors:
     """
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Any) -> None:
-        self.settings, self.began, self.pulse_s = settings, (dict(config), facts), settings.pulse_s / MISSED
+        self.settings, self.began, self.pulse_s = settings, (dict(config), facts, os.getcwd()), settings.pulse_s / MISSED
         self._actors = dict[str, Any]()
         self._places = dict[str, dict[str, Any]]()
         self.judges: JudgeHosts | None = None
-        self._started, self._namings = False, 0
-        """Whether any collector ever was, and how often judge hosts were named."""
+        self._started, self._sampled, self._namings = False, False, 0
+        """Whether any collector ever was, whether any has sampled a unit, and how often judge hosts were named."""
         self.ray, self._ours = ray_of(settings)
         try:
             check_room(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
@@ -196,7 +194,7 @@ class Actors:
             value = self.ray.get(call, timeout=FETCH_S)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
-            hopeless = isinstance(meant, Started) and isinstance(cause, RlvrError) and not self._started
+            hopeless = self._hopeless(meant, cause)
             return Lost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", hopeless=hopeless)
         except Exception as error:  # its process or its machine is gone, or what it made, or that cannot be read
             return Lost(worker, self._why(worker, error), blame=self._alive(worker))
@@ -205,10 +203,17 @@ class Actors:
             self._tell_judges(worker)
             self._pulses[worker] = (None, time.monotonic())
         elif isinstance(meant, Ended):
+            self._sampled = True
             return Ended(meant.order, *value)
         else:
             self._has[worker] = meant.order.version
         return meant
+
+    def _hopeless(self, meant: Started | Loaded | Ended, cause: Exception) -> bool:
+        """Whether every collector would fail like this: none has done yet what this one could not, for a reason that we know."""
+        if isinstance(meant, Ended):
+            return isinstance(cause, ConfigError) and not self._sampled
+        return isinstance(meant, Started) and isinstance(cause, RlvrError) and not self._started
 
     def _listen(self, now: float) -> list[Event]:
         """Ask for pulses, and find the collectors that do not give any."""
@@ -293,6 +298,7 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
         return present, False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray sends them to its makers
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", SAID_ELSEWHERE)
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # else Ray prints tracebacks of calls whose collector was given up
     local = settings.address == "local"
     if local:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # else whoever reaches its ports can run code
@@ -318,4 +324,12 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
             "start one with `ray start --head`, or set cluster.address to local"
         ) from error
     end_in_order(before)
+    _off_stdout()
     return ray, True
+
+
+def _off_stdout() -> None:
+    """Ray prints on standard output what happens to its processes, which is for results; those lines go to standard error."""
+    worker: Any = sys.modules.get("ray._private.worker")
+    if (printed := getattr(worker, "print_worker_logs", None)) is not None:
+        worker.print_worker_logs = lambda data, _, *rest, **how: printed(data, sys.stderr, *rest, **how)

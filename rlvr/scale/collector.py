@@ -5,18 +5,20 @@ torch is imported where weights are: a collector whose sampler takes none starts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from rlvr.config.config import RunConfig
+from rlvr.config.config import RunConfig, check
 from rlvr.contracts import Completion, Environment, Feed, Sampler, Sampling, Tokenizer
-from rlvr.errors import RlvrError, SamplerError
+from rlvr.errors import ConfigError, RlvrError, SamplerError
+from rlvr.evaluation.rounds import mdp_for, rollout_for
+from rlvr.evaluation.suite import Item
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
-from rlvr.plugins.registry import from_config
+from rlvr.plugins.registry import Spec, from_config
 from rlvr.rollout.columns import to_columns
 from rlvr.rollout.rollout import Rollout
 from rlvr.scale.judges import Desk, JudgedElsewhere
@@ -38,6 +40,30 @@ class Facts:
     weights: bool = True
     """Whether the sampler takes weights at all."""
 
+    def collector(self, config: Mapping[str, Any]) -> Collector:
+        """A collector of the run that has this configuration."""
+        return Collector(check(config, "the run"), self)
+
+
+@dataclass(frozen=True, slots=True)
+class Exam:
+    """What a collector of an evaluation samples.
+
+    >>> Exam(Spec("sampler", "scripted", {"answer": "gold"}), (Item(env={"name": "arithmetic"}),)).threads
+    0
+    """
+
+    sampler: Spec
+    """The policy."""
+    items: tuple[Item, ...]
+    """The environments that it is asked in."""
+    threads: int = 0
+    """How many torch computes with; 0: the policy needs no torch."""
+
+    def collector(self, _: Mapping[str, Any]) -> Collector:
+        """A collector of this evaluation."""
+        return Examiner(self)
+
 
 class Cancelled(RlvrError):
     """The driver needs a unit no more."""
@@ -50,12 +76,8 @@ class Collector:
     """
 
     def __init__(self, config: RunConfig, facts: Facts) -> None:
-        self._open = ExitStack()
-        self.facts, self.version = facts, -1
-        self._order: Hashable = None
-        self._stopped: Hashable = None
-        """What it samples, and what it was told to stop with last. Each is written by one thread; a late word harms nothing."""
-        self._set_threads()
+        self._begin(facts.threads if facts.weights else 0)
+        self.facts = facts
         asked = config.rollout
         tokenizer = tokenizer_from(config.tokenizer_name)
         environment: Environment = self._open.enter_context(from_config("env", config.env))
@@ -73,6 +95,14 @@ class Collector:
         limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s, "overlong": asked.overlong}
         rollout = Rollout(mdp, _Stoppable(self.sampler, self._unneeded), workers=asked.verify_workers, lockstep=facts.lockstep, **limits)
         self.rollout = self._open.enter_context(rollout)
+
+    def _begin(self, threads: int) -> None:
+        self._open = ExitStack()
+        self.threads, self.version, self.model = threads, -1, None
+        self._order: Hashable = None
+        self._stopped: Hashable = None
+        """What it samples, and what it was told to stop with last. Each is written by one thread; a late word harms nothing."""
+        self._set_threads()
 
     def load(self, version: int, parcels: Iterable[Parcel]) -> None:
         """Take these weights; RlvrError if they are not those that were sent."""
@@ -93,8 +123,13 @@ class Collector:
             raise SamplerError(f"asked for answers of version {version} of the weights, but this collector has version {self.version}")
         self._set_threads()
         self._order = order
-        found = self.rollout.collect(unit, sampling, version=label)
-        return to_columns([found]).to_bytes(), self.rollout.timing.verifying
+        rollout = self._rollout(unit)
+        found = rollout.collect(unit, sampling, version=label)
+        return to_columns([found]).to_bytes(), rollout.timing.verifying
+
+    def _rollout(self, unit: Unit) -> Rollout:
+        """What samples this unit."""
+        return self.rollout
 
     def _beat(self) -> None:
         """A verdict is waited for that a judge host has, or that waits for one: the deadline is the host's."""
@@ -102,10 +137,10 @@ class Collector:
 
     def _set_threads(self) -> None:
         """As many as the driver has, since the last bits depend on it; a setting of each thread."""
-        if self.facts.weights:
+        if self.threads:
             import torch
 
-            torch.set_num_threads(self.facts.threads)
+            torch.set_num_threads(self.threads)
 
     def cancel(self, order: Hashable) -> None:
         """Stop with this call, from another thread. If another one is under way by now, that goes on."""
@@ -119,6 +154,44 @@ class Collector:
         self._open.close()
 
 
+class Examiner(Collector):
+    """A collector of an evaluation. Its sampler has a policy of its own, and one environment after the other.
+
+    >>> Examiner(exam).collect(0, unit, Sampling(), 0)                                      # doctest: +SKIP
+    """
+
+    def __init__(self, exam: Exam) -> None:
+        self._begin(exam.threads)
+        self.desk = Desk(0.0)
+        self.items = {item.name: item for item in exam.items}
+        self.environments = dict[str, Environment]()
+        for item in exam.items:
+            self.environments[item.name] = self._open.enter_context(from_config("env", item.env))
+            self.environments[item.name].ready()
+        self.sampler = self._open.enter_context(exam.sampler.build())
+        self.sampler.ready()
+        self._name, self._one = "", self._open.enter_context(ExitStack())
+        """Which environment the rollout belongs to, and what ends with it."""
+
+    def _rollout(self, unit: Unit) -> Rollout:
+        name = str(unit[0].meta["env"])
+        if name != self._name:
+            self._one.close()
+            mdp = mdp_for(self.items[name], self.environments[name], self.sampler)
+            self.rollout = self._one.enter_context(rollout_for(self.items[name], mdp, _Stoppable(self.sampler, self._unneeded)))
+            self._name = name
+        return self.rollout
+
+
+def check_place(sampler: Sampler, name: str) -> None:
+    """ConfigError for a sampler that cannot be in a collector yet."""
+    if type(sampler).receive is not Sampler.receive and not sampler.holds_trainer_up:
+        raise ConfigError(
+            f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one that runs in their process, "
+            "such as hf, or vllm with placement: colocated"
+        )
+
+
 class _Stoppable(Sampler):
     """A sampler that can be stopped between two tokens of a unit."""
 
@@ -126,6 +199,9 @@ class _Stoppable(Sampler):
         self.inner, self.unneeded = inner, unneeded
         for name in ("company", "gives_text", "tokenizer"):
             setattr(self, name, getattr(inner, name))
+
+    def bind(self, environment: Environment, tokenizer: Tokenizer) -> None:
+        self.inner.bind(environment, tokenizer)
 
     def stream(self, requests: Any, sampling: Sampling) -> Iterator[tuple[int, Completion]]:
         yield from self._watched(self.inner.stream(requests, sampling))

@@ -109,15 +109,16 @@ class Driver:
         self.transport.hold(self._version, parcel)  # by this thread: afterwards the trainer may change them
         self._soon(partial(self._made, self._version))
 
-    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Batch:
+    def begin(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0, whole: bool = False) -> Batch:
         """Ask for one episode a draw, by the weights that were sent last, after all that was asked before. It does not wait.
 
-        `version` is what the episodes name. Somebody must wait for some batch, or nothing goes on.
+        `version` is what the episodes name; `whole`: all draws in one call. Somebody must wait for some batch, or nothing goes on.
         """
         if self._version < 0:
             self.load()
         self._calls += 1
-        units = {f"{self._calls}:{place}": unit for place, unit in enumerate(units_of(draws, self.settings.groups_per_call))}
+        cut = [list(draws)] if whole else units_of(draws, self.settings.groups_per_call)
+        units = {f"{self._calls}:{place}": unit for place, unit in enumerate(cut)}
         batch = Batch(self, units, sampling, version, self._version)
         self._soon(partial(self._ask, batch))
         if chosen := twice(units, self.settings.audit):
@@ -129,18 +130,26 @@ class Driver:
         """One episode a draw, in order; `version` is what the episodes name. SamplerError if no collector is left."""
         return self.begin(draws, sampling, version=version).result()
 
-    def wait(self, batch: Batch) -> None:
-        """Wait until a batch is complete; all others go on meanwhile."""
-        while not batch.done.is_set():
+    def come_up(self) -> None:
+        """Wait until a collector is there. RlvrError if none can start."""
+        with self._turn:
+            while not self.pool.workers:
+                self._catch_up()
+                self._look()
+
+    def wait(self, *batches: Batch) -> Batch:
+        """Wait until one of these batches is complete, and return it; all others go on meanwhile."""
+        while (found := next((batch for batch in batches if batch.done.is_set()), None)) is None:
             if not self._turn.acquire(blocking=False):  # another thread talks to the collectors
-                batch.done.wait(POLL_S)
+                batches[0].done.wait(POLL_S)
                 continue
             try:
-                while not batch.done.is_set():
+                while not any(batch.done.is_set() for batch in batches):
                     self._catch_up()
                     self._look()
             finally:
                 self._turn.release()
+        return found
 
     def compare(self, batch: Batch, audit: Batch) -> None:
         """Count and record where two collectors did not sample the same."""
@@ -233,7 +242,7 @@ class Driver:
         if not self.pool.workers and not self._starting:
             raise CollectorsLost(
                 f"no collector is left: each was started {self.settings.restarts + 1} times; the last one was lost: {self._last}; "
-                "correct the cause, then continue with --resume"
+                "correct the cause, then continue with --resume (an evaluation: with the same command)"
             )
 
     def _happened(self, event: Event) -> None:
@@ -283,11 +292,12 @@ class Driver:
         slot = int(worker[1:].split(".")[0])
         left = 0 if hopeless else self.settings.restarts + 1 - self._starts[slot]
         about = self.transport.about(worker)
-        self.record.add("lost", collector=worker, why=why, unit=self._has.pop(worker), again=left > 0, **about)
+        unit = self._has.pop(worker)
+        self.record.add("lost", collector=worker, why=why, unit=unit, again=left > 0, **about)
         self.transport.stop(worker)
         self.figures.turns(worker, None)
         if hopeless:
-            raise RlvrError(f"collector {worker} cannot start: {why}")
+            raise RlvrError(f"collector {worker} cannot {'start' if unit is None else 'sample'}: {why}")
         self.figures.count("lost")
         self.lost += 1
         self._last = why

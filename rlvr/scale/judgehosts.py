@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.scale.judges import Ask, HostLost, NeverBegun
-from rlvr.scale.machines import end, here
+from rlvr.scale.machines import end, here, work_in
 from rlvr.scale.record import ending
 from rlvr.task import Task, Verdict
 
@@ -25,11 +26,12 @@ class HostActor:
     def __init__(self) -> None:
         self.host: Any = None
 
-    async def begin(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Build environment and verifier; returns where it is."""
+    async def begin(self, config: dict[str, Any], folder: str) -> dict[str, Any]:
+        """Build environment and verifier, in the driver's working folder; returns where it is."""
         from rlvr.config.config import check
         from rlvr.scale.judges import JudgeHost
 
+        work_in(folder)
         self.host = await asyncio.to_thread(lambda: JudgeHost(check(config, "the run")))
         return here()
 
@@ -160,7 +162,7 @@ class JudgeHosts:
     def _start(self, slot: _Slot) -> None:
         slot.starts += 1
         slot.actor = self._kind.options(num_cpus=self.settings.judge_cpus, num_gpus=0, scheduling_strategy="SPREAD").remote()
-        slot.begin, slot.since = slot.actor.begin.remote(self.config), time.monotonic()
+        slot.begin, slot.since = slot.actor.begin.remote(self.config, os.getcwd()), time.monotonic()
 
     def _end(self, slot: _Slot) -> None:
         actor, place = slot.actor, slot.place

@@ -126,6 +126,12 @@ def born(pid: int) -> str:
         return ""
 
 
+def work_in(folder: str) -> None:
+    """Work in the driver's folder, if this machine has one of that name: there relative paths mean what they mean to the driver."""
+    with suppress(OSError):
+        os.chdir(folder)
+
+
 def here() -> dict[str, Any]:
     """Where this process runs, for whoever has to end it.
 

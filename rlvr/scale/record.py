@@ -25,8 +25,9 @@ class Record:
     >>> Record(Path("runs/a")).add("lost", collector="c0.0", why="killed", words=["Killed"])            # doctest: +SKIP
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, mark: str = "config.yaml") -> None:
+        """`mark`: the file that has something in it once the run has begun."""
+        self.folder, self.mark = folder, mark
         self._kept = list[Mapping[str, Any]]()
 
     def add(self, event: str, **facts: Any) -> None:
@@ -36,9 +37,11 @@ class Record:
 
     def write(self) -> None:
         """Write what is kept, if the run has begun. A folder that cannot be written to does not end the run: its other logs do that."""
-        if self.folder is None or not self._kept or not (self.folder / "config.yaml").is_file():
+        if self.folder is None or not self._kept:
             return
         try:
+            if not (self.folder / self.mark).stat().st_size:
+                return
             with (self.folder / NAME).open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in self._kept)
         except OSError:

@@ -19,7 +19,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Request, Sampler, Sampling, Weights
 from rlvr.episode import Episode
-from rlvr.errors import CollectorsLost, ConfigError, SamplerError
+from rlvr.errors import CollectorsLost, SamplerError
 from rlvr.learn import train as loop
 from rlvr.learn.crew import Crew, assemble
 from rlvr.learn.processes import by_main
@@ -27,6 +27,7 @@ from rlvr.model.device import trained_in
 from rlvr.rollout.draws import Draw
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.timing import Timing
+from rlvr.scale.collector import check_place
 from rlvr.scale.driver import NOTHING, Batch, Driver
 from rlvr.scale.record import Record
 from rlvr.scale.units import units_of
@@ -111,12 +112,7 @@ def tell(line: str) -> None:
 
 def check(crew: Crew) -> None:
     """Refuse what cannot be sampled by collectors yet."""
-    name = crew.config.rollout.sampler["name"]
-    if type(crew.sampler).receive is not Sampler.receive and not crew.sampler.holds_trainer_up:
-        raise ConfigError(
-            f"cluster is set, but the sampler {name!r} has processes of its own; collectors need one that runs in their process, "
-            "such as hf, or vllm with placement: colocated"
-        )
+    check_place(crew.sampler, crew.config.rollout.sampler["name"])
 
 
 class InUnits:

@@ -373,8 +373,10 @@ def test_a_model_from_a_folder_is_sampled_from_on_the_device(monkeypatch: pytest
     monkeypatch.setattr("rlvr.samplers.hf.device_from", elsewhere)
     found: list[torch.device] = []
     monkeypatch.setattr(HFSampler, "load", lambda self, model, version: found.append(model.device))
-    HFSampler(model=saved(tmp_path))
-    HFSampler(model=str(tmp_path), device="cpu")
+    samplers = HFSampler(model=saved(tmp_path)), HFSampler(model=str(tmp_path), device="cpu")
+    assert not asked  # who only asks it for its rules needs no room for its model
+    for sampler in samplers:
+        sampler.ready()
     assert found == 2 * [torch.device("meta")] and asked == [None, "cpu"]
     monkeypatch.undo()
     assert len(HFSampler(model=str(tmp_path), device="cpu").sample(requests(2), Sampling(stop_ids=STOPS))) == 2

@@ -20,7 +20,7 @@ from rlvr.errors import ConfigError, RlvrError
 from rlvr.rollout.draws import Draw
 from rlvr.scale.actors import Actors
 from rlvr.scale.collector import Facts
-from rlvr.scale.machines import born, check_room, end, here, pids_of
+from rlvr.scale.machines import born, check_room, end, here, pids_of, work_in
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.record import last_lines, log_of
 from rlvr.scale.transport import Ended, Loaded, Lost, Started
@@ -360,6 +360,48 @@ def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
     )
     ray.last("begin").ends(RayError(said.replace("\\n", "\n")))
     assert transport.poll(0) == [Lost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
+
+
+def test_rays_own_words_stay_off_standard_output(ray: Ray, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RAY_IGNORE_UNHANDLED_ERRORS", raising=False)
+    worker = SimpleNamespace(print_worker_logs=lambda data, sink, ignore_prefix: print(data["lines"], file=sink))
+    monkeypatch.setitem(sys.modules, "ray._private.worker", worker)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for name in ("init", "shutdown"):
+        monkeypatch.setattr(ray, name, lambda **how: None, raising=False)
+    Actors(ClusterConfig(address="auto"), {}, Facts("float32", False, 1)).close()
+    worker.print_worker_logs({"lines": ["out of memory"]}, sys.stdout, ignore_prefix=False)
+    assert capsys.readouterr() == ("", "['out of memory']\n") and os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] == "1"
+
+
+def test_collectors_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's processes begin where `ray start` was typed; a relative path in a recipe means another file there."""
+    monkeypatch.chdir(tmp_path)
+    transport = Actors(ClusterConfig(judges=1), {}, Facts("float32", False, 1))
+    transport.start("c0.0")
+    assert [call.given[-1] for call in ray.calls if call.name == "begin"] == [str(tmp_path)] * 2
+    monkeypatch.chdir("/")
+    work_in(str(tmp_path / "not here"))
+    assert os.getcwd() == "/"
+    work_in(str(tmp_path))
+    assert os.getcwd() == str(tmp_path)
+
+
+def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> None:
+    transport = Actors(ClusterConfig(), {}, Facts("float32", False, 1))
+    for name, error, hopeless in (("load", ConfigError("x"), False), ("collect", ConfigError("x"), True), ("collect", OSError("x"), False)):
+        transport.start("c0.0")
+        ray.last("begin").ends(PLACE)
+        transport.poll(0)
+        if name == "load":
+            transport.hold(0, Parcel(()))
+            transport.load(Load("c0.0", 0, 1))
+        else:
+            transport.sample(Assign("c0.0", "0:0", 0, 1), [], Sampling(), 0)
+        ray.last(name).ends(RayTaskError(error))
+        [event] = transport.poll(0)
+        assert isinstance(event, Lost) and event.hopeless == hopeless, (name, event)
+        transport.stop("c0.0")
 
 
 def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:

@@ -18,11 +18,13 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from rlvr.commands.cli import run
 from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Sampling
 from rlvr.episode import End, Episode
 from rlvr.errors import ConfigError, RlvrError
+from rlvr.plugins.registry import Spec
 from rlvr.rollout.columns import Columns, from_columns
 from rlvr.rollout.draws import Draw, seed_of
 from rlvr.runs.runlog import rows_of
@@ -184,7 +186,7 @@ def crashes(transport: Harmed) -> bool:
 
 
 def test_the_last_words_of_a_collector_are_in_the_record(nodes: Nodes, expected: list[list[Episode]], tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "config.yaml").write_text("seed: 0")
     found, transport, told = sampled(run_of(seconds=0.1), crashes, record=Record(tmp_path))
     assert found == expected and len(told) == 1
     [row] = rows_of(tmp_path / "collectors.jsonl")
@@ -210,6 +212,30 @@ def test_a_unit_that_always_kills_its_collector_is_left_out_with_a_reason(
     assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA
     assert verdict.reason.startswith("no collector could sample it: ActorDiedError (process ")
     assert any(f"{MEMBERS} answers from group 1:{BAD} on are left out: ActorDiedError" in line for line in told)
+
+
+def test_an_evaluation_whose_collector_is_killed_is_that_of_one_process(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the command; its policy is one that takes its time."""
+    suite, two = tmp_path / "suite.yaml", tmp_path / "two.yaml"
+    suite.write_text("- {name: a, env: {name: tests/fixtures/worlds.py:Sums}, tasks: 16, n: 4}\n- {env: arithmetic, tasks: 40}", "utf-8")
+    two.write_text("cluster: {collectors: 2}", "utf-8")
+
+    class Killed(Harmed):
+        plan = staticmethod(middle)
+
+    monkeypatch.setattr(actors, "Actors", Killed)
+    monkeypatch.setattr("rlvr.evaluation.evaluate.policy_spec", lambda *_: Spec("sampler", SAMPLER, {"seconds": 0.02}))
+    for folder, more in (("here", []), ("there", ["--cluster", str(two)])):
+        assert run(["eval", str(suite), "--policy", "scripted:random", "--out", str(tmp_path / folder), "--json", *more]) == 0
+    here, there = (
+        ((tmp_path / name / "report.json").read_bytes(), sorted((tmp_path / name / "episodes.jsonl").read_text("utf-8").splitlines()))
+        for name in ("here", "there")
+    )
+    assert here == there and "is lost: ActorDiedError (process" in capfd.readouterr().err
+    [row] = rows_of(tmp_path / "there" / "collectors.jsonl")
+    assert row["unit"].startswith("test:") and row["again"]
 
 
 # ---- frozen, slow, deaf -------------------------------------------------------------------------------------------------

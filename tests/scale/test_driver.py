@@ -164,7 +164,7 @@ def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> Non
 
 
 def test_each_loss_and_each_call_given_up_is_a_row_with_the_last_words(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("")
+    (tmp_path / "config.yaml").write_text("seed: 0")
     with driven(Pretended(bad={"1:2"}), [], record=Record(tmp_path)) as driver:
         driver.collect(draws(), Sampling())
         figures = driver.figures.of_step()
@@ -223,7 +223,7 @@ class Wrong(Pretended):
 
 
 def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answers(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").touch()
+    (tmp_path / "config.yaml").write_text("seed: 0")
     record, told = Record(tmp_path), list[str]()
     settings = ClusterConfig(collectors=3, audit=1.0)
     with Driver(Wrong(), settings, tell=told.append, record=record) as driver:

@@ -73,7 +73,7 @@ def test_the_record_waits_for_its_run_and_then_only_grows(tmp_path: Path) -> Non
     record.add("lost", collector="c0.0", words=["cut \ud800"])
     assert not folder.exists()
     folder.mkdir()
-    (folder / "config.yaml").write_text("")
+    (folder / "config.yaml").write_text("seed: 0")
     record.add("lost", collector="c1.0")
     Record(folder).add("resumed", times=1)
     rows = [json.loads(line) for line in (folder / NAME).read_text("utf-8").splitlines()]

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from rlvr.config.cluster import ClusterConfig
-from rlvr.config.config import check
 from rlvr.contracts import Sampler, Sampling
 from rlvr.errors import ConfigError, MissingExtra, SamplerError
 from rlvr.learn.train import train as train_here
@@ -23,7 +22,7 @@ from rlvr.rollout.draws import Draw, seed_of
 from rlvr.runs.runlog import rows_of
 from rlvr.samplers.hf import HFSampler
 from rlvr.scale import actors
-from rlvr.scale.collector import Cancelled, Collector, Facts
+from rlvr.scale.collector import Cancelled, Collector, Exam, Facts
 from rlvr.scale.orders import Assign, Load
 from rlvr.scale.training import Sending, train
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started
@@ -46,13 +45,13 @@ class InThisProcess:
     early = 0
     """How many units were begun while some of an earlier step were still being sampled."""
 
-    def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Facts) -> None:
-        self.config, self.facts = check(config, "the run"), facts
+    def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: Facts | Exam) -> None:
+        self.config, self.facts = config, facts
         self.collectors, self.weights, self.work = dict[str, Collector](), Chain(), list[Any]()
         self.steps = dict[Any, int]()
 
     def start(self, worker: str) -> None:
-        self.collectors[worker] = Collector(self.config, self.facts)
+        self.collectors[worker] = self.facts.collector(self.config)
         self.work.append(Started(worker))
 
     def stop(self, worker: str) -> None:
@@ -75,7 +74,7 @@ class InThisProcess:
         return sum(parcel.size for parcel in parcels)
 
     def sample(self, order: Assign, unit: Unit, sampling: Sampling, label: int) -> None:
-        if unit[0].meta["split"] == "train":
+        if unit[0].meta.get("split") == "train":
             self.steps[order.group] = int(unit[0].group.split(":")[0])
             before = [self.steps.get(event.order.group, 99) for event in self.work if isinstance(event, Ended)]
             InThisProcess.early += any(step < self.steps[order.group] for step in before)

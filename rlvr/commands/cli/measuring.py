@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlvr.commands.cli.app import Json, Settings, app
+from rlvr.commands.cli.app import CLUSTER, Json, Settings, app
 from rlvr.errors import ConfigError
 
 Whole = int | None
@@ -63,6 +63,7 @@ def eval_(
     rescore: Annotated[Path | None, typer.Option(metavar="RUN", help="Judge a run's samples again; nothing is sampled.")] = None,
     settings: Settings = None,
     sampler: SamplerSettings = None,
+    cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER}")] = "",
     json: Json = False,
 ) -> int:
     """Measure a policy on a suite; exit code 1 if much is unscored."""
@@ -74,7 +75,7 @@ def eval_(
     sampling: dict[str, Any] = {name: given[name] for name in (*names, "episode_s", "deadline_s", "concurrency")}
     shown = {"allow_unscored": allow_unscored, "json": json}
     if rescore is not None and not suite and not policy:
-        sampling |= {"seed": seed or None, "price": price or None, "sampler": sampler or None}
+        sampling |= {"seed": seed or None, "price": price or None, "sampler": sampler or None, "cluster": cluster or None}
         return evaluating.rescore_run(rescore, pairs=settings or [], sampling=sampling, out=out, select=select, **shown)
     if suite and not policy and rescore is None:
         raise ConfigError(
@@ -83,4 +84,4 @@ def eval_(
     if not suite or rescore is not None:
         raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")
     how = {**sampling, "seed": seed, "select": select, "retry": retry, "sampler": settings_from(sampler or [], "--sampler")}
-    return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, **shown)
+    return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, how=how, cluster=cluster, **shown)
