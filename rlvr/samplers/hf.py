@@ -127,7 +127,8 @@ class HFSampler(Sampler):
 
     def serve(self, feed: Feed, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
         """The same for requests that come while others are answered: they take rows as rows become free, later turns first."""
-        self.ready()
+        if self.model is None:
+            self.ready()
         if self.model is None:
             raise SamplerError("the hf sampler has no model yet; give it model: DIR, or load one")
         training, desk, queue = self.model.training, None, list[tuple[int, Request]]()
