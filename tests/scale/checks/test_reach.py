@@ -20,7 +20,7 @@ CLOSED = closed_port().removeprefix("http://")
 NOBODY = ["nowhere.invalid:1", "1.2.3.4.5:99", CLOSED, CLOSED.replace("127.0.0.1", "localhost")]
 
 
-@pytest.mark.parametrize("address", NOBODY)
+@pytest.mark.parametrize("address", NOBODY, ids=["no name", "no address", "no listener", "no listener by name"])
 def test_where_nobody_listens_a_run_and_the_doctor_say_so_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**how: object) -> None:
         raise AssertionError("Ray must not be asked: it asks for minutes")
