@@ -86,7 +86,7 @@ class OnCluster:
     @classmethod
     def of(cls, text: str, out: Path | None, console: Console) -> OnCluster | None:
         """The collectors that `--cluster` asks for; None if they are 0: this process samples. ConfigError for what they cannot do."""
-        settings = checked(ClusterConfig, overridden({}, cluster_overrides(text)).get("cluster"), "--cluster")
+        settings = checked(ClusterConfig, overridden({}, cluster_overrides(text)).get("cluster", {}), "--cluster")
         for name in ("judges", "resumes"):
             if value := getattr(settings, name):
                 raise ConfigError(

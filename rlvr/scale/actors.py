@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import math
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence, Set
@@ -21,6 +20,7 @@ from typing import Any
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampling
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
+from rlvr.scale.checks.reach import check_listens, no_cluster
 from rlvr.scale.judgehosts import JudgeHosts, asking
 from rlvr.scale.machines import check_room, end, end_at_once, end_in_order, here, no_place, pids_of, work_in
 from rlvr.scale.orders import Assign, Load
@@ -31,8 +31,6 @@ from rlvr.scale.weights.parcels import Chain, Parcel
 
 MISSED = 3
 """How many pulses a collector may miss: in `cluster.pulse_s` it is asked for so many."""
-REACH_S = 10.0
-"""How long a cluster may take to answer at its address."""
 FETCH_S = 60.0
 """How long to wait for what a collector says is there."""
 SAID_ELSEWHERE = "A worker died or was killed while executing a task"
@@ -310,19 +308,14 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
     if local:
         asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus
         mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
+    check_listens(settings.address)
     before = getsignal(SIGTERM)
     try:
-        if ":" in settings.address:  # Ray tries for minutes
-            host, _, port = settings.address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
         ray.init(address=settings.address, log_to_driver=False, logging_level="error", configure_logging=False, **mine)
     except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         if local:
             raise ConfigError(f"Ray could not start a cluster on this machine: {' '.join(str(error).split())[:300]}") from error
-        raise ConfigError(
-            f"no Ray cluster answers at cluster.address {settings.address!r}: {' '.join(str(error).split())[:200]}; "
-            "start one with `ray start --head`, or set cluster.address to local"
-        ) from error
+        raise no_cluster(settings.address, str(error)) from error
     end_in_order(before)
     _off_stdout()
     return ray, True

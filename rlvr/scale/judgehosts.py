@@ -19,6 +19,9 @@ from rlvr.scale.machines import end, here, work_in
 from rlvr.scale.record import ending
 from rlvr.task import Task, Verdict
 
+QUESTIONS = 100_000
+"""How many calls a host takes at once. By default Ray lets a pulse wait behind a thousand answers that wait for a thread."""
+
 
 class HostActor:
     """What runs in the process of a judge host. Its verdicts run in threads of their own, so that pulses are answered."""
@@ -161,7 +164,8 @@ class JudgeHosts:
 
     def _start(self, slot: _Slot) -> None:
         slot.starts += 1
-        slot.actor = self._kind.options(num_cpus=self.settings.judge_cpus, num_gpus=0, scheduling_strategy="SPREAD").remote()
+        asked = {"num_cpus": self.settings.judge_cpus, "num_gpus": 0, "scheduling_strategy": "SPREAD", "max_concurrency": QUESTIONS}
+        slot.actor = self._kind.options(**asked).remote()
         slot.begin, slot.since = slot.actor.begin.remote(self.config, os.getcwd()), time.monotonic()
 
     def _end(self, slot: _Slot) -> None:

@@ -108,7 +108,7 @@ class JudgeHost:
         """
         now = monotonic()
         if self._inside:
-            self._kept = now + WANTED_S
+            self._reserved, self._kept = False, now + WANTED_S
             raise Busy("others are judged here; come again")
         if self._reserved and now < self._kept:
             raise Busy("another answer is about to be judged alone here; come again")

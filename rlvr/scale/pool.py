@@ -212,9 +212,9 @@ class Pool:
         for name, worker in self._workers.items():
             for order in worker.holds:
                 if now - self._since.setdefault(order, now) > self.group_s:
-                    over[name] = f"group {order.group} did not end in {self.group_s:g} s"
+                    over[name] = f"group {order.group} did not end in {self.group_s:g} s (cluster.group_s)"
             if worker.loading is not None and now - self._since.setdefault(worker.loading, now) > self.load_s:
-                over[name] = f"version {worker.loading.version} was not loaded in {self.load_s:g} s"
+                over[name] = f"version {worker.loading.version} was not loaded in {self.load_s:g} s (cluster.start_s)"
         said: list[Order] = []
         for name in over:
             self._workers[name].closed = True  # none of them gets what another one loses
@@ -269,7 +269,7 @@ class Pool:
         for queues in (self._suspects, self._waiting):
             if (queue := queues.get(version)) and not (queues is self._suspects and worker.holds):
                 earliest, other = self._elsewhere(worker)
-                if earliest < queue[0][0]:
+                if earliest < min(known[0][0] for each in (self._suspects, self._waiting) if (known := each.get(version))):
                     self._aim(worker, other)
                     return False
                 self._assign(worker, self._work[heapq.heappop(queue)[1]])
@@ -284,7 +284,7 @@ class Pool:
     def _turn(self, worker: _Worker) -> bool:
         """A worker without work loads what is to be done next, or copies one of the last groups, or prepares for what will be asked."""
         if worker.holds:
-            return False
+            return self._begin(worker)
         self._aim(worker, None)  # if it was kept free for a version, something else may come first now
         if self._begin(worker):
             return True

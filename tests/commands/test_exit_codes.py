@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlvr.commands.cli import app, run
+from rlvr.commands.cli.failures import explain
 
 Said = pytest.CaptureFixture[str]
 BROKEN = """
@@ -116,3 +117,9 @@ def test_exit_codes(typed: str, code: int, desk: Path, monkeypatch: pytest.Monke
 def test_every_command_stands_in_the_table_of_exit_codes() -> None:
     typed = {line.split()[0] for line, _ in EXIT_CODES if line}
     assert {command.name or command.callback.__name__ for command in app.registered_commands if command.callback} <= typed
+
+
+@pytest.mark.parametrize(("raised", "code"), [(143, 143), (0, 0), (1, 0), (None, 0)])
+def test_a_command_that_a_signal_ended_in_order_has_its_exit_code(raised: int | None, code: int) -> None:
+    """143 is SIGTERM; 1 is what Typer gives when the reader of a pipe has closed it."""
+    assert explain(SystemExit(raised)) == code

@@ -64,6 +64,15 @@ def without_score(choice: Choice) -> None:
     choice["logprobs"]["content"][0] = {"token": "a"}
 
 
+def scored(value: Any) -> Callable[[Choice], None]:
+    return lambda choice: choice["logprobs"]["content"][0].update(logprob=value)
+
+
+def longer(choice: Choice) -> None:
+    choice["token_ids"] *= 100
+    choice["logprobs"]["content"] *= 100
+
+
 def without_reason(choice: Choice) -> None:
     del choice["finish_reason"]
 
@@ -82,6 +91,13 @@ REPLIES: list[tuple[Any, str]] = [
     (fewer_scores, r"cannot be read: ValueError: \d tokens but \d log-probabilities"),
     (without_score, "cannot be read: KeyError: 'logprob'"),
     (without_reason, "cannot be read: KeyError: 'finish_reason'"),
+    (setting(finish_reason="abort"), "finish_reason is 'abort', so the answer is not complete"),
+    (setting(finish_reason=None), "finish_reason is 'None'"),
+    (longer, r"\d00 tokens but \d00 log-probabilities, and at most \d+ were asked for"),
+    (scored(5.0), "the log-probability '5.0' is not a finite number of at most 0"),
+    (scored(True), "the log-probability 'True' is not"),
+    (scored("-0.5"), "the log-probability '-0.5' is not"),
+    (scored(float("nan")), "the log-probability 'nan' is not"),
     (other_ids("a"), "the token id 'a' is not a whole number"),
     (other_ids(-5), "the token id '-5' is not a whole number of at least 0"),
     (other_ids(10**30), "the token id '10000"),

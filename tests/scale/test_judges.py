@@ -228,7 +228,11 @@ def test_a_host_is_kept_for_one_answer_at_a_time_and_not_for_ever(monkeypatch: p
     with pytest.raises(Busy, match="another answer is about to be judged alone"):
         judge.reserve()
     clock[0] += 60  # whoever reserved it was lost
-    judge.reserve()
+    judge._inside = 1
+    with pytest.raises(Busy, match="others are judged here"):
+        judge.reserve()
+    judge._inside = 0
+    judge.reserve()  # and not refused for the one that is gone
     assert asyncio.run(judge.judge(TASK, Transcript("4"), True)).score == 0.1 + 0.2
     judge.reserve()  # it is free at once
     judge.close()

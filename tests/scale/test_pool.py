@@ -123,6 +123,24 @@ def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work
     assert pool.needed == {0, 1}
 
 
+def test_a_group_that_was_asked_first_is_not_passed_over_for_a_suspect_of_its_version() -> None:
+    pool = Pool(most_losses=1, older=2)
+    pool.made(0)
+    for group, version in (("first", 0), ("newer", 2), ("one", 0), ("two", 0)):
+        pool.ask([group], version)
+    assert [order.group for order in given(pool.joined("a", 0))] == ["first"]
+    assert [order.group for order in given(pool.joined("b", 0, room=2))] == ["one", "two"]
+    pool.lost("b", "its groups may have ended it")
+    pool.lost("a", "its machine is gone", blame=False)
+    orders = [*pool.made(1), *pool.made(2), *pool.joined("c", 0)]
+    done = list[Hashable]()
+    for order in orders:
+        done += [order.order.group] if isinstance(order, Keep) else []
+        orders += pool.loaded(order) if isinstance(order, Load) else pool.ended(order) if isinstance(order, Assign) else []
+        assert len(orders) < 50, "it loads one version after the other, and samples nothing"
+    assert set(done) == {"first", "newer", "one", "two"} and done.index("first") < done.index("newer")
+
+
 def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
     pool = ready("a", "b", backups=0.0)
     pool.ask(["0:0"], 0)
@@ -175,10 +193,10 @@ def test_a_worker_that_has_had_its_time_is_dropped() -> None:
     pool.ask(["g"], 0)
     assert pool.late(100) == [] and pool.late(110) == []
     drop, again = pool.late(110.1)
-    assert drop == Drop("a", "group g did not end in 10 s") and isinstance(again, Again)
+    assert drop == Drop("a", "group g did not end in 10 s (cluster.group_s)") and isinstance(again, Again)
     pool.joined("b", None)
     assert pool.late(200) == []
-    assert pool.late(206)[0] == Drop("b", "version 0 was not loaded in 5 s")
+    assert pool.late(206)[0] == Drop("b", "version 0 was not loaded in 5 s (cluster.start_s)")
 
 
 @pytest.mark.parametrize(

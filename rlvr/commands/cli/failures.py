@@ -14,8 +14,8 @@ from typing import Any
 from rlvr.conformance.blame import place_of
 from rlvr.errors import RlvrError
 
-STOPPED = 130
-"""The exit code of a command stopped with Ctrl-C."""
+STOPPED, BY_SIGNAL = 130, 128
+"""The exit code of a command stopped with Ctrl-C, and what is added to the number of another signal that ended one in order."""
 
 
 def explain(error: Exception | SystemExit) -> int:
@@ -28,8 +28,8 @@ def explain(error: Exception | SystemExit) -> int:
     if place := place_of(error):
         words = " ".join(str(error).split())
         return fail(f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows the traceback", 2)
-    if isinstance(error, SystemExit):  # Typer raises it when the reader of a pipe has closed it
-        return 0
+    if isinstance(error, SystemExit):  # by a signal, or Typer raises it when the reader of a pipe has closed it
+        return error.code if isinstance(error.code, int) and error.code > BY_SIGNAL else 0
     if type(error).__name__ == "Abort":
         return fail("stopped", STOPPED)
     if callable(getattr(error, "format_message", None)):  # Typer's own errors about the arguments

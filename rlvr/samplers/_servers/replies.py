@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlvr.contracts import Completion, Sampling
+from rlvr.episode import ABOVE_ZERO
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.samplers._dialect import finished
 from rlvr.samplers._http import Http, NoReply, Reply
@@ -66,14 +68,19 @@ def choice_of(server: Http, reply: Reply) -> dict[str, Any]:
         ) from error
 
 
-def completion_of(server: Http, choice: dict[str, Any], name: str, sampling: Sampling) -> Completion:
-    """The completion of a choice; Unfit if the weights that sampled it have another name, if they have one, or if it cannot be read."""
+def completion_of(server: Http, choice: dict[str, Any], name: str, sampling: Sampling, most: int) -> Completion:
+    """The completion of a choice, of at most so many tokens.
+
+    Unfit if the weights that sampled it have another name, if they have one, or if it is no answer that can be used.
+    """
     try:
         spans = {str(span["version"]) for span in choice.get("weight_versions") or []}
-        tokens, logprobs = [whole(token) for token in choice["token_ids"]], [float(one["logprob"]) for one in choice["logprobs"]["content"]]
-        if len(tokens) != len(logprobs):
-            raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probabilities")
-        reason = str(choice["finish_reason"])
+        tokens = [whole(token) for token in choice["token_ids"]]
+        logprobs = [logprob(one["logprob"]) for one in choice["logprobs"]["content"]]
+        if len(tokens) != len(logprobs) or len(tokens) > most:
+            raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probabilities, and at most {most} were asked for")
+        if (reason := str(choice["finish_reason"])) not in ("stop", "length"):
+            raise ValueError(f"finish_reason is {reason[:40]!r}, so the answer is not complete")
     except WRONG as error:
         raise Unfit(f"{server.url} gave a completion that cannot be read: {type(error).__name__}: {error}. {AGAIN}") from error
     if spans != {name} and name:
@@ -93,6 +100,17 @@ def whole(token: Any) -> int:
     if type(token) is not int or not 0 <= token < 1 << 31:
         raise ValueError(f"the token id {str(token)[:40]!r} is not a whole number of at least 0")
     return token
+
+
+def logprob(said: Any) -> float:
+    """The log-probability of a token that was sampled.
+
+    >>> logprob(-0.5)
+    -0.5
+    """
+    if type(said) not in (int, float) or not -math.inf < said <= ABOVE_ZERO:
+        raise ValueError(f"the log-probability {str(said)[:40]!r} is not a finite number of at most 0")
+    return float(said)
 
 
 def scores_of(server: Http, reply: Reply, tokens: Sequence[int]) -> list[float]:

@@ -274,7 +274,7 @@ class Servers:
 
     def _answer(self, server: Http, request: Request, sampling: Sampling) -> Completion:
         body = self._named({"token_ids": list(request.prompt), "sampling_params": settings(request, sampling)})
-        return completion_of(server, self._choice(server, body), self._weights, sampling)
+        return completion_of(server, self._choice(server, body), self._weights, sampling, request.max_tokens)
 
     def _score(self, server: Http, tokens: Sequence[int]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
