@@ -118,7 +118,7 @@ class SamplerError(RlvrError):
 
 
 class CollectorsLost(SamplerError):
-    """All collectors of a run are lost, and none is started again."""
+    """All collectors or all judge hosts of a run are lost, and none is started again."""
 
 
 class ToolError(RlvrError):

@@ -6,7 +6,6 @@
 Rows by the same rule as a published one must be within 20 % of it; others have a published row of another rule beside them, for
 comparison. The gain is against the row `k = 1, batch after batch`, which is rlvr's rule in one process.
 `faults`: slow machines and machines that are lost, with and without backup copies.
-
 `internet`: workers of unlike speed on unlike links that come and go, with whole weights and with changes; minutes for thousands of them.
 
 Speeds and lengths are set by hand (see `_engines.py`), not fitted; `fitted.py` fits them to a run. Not simulated: verification.

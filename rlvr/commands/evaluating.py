@@ -93,6 +93,8 @@ class OnCluster:
                     f"cluster.{name} is {value}, and collectors of an evaluation judge what they sample, and do not resume by themselves; "
                     f"remove it (the same command with --out continues a broken evaluation)"
                 )
+        if "group_s" not in settings.model_fields_set:  # a call is a whole round here, and one process has no limit for it either
+            settings = settings.model_copy(update={"group_s": math.inf})
         return cls(settings, out, console) if settings.collectors else None
 
     @contextmanager

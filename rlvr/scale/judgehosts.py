@@ -13,7 +13,7 @@ from typing import Any
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
-from rlvr.errors import RlvrError, SamplerError
+from rlvr.errors import CollectorsLost, RlvrError
 from rlvr.scale.judges import Ask, HostLost, NeverBegun
 from rlvr.scale.machines import end, here, work_in
 from rlvr.scale.record import ending
@@ -107,7 +107,7 @@ class JudgeHosts:
         return sum(slot.busy for slot in self.slots if slot.place is not None) / max(len(self.slots), 1)
 
     def look(self) -> bool:
-        """Whether the hosts that can be asked are others now. A host that is lost is started again; SamplerError if none is left."""
+        """Whether the hosts that can be asked are others now. A host that is lost is started again; CollectorsLost if none is left."""
         before, now = set(self.ready), time.monotonic()
         if now - self._looked > (self.missed - 1) * self.pulse_s:  # this process stood still, and nothing could be heard
             for slot in self.slots:
@@ -125,7 +125,7 @@ class JudgeHosts:
             elif slot.place is not None and slot.pulse is None and now - slot.since >= self.pulse_s:
                 slot.pulse, slot.since = slot.actor.pulse.remote(), now
         if self.slots and all(slot.actor is None for slot in self.slots):
-            raise SamplerError(
+            raise CollectorsLost(
                 f"no judge host is left: each was started {self.settings.restarts + 1} times; "
                 "correct the cause, then continue with --resume"
             )
