@@ -310,23 +310,23 @@ class Servers:
             sent, left[:room] = left[:room], []
             return sent if sent or left else None
 
-        replies: dict[Http, Reply] = {}
-        faults: list[str] = []
+        replies, faults, failed = dict[Http, Reply](), dict[int, str](), False
         with closing(self._awaited(commands, SimpleQueue(), lambda _: f"during {path}")) as ended:
             for i, reply in filter(None, ended):
                 if isinstance(reply, Gone):
                     self.roll.lose(reply.server, f"{reply.why}, during {path}")
                     continue
-                if not (strict and (fault := fault_of(servers[i], path, reply))):
+                faults[i] = fault_of(servers[i], path, reply) if strict else ""
+                if not faults[i]:
                     replies[servers[i]] = reply
                 elif self._weights and fails(reply) and not self.roll.alone(servers[i]):  # it has taken weights before
-                    self.roll.lose(servers[i], fault)
+                    self.roll.lose(servers[i], faults[i])
                 else:
-                    faults.append(fault)
+                    failed = True
                     if hasty:
                         break
-        if faults:
-            raise SamplerError("; ".join(faults))
+        if failed:
+            raise SamplerError("; ".join(faults[i] for i in sorted(faults) if faults[i]))
         return {server: replies[server] for server in servers if server in replies}
 
     def _pulse(self, awaited: str) -> None:
