@@ -306,6 +306,8 @@ def ray_of(settings: ClusterConfig) -> tuple[Any, bool]:
         raise MissingExtra("ray", "ray", "set cluster.collectors to 0") from error
     mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECTS} if local else {}
     if local:
+        if (read := sys.modules.get("ray._raylet")) is not None:
+            read.Config.initialize("")  # Ray reads how it authenticates when it is imported, which may have been before
         asked = settings.collectors * settings.cpus + settings.judges * settings.judge_cpus
         mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
     check_listens(settings.address)

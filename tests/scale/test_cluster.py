@@ -440,10 +440,13 @@ def test_a_run_whose_driver_is_killed_and_resumed_is_the_one_of_one_process(node
 
 
 def test_a_killed_run_that_started_its_own_cluster_leaves_two_agents_of_ray_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They try to report to the head of the cluster, which is gone, for a minute (measured: 64 s)."""
+    """They try to report to the head of the cluster, which is gone, for a minute (measured: 64 s).
+
+    Its program has imported Ray before it asked for a cluster with a token.
+    """
     mark = uuid4().hex
     monkeypatch.setenv(MARK, mark)
-    code = "import time; from rlvr.scale.actors import ray_of as of, ClusterConfig as C; of(C()); print('up', flush=True); time.sleep(600)"
+    code = "import ray, time, rlvr.scale.actors as it; it.ray_of(it.ClusterConfig()); print('up', flush=True); time.sleep(600)"
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         assert run.stdout is not None and run.stdout.readline() == b"up\n" and len(running(mark)) > 3
