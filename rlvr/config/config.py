@@ -204,9 +204,10 @@ class RunConfig(Section):
         ):
             if self.data is not None and given != usual:
                 raise ValueError(f"{name} is set, but with `data` nothing is sampled, so it has no effect; remove it")
-        for name, given in (("rollout.honeypots", self.rollout.honeypots), ("cluster", self.cluster is not None)):
-            if self.rollout.max_tokens_per_version and given:
-                raise ValueError(f"rollout.max_tokens_per_version and {name} are both set, which do not work together yet; remove one")
+        if self.rollout.max_tokens_per_version and self.rollout.honeypots:
+            raise ValueError(
+                "rollout.max_tokens_per_version and rollout.honeypots are both set, which do not work together yet; remove one"
+            )
         if self.reward_model is not None and self.model.lora is not None:
             raise ValueError("model.lora is set, but a reward model trains all its weights; remove it")
         if self.reward_model is not None and (self.data is None or self.data.run is None):

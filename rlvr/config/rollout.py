@@ -78,6 +78,12 @@ class RolloutConfig(Section):
         return bool(self.max_staleness or self.max_tokens_per_version)
 
     @property
+    def collecting(self) -> dict[str, Any]:
+        """How answers are collected, under the names that a rollout has for it."""
+        asked = {"workers": self.verify_workers, "deadline_s": self.verify_deadline_s, "episode_s": self.episode_s}
+        return asked | {"overlong": self.overlong, "most": self.max_tokens_per_version}
+
+    @property
     def limits(self) -> dict[str, Any]:
         """The limits on an answer, under the names that the rules of the MDP have for them."""
         return {"max_new_tokens": self.max_completion_length, "max_length": self.max_length, "max_turn_tokens": self.max_turn_length}

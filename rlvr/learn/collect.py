@@ -17,11 +17,10 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.learn.crew import Crew
 from rlvr.learn.processes import by_main, spread
-from rlvr.learn.questions.carried import Carried, answer_from, parts_of
+from rlvr.learn.questions.carried import Carried
 from rlvr.learn.questions.dynamic import DynamicSampling, Group
 from rlvr.learn.questions.questions import Asked
 from rlvr.learn.questions.stored import gold_groups
-from rlvr.rollout.parts import Part, Parts
 from rlvr.rollout.rollout import Draw, Timing, seed_of
 from rlvr.task import Task
 
@@ -87,7 +86,7 @@ class Begins(Protocol):
 
 def looks_back(crew: Crew) -> bool:
     """Whether what a step asks depends on the answers of the step before, so that it can be asked only when these are judged."""
-    return crew.questions.looks_back or "carried" in crew.saved or crew.algorithm.sampling_rounds > 1
+    return crew.questions.looks_back or bool(crew.config.rollout.max_tokens_per_version) or crew.algorithm.sampling_rounds > 1
 
 
 def collect(crew: Crew, step: int, *, version: int) -> Harvest:
@@ -205,8 +204,7 @@ def carry(crew: Crew) -> None:
         )
     if crew.algorithm.needs_greedy or crew.algorithm.sampling_rounds > 1:
         raise ConfigError(f"{name}; {crew.config.algorithm['name']} needs all answers of a step at its end, so leave it unset")
-    parts = Parts(crew.rollout.sampler, most)
-    crew.rollout.sampler, crew.saved["carried"] = parts, Carried(crew.environment, parts)
+    crew.saved["carried"] = Carried(crew.environment)
 
 
 def in_parts(crew: Crew, step: int, version: int) -> Harvest:
@@ -216,15 +214,9 @@ def in_parts(crew: Crew, step: int, version: int) -> Harvest:
     continued, asked = carried.continued, posed(crew, crew.config.rollout.prompts_per_step, step)
     carried.begin(asked.tasks, asked.calls[0][0])
     while not (done := carried.ended()):
-
-        def work(mine: Sequence[Sequence[tuple[Draw, Part | None]]]) -> list[list[Episode | Part | None]]:
-            everything = list(chain(*mine))
-            with carried.parts.cutting(parts_of(everything), version) as known:
-                fresh = iter(crew.rollout.collect([draw for draw, _ in everything], crew.sampling, version=version))
-                return [[answer_from(next(fresh), draw, known) for draw, _ in group] for group in mine]
-
-        carried.came(spread(crew.accelerator, carried.open, work, by_one=False))
-        timing = timing + crew.rollout.timing
+        found, spent = answered(crew, carried.open, crew.sampling, version)
+        carried.came(found)
+        timing = timing + spent
     groups = [[answer for answer in group.answers if isinstance(answer, Episode)] for group in done]
     crew.questions.judged([group.asked for group in done], groups)
     figures = {"parts/continued": float(continued), "parts/cut": float(carried.continued), "parts/groups": float(len(groups))}

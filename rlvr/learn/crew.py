@@ -38,6 +38,7 @@ from rlvr.model.device import trained_in
 from rlvr.model.teacher import check_teacher
 from rlvr.model.weights import LOADING, blank_from, model_from
 from rlvr.plugins.registry import from_config
+from rlvr.rollout.parts import rollout_of
 from rlvr.rollout.rollout import Rollout
 from rlvr.samplers._support import support_for
 
@@ -162,8 +163,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, stack: ExitStack, *, w
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
     checks = agreement.trusted(model, sampler, mdp, config, **how)
     lockstep = in_lockstep(config, accelerator, mdp, sampler)
-    limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s, "overlong": asked.overlong}
-    rollout = stack.enter_context(Rollout(mdp, sampler, workers=asked.verify_workers, lockstep=lockstep, **limits))
+    rollout = stack.enter_context(rollout_of(mdp, sampler, lockstep=lockstep, **asked.collecting))
     sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     crew = Crew(
         config, environment, tokenizer, mdp, model, algorithm, sampler, rollout, questions, accelerator, sampling, slow, checks, fill=fill

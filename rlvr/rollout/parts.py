@@ -1,38 +1,24 @@
-"""Sample long answers in parts: one is cut after so many tokens, and continues in a later call, by the weights of that time."""
+"""Sample long answers in parts: one is cut after so many tokens, and continues in a later call, by the weights of that time.
+
+What is there of an answer travels with its draw, so any process can sample the next part.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rlvr.contracts import Completion, Feed, Request, Sampler, Sampling
 from rlvr.contracts.sampler import Asked
-from rlvr.rollout.draws import seed_of
+from rlvr.episode import ABOVE_ZERO, Episode
+from rlvr.mdp.rules import TokenMDP
+from rlvr.rollout.draws import Draw, Part, seed_of
+from rlvr.rollout.rollout import Rollout
 
 CUT = "the answer continues in the next step"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What is there of an answer.
-
-    >>> Part([7, 9], [-0.5, -0.1], [[3, 2]]).tokens
-    [7, 9]
-    """
-
-    tokens: list[int]
-    logprobs: list[float]
-    versions: list[list[int]]
-    """Which version of the weights sampled how many of the tokens, in their order."""
-
-    def and_then(self, completion: Completion, version: int) -> Part:
-        """With what was sampled after it."""
-        before, count = self.versions, len(completion.tokens)
-        same = before and before[-1][0] == version
-        spans = [*before[:-1], [version, before[-1][1] + count]] if same else [*before, [version, count]]
-        return Part([*self.tokens, *completion.tokens], [*self.logprobs, *completion.logprobs], spans)
 
 
 class Parts(Sampler):
@@ -76,20 +62,89 @@ class Parts(Sampler):
         """The request for the next part of an answer."""
         if self.known is None:
             return request
-        part, _ = self.known.get(request.seed, (Part([], [], []), False))
-        room = min(self.most, request.max_tokens - len(part.tokens))
+        part, room = self._room(request, self.known)
         seed = seed_of(request.seed, len(part.tokens)) if part.tokens else request.seed
         return replace(request, prompt=[*request.prompt, *part.tokens], max_tokens=room, seed=seed)
 
     def _joined(self, request: Request, completion: Completion) -> Completion:
         """All parts of an answer if this was the last one; else the answer is cut here."""
-        if self.known is None or completion.finish == "error":
-            return completion
-        before, _ = self.known.get(request.seed, (Part([], [], []), False))
+        sound = completion.finish != "error" and all(-math.inf < p <= ABOVE_ZERO for p in completion.logprobs)
+        if self.known is None or not sound:
+            return completion  # a log-probability that cannot be one is refused as that of a whole answer is
+        before, room = self._room(request, self.known)
+        if completion.finish == "length" and len(completion.tokens) < room:
+            return Completion([], [], "error", f"the sampler stopped for length after {len(completion.tokens)} tokens, with room for more")
         part = before.and_then(completion, self.version)
         ended = completion.finish != "length" or len(part.tokens) >= request.max_tokens
         self.known[request.seed] = (part, ended)
         return replace(completion, tokens=part.tokens, logprobs=part.logprobs) if ended else Completion([], [], "error", CUT)
+
+    def _room(self, request: Request, known: Mapping[int, tuple[Part, bool]]) -> tuple[Part, int]:
+        """What is there of the answer to a request, and how many tokens its next part may have."""
+        part, _ = known.get(request.seed, (Part(), False))
+        return part, min(self.most, request.max_tokens - len(part.tokens))
+
+
+class RolloutInParts(Rollout):
+    """A rollout in which the answers to draws that have a part are cut after `most` tokens.
+
+    One that is cut is an episode without a verdict, with the tokens that are there: `part_of`.
+
+    >>> RolloutInParts(mdp, sampler, 512, workers=8).collect(draws, Sampling(), version=3)      # doctest: +SKIP
+    """
+
+    def __init__(self, mdp: TokenMDP, sampler: Sampler, most: int, **how: Any) -> None:
+        self.parts = Parts(sampler, most)
+        super().__init__(mdp, self.parts, **how)
+
+    def stream(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
+        """Each draw's index with its episode."""
+        begun = {_asked(draw): draw.part for draw in draws if draw.part is not None}
+        if not begun:
+            yield from super().stream(draws, sampling, version=version)
+            return
+        with self.parts.cutting(begun, version) as known:
+            for number, episode in super().stream(draws, sampling, version=version):
+                yield number, _told(episode, known[_asked(draws[number])][0])
+
+
+def rollout_of(mdp: TokenMDP, sampler: Sampler, *, most: int | None, **how: Any) -> Rollout:
+    """A rollout, in parts of so many tokens if there is a number."""
+    return Rollout(mdp, sampler, **how) if most is None else RolloutInParts(mdp, sampler, most, **how)
+
+
+def part_of(episode: Episode) -> Part | None:
+    """What is there of an answer that was cut; None for one that has ended or failed.
+
+    >>> part_of(Episode("t", "g", [5, 7], [False, True], [0.0, -0.5], [0.0, 0.0], "failed", error=CUT, meta={"versions": [[3, 1]]}))
+    Part(tokens=[7], logprobs=[-0.5], versions=[[3, 1]])
+    """
+    if episode.error != CUT:
+        return None
+    begin = episode.prompt_length
+    return Part(episode.tokens[begin:], episode.logprobs[begin:], episode.meta["versions"])
+
+
+def _told(episode: Episode, part: Part) -> Episode:
+    """The episode that names the versions of the weights that sampled it, if there were several; a cut one with all that is there."""
+    if episode.error == CUT:
+        before, count = len(episode.tokens), len(part.tokens)
+        lists: dict[str, Any] = {
+            "tokens": [*episode.tokens, *part.tokens],
+            "acted": [False] * before + [True] * count,
+            "logprobs": [0.0] * before + part.logprobs,
+            "rewards": [0.0] * (before + count),
+        }
+        return replace(episode, **lists, meta=episode.meta | {"versions": part.versions})
+    sampled = sum(count for _, count in part.versions)
+    if len(part.versions) < 2 or sampled != episode.length:  # a failed answer has none of its tokens, or not all
+        return episode
+    return replace(episode, meta=episode.meta | {"versions": part.versions})
+
+
+def _asked(draw: Draw) -> int:
+    """The seed of the request for the only turn of a draw."""
+    return seed_of(draw.seed, 0)
 
 
 class _Shorter(Feed):

@@ -20,6 +20,7 @@ from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.plugins.registry import Spec, from_config
 from rlvr.rollout.columns import to_columns
+from rlvr.rollout.parts import rollout_of
 from rlvr.rollout.rollout import Rollout
 from rlvr.scale.judges import Desk, JudgedElsewhere
 from rlvr.scale.units import Unit
@@ -92,8 +93,7 @@ class Collector:
         self.sampler.bind(environment, tokenizer)
         self.sampler.prepare(precision=facts.precision, max_length=mdp.max_length)
         self.model = _model(config, tokenizer, facts.precision, vectors=self.sampler.runs_model) if facts.weights else None
-        limits: dict[str, Any] = {"deadline_s": asked.verify_deadline_s, "episode_s": asked.episode_s, "overlong": asked.overlong}
-        rollout = Rollout(mdp, _Stoppable(self.sampler, self._unneeded), workers=asked.verify_workers, lockstep=facts.lockstep, **limits)
+        rollout = rollout_of(mdp, _Stoppable(self.sampler, self._unneeded), lockstep=facts.lockstep, **asked.collecting)
         self.rollout = self._open.enter_context(rollout)
 
     def _begin(self, threads: int) -> None:

@@ -168,7 +168,7 @@ def test_what_cannot_continue_is_refused(tmp_path: Path, changes: dict[str, Any]
         run(tmp_path / "run", **settings(**changes))
 
 
-@pytest.mark.parametrize("with_it", [{"cluster": {}}, {"data": {}}])
+@pytest.mark.parametrize("with_it", [{"data": {}}])
 def test_what_does_not_fit_it_is_refused_with_the_file(with_it: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.max_tokens_per_version"):
         tiny_run(**settings(), **with_it)

@@ -7,7 +7,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from rlvr.contracts import Completion, Listed, Request, Sampler, Sampling
-from rlvr.rollout.parts import CUT, Part, Parts
+from rlvr.episode import End
+from rlvr.mdp.rules import TokenMDP
+from rlvr.mdp.tokenizers import tokenizer_from
+from rlvr.rollout.draws import Draw, Part
+from rlvr.rollout.parts import CUT, Parts, part_of, rollout_of
+from tests.fixtures.worlds import TOKENS, Sums
 
 GOAL = [7, 8, 9, 10, 0]
 
@@ -76,3 +81,20 @@ def test_a_failure_is_no_part() -> None:
     with parts.cutting({}, 1) as known:
         bad, good = given(parts, Request([99], 8, seed=1), Request([1], 1, seed=2))
     assert bad.error == "the engine fell over" and good.tokens == [7] and list(known) == [2]
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "words"), [([float("nan")], "log-probability nan"), ([0.5], "log-probability 0.5"), ([-0.1], "for length after 1 tokens")]
+)
+def test_a_part_that_cannot_be_one_is_a_failed_answer_at_once(logprobs: list[float], words: str) -> None:
+    """Kept, it would fail in a later step."""
+
+    class Bad(Sampler):
+        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+            for place, _ in enumerate(requests):
+                yield place, Completion([7], logprobs, "length")
+
+    mdp = TokenMDP(Sums(below=5), tokenizer_from(TOKENS), max_new_tokens=4)
+    with rollout_of(mdp, Bad(), most=2) as rollout:
+        [episode] = rollout.collect([Draw(mdp.environment.task("train", 0), "1:0", 3, part=Part())], Sampling())
+    assert episode.end is End.FAILED and words in episode.error and part_of(episode) is None

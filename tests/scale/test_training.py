@@ -130,6 +130,27 @@ def test_a_run_is_the_same_with_collectors_that_are_lost(
     assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_answers_in_parts_are_the_same_with_collectors_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    """What is there of an answer travels to whichever collector continues it, and half of the units are sampled twice and compared."""
+    monkeypatch.setattr(actors, "Actors", InThisProcess)
+    monkeypatch.setattr(InThisProcess, "lost", 0)
+    parts = {"max_tokens_per_version": 2, "max_completion_length": 8, "max_staleness": ahead}
+    settings = {
+        "rollout": {"prompts_per_step": 8, "num_generations": 2, **parts},
+        "train": {"steps": 5, "learning_rate": 1e-3}, "eval": {"tasks": 10, "every": 2}, "log": {"save_every": 1},
+    }  # fmt: skip
+    for name, cluster in {"here": {"collectors": 0}, "there": {"collectors": 3, "restarts": 100, "audit": 0.5}}.items():
+        train(tiny_run(**settings, cluster=cluster), out=tmp_path / name)
+    assert InThisProcess.lost and files(tmp_path / "here") == files(tmp_path / "there")
+    assert max(len(row.get("versions", ())) for row in rows_of(tmp_path / "there" / "episodes.jsonl")) == 2
+    times = list(rows_of(tmp_path / "there" / "timings.jsonl"))
+    assert sum(row.get("cluster/audited", 0) for row in times) and not sum(row.get("cluster/differing", 0) for row in times)
+    shutil.rmtree(tmp_path / "there" / "checkpoints" / "step-000005")
+    train(tiny_run(**settings, cluster={"collectors": 2, "restarts": 100}), out=tmp_path / "there", resume=True)
+    assert files(tmp_path / "here") == files(tmp_path / "there")
+
+
 def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "Actors", InThisProcess)
     settings = {

@@ -17,8 +17,8 @@ from rlvr.contracts import Environment
 from rlvr.episode import Episode
 from rlvr.learn.questions.questions import Asked
 from rlvr.rollout.columns import Columns, from_columns, to_columns
-from rlvr.rollout.draws import Draw, seed_of
-from rlvr.rollout.parts import CUT, Part, Parts
+from rlvr.rollout.draws import Draw, Part
+from rlvr.rollout.parts import part_of
 from rlvr.task import Task
 
 Answer = Episode | Part | None
@@ -44,40 +44,40 @@ class Begun:
         return all(isinstance(answer, Episode) for answer in self.answers)
 
     @property
-    def open(self) -> list[tuple[Draw, Part | None]]:
+    def open(self) -> list[Draw]:
         """The draws whose answers have not ended, with what is there."""
-        return [(draw, answer) for draw, answer in zip(self.draws, self.answers, strict=True) if not isinstance(answer, Episode)]
+        both = zip(self.draws, self.answers, strict=True)
+        return [replace(draw, part=answer or Part()) for draw, answer in both if not isinstance(answer, Episode)]
 
 
 class Carried:
     """The groups that have begun and are not trained on yet, in the order in which they began.
 
-    >>> Carried(environment, Parts(sampler, 512)).groups                # doctest: +SKIP
+    >>> Carried(environment).groups                                     # doctest: +SKIP
     []
     """
 
-    def __init__(self, environment: Environment, parts: Parts) -> None:
-        self.environment, self.parts = environment, parts
-        self.groups = list[Begun]()
+    def __init__(self, environment: Environment) -> None:
+        self.environment, self.groups = environment, list[Begun]()
 
     def begin(self, asked: Asked, draws: Sequence[Sequence[Draw]]) -> None:
         """Add new groups."""
         self.groups += [Begun(one, list(mine), [None] * len(mine)) for one, mine in zip(asked, draws, strict=True)]
 
     @property
-    def open(self) -> list[list[tuple[Draw, Part | None]]]:
+    def open(self) -> list[list[Draw]]:
         """What has not ended, by group."""
         return [group.open for group in self.groups]
 
     @property
     def continued(self) -> int:
         """How many answers are cut."""
-        return sum(part is not None for group in self.open for _, part in group)
+        return sum(isinstance(answer, Part) for group in self.groups for answer in group.answers)
 
-    def came(self, answers: Sequence[Sequence[Answer]]) -> None:
+    def came(self, episodes: Sequence[Sequence[Episode]]) -> None:
         """What became of all that was open, by group."""
-        for group, found in zip(self.groups, answers, strict=True):
-            fresh = iter(found)
+        for group, found in zip(self.groups, episodes, strict=True):
+            fresh = iter([part_of(episode) or episode for episode in found])
             group.answers = [answer if isinstance(answer, Episode) else next(fresh) for answer in group.answers]
 
     def ended(self) -> list[Begun]:
@@ -92,29 +92,6 @@ class Carried:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.groups = [_read(row, self.environment) for row in json.loads(state["groups"])]
-
-
-def parts_of(draws: Sequence[tuple[Draw, Part | None]]) -> dict[int, Part]:
-    """What is there of the answers to these draws, by the seeds of their requests."""
-    return {_seed(draw): part for draw, part in draws if part is not None}
-
-
-def answer_from(episode: Episode, draw: Draw, known: Mapping[int, tuple[Part, bool]]) -> Answer:
-    """What became of a draw: its episode, which names the versions of the weights that sampled it; or the part that is there."""
-    part, _ = known.get(_seed(draw), (None, False))
-    if part is None:
-        return episode
-    if episode.error == CUT:
-        return part
-    sampled = sum(count for _, count in part.versions)
-    if len(part.versions) < 2 or sampled != episode.length:  # a failed answer has none of its tokens, or not all
-        return episode
-    return replace(episode, meta=episode.meta | {"versions": part.versions})
-
-
-def _seed(draw: Draw) -> int:
-    """That of the request for its only turn."""
-    return seed_of(draw.seed, 0)
 
 
 def _written(group: Begun) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rlvr.episode import Episode
+from rlvr.rollout.parts import CUT
 from rlvr.scale.units import Unit
 
 AGAIN = " again"
@@ -35,7 +36,7 @@ def answer_of(episode: Episode) -> Answer:
 
 def comparable(one: Episode, other: Episode) -> bool:
     """Whether two samplings must be the same: not where one has failed, or was cut where time decided."""
-    return not any(episode.error or episode.meta.get("cut") in TIMED for episode in (one, other))
+    return not any(episode.error not in ("", CUT) or episode.meta.get("cut") in TIMED for episode in (one, other))
 
 
 def difference(one: Answer, other: Answer) -> str:
