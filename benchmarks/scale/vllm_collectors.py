@@ -63,6 +63,7 @@ def child(given: dict[str, Any]) -> None:
     from rlvr.config.overrides import overridden
     from rlvr.contracts import Sampling
     from rlvr.scale import actors
+    from rlvr.scale.orders import Assign
     from rlvr.scale.training import train
 
     made = list[Any]()
@@ -80,7 +81,7 @@ def child(given: dict[str, Any]) -> None:
     def refusal(transport: Any) -> str:
         actor = next(iter(transport._actors.values()))
         try:
-            ray.get(actor.collect.remote(10**6, [], Sampling(), 0), timeout=60)
+            ray.get(actor.collect.remote(Assign("stale", "", 10**6, 1), [], Sampling(), 0), timeout=60)
         except ray.exceptions.RayTaskError as error:
             return f"{type(error.cause).__name__}: {error.cause}"
         return "answered"

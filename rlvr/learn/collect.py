@@ -192,7 +192,14 @@ def nested(draws: Sequence[Sequence[Draw]], episodes: Sequence[Episode]) -> list
 
 
 def carry(crew: Crew) -> None:
-    """Sample in parts if the configuration asks for it (`rollout.max_tokens_per_version`); what is cut goes into the checkpoints."""
+    """Keep the answers that are cut (`rollout.max_tokens_per_version`) in the checkpoints."""
+    check_parts(crew)
+    if crew.config.rollout.max_tokens_per_version:
+        crew.saved["carried"] = Carried(crew.environment)
+
+
+def check_parts(crew: Crew) -> None:
+    """ConfigError for what cannot be sampled in parts."""
     if not (most := crew.config.rollout.max_tokens_per_version):
         return
     name = f"rollout.max_tokens_per_version is {most}, which continues answers of one turn in later steps"
@@ -204,7 +211,6 @@ def carry(crew: Crew) -> None:
         )
     if crew.algorithm.needs_greedy or crew.algorithm.sampling_rounds > 1:
         raise ConfigError(f"{name}; {crew.config.algorithm['name']} needs all answers of a step at its end, so leave it unset")
-    crew.saved["carried"] = Carried(crew.environment)
 
 
 def in_parts(crew: Crew, step: int, version: int) -> Harvest:

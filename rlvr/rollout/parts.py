@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rlvr.contracts import Completion, Feed, Request, Sampler, Sampling
+from rlvr.contracts import Completion, Feed, Request, Sampler, Sampling, Tokenizer
 from rlvr.contracts.sampler import Asked
-from rlvr.episode import ABOVE_ZERO, Episode
+from rlvr.episode import ABOVE_ZERO, End, Episode
 from rlvr.mdp.rules import TokenMDP
 from rlvr.rollout.draws import Draw, Part, seed_of
 from rlvr.rollout.rollout import Rollout
@@ -30,8 +30,8 @@ class Parts(Sampler):
     (64, 5)
     """
 
-    def __init__(self, inner: Sampler, most: int) -> None:
-        self.inner, self.most, self.version = inner, most, 0
+    def __init__(self, inner: Sampler, most: int, tokenizer: Tokenizer) -> None:
+        self.inner, self.most, self.version, self.tokens = inner, most, 0, tokenizer
         self.known: dict[int, tuple[Part, bool]] | None = None
         """What is there of each answer, and whether it has ended; None: nothing is cut."""
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
@@ -56,7 +56,8 @@ class Parts(Sampler):
         """The same for requests that come while others are answered."""
         asked = dict[int, Request]()
         for given in self.inner.serve(_Shorter(self, feed, asked), sampling):
-            yield given and (given[0], self._joined(asked.pop(given[0]), given[1]))
+            known = given is not None and given[0] in asked  # what was never asked is refused by whoever gets it
+            yield (given[0], self._joined(asked.pop(given[0]), given[1])) if given and known else given
 
     def _shorter(self, request: Request) -> Request:
         """The request for the next part of an answer."""
@@ -67,17 +68,20 @@ class Parts(Sampler):
         return replace(request, prompt=[*request.prompt, *part.tokens], max_tokens=room, seed=seed)
 
     def _joined(self, request: Request, completion: Completion) -> Completion:
-        """All parts of an answer if this was the last one; else the answer is cut here."""
-        sound = completion.finish != "error" and all(-math.inf < p <= ABOVE_ZERO for p in completion.logprobs)
-        if self.known is None or not sound:
-            return completion  # a log-probability that cannot be one is refused as that of a whole answer is
+        """The answer is cut here if it can go on; else all parts of it, which are looked at as any answer is."""
+        if self.known is None or completion.finish == "error":
+            return completion
         before, room = self._room(request, self.known)
-        if completion.finish == "length" and len(completion.tokens) < room:
-            return Completion([], [], "error", f"the sampler stopped for length after {len(completion.tokens)} tokens, with room for more")
         part = before.and_then(completion, self.version)
-        ended = completion.finish != "length" or len(part.tokens) >= request.max_tokens
+        full = completion.finish == "length" and len(completion.tokens) == room and len(part.tokens) < request.max_tokens
+        ended = not (full and self._goes_on(part))
         self.known[request.seed] = (part, ended)
         return replace(completion, tokens=part.tokens, logprobs=part.logprobs) if ended else Completion([], [], "error", CUT)
+
+    def _goes_on(self, part: Part) -> bool:
+        """Whether a sampler can be asked for what comes after it: no token ends the turn or is none, no log-probability is impossible."""
+        among = self.tokens.stop_ids.isdisjoint(part.tokens) and min(part.tokens) >= 0 and max(part.tokens) < self.tokens.vocab_size
+        return among and all(-math.inf < p <= ABOVE_ZERO for p in part.logprobs)
 
     def _room(self, request: Request, known: Mapping[int, tuple[Part, bool]]) -> tuple[Part, int]:
         """What is there of the answer to a request, and how many tokens its next part may have."""
@@ -94,7 +98,7 @@ class RolloutInParts(Rollout):
     """
 
     def __init__(self, mdp: TokenMDP, sampler: Sampler, most: int, **how: Any) -> None:
-        self.parts = Parts(sampler, most)
+        self.parts = Parts(sampler, most, mdp.tokenizer)
         super().__init__(mdp, self.parts, **how)
 
     def stream(self, draws: Sequence[Draw], sampling: Sampling, *, version: int = 0) -> Iterator[tuple[int, Episode]]:
@@ -105,7 +109,7 @@ class RolloutInParts(Rollout):
             return
         with self.parts.cutting(begun, version) as known:
             for number, episode in super().stream(draws, sampling, version=version):
-                yield number, _told(episode, known[_asked(draws[number])][0])
+                yield number, _told(episode, known.get(_asked(draws[number]), (Part(), False))[0])
 
 
 def rollout_of(mdp: TokenMDP, sampler: Sampler, *, most: int | None, **how: Any) -> Rollout:
@@ -119,10 +123,22 @@ def part_of(episode: Episode) -> Part | None:
     >>> part_of(Episode("t", "g", [5, 7], [False, True], [0.0, -0.5], [0.0, 0.0], "failed", error=CUT, meta={"versions": [[3, 1]]}))
     Part(tokens=[7], logprobs=[-0.5], versions=[[3, 1]])
     """
-    if episode.error != CUT:
+    if episode.error != CUT or "versions" not in episode.meta:
         return None
     begin = episode.prompt_length
     return Part(episode.tokens[begin:], episode.logprobs[begin:], episode.meta["versions"])
+
+
+def begins_with(episode: Episode, part: Part) -> bool:
+    """Whether an episode goes on from this part, if it has tokens of the policy at all: a failed one may have none."""
+    begin, versions = episode.prompt_length, episode.meta.get("versions") or [[episode.policy_version, episode.length]]
+    if episode.end is End.FAILED and episode.error != CUT:
+        return True
+    end, spans = begin + len(part.tokens), len(part.versions)
+    same = episode.tokens[begin:end] == part.tokens and episode.logprobs[begin:end] == part.logprobs
+    ages = [version for version, _ in versions[:spans]] == [version for version, _ in part.versions]
+    longer = all(count <= more for (_, count), (_, more) in zip(part.versions, versions, strict=False))
+    return same and ages and longer and versions[: spans - 1] == part.versions[: spans - 1] if spans else True
 
 
 def _told(episode: Episode, part: Part) -> Episode:

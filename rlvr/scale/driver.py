@@ -28,7 +28,7 @@ from rlvr.scale.orders import Again, Assign, Cancel, Drop, GiveUp, Keep, Load, O
 from rlvr.scale.pool import Pool
 from rlvr.scale.record import Record
 from rlvr.scale.transport import Ended, Event, Loaded, Lost, Started, Transport
-from rlvr.scale.units import Unit, given_up, units_of
+from rlvr.scale.units import Unit, check_found, given_up, units_of
 from rlvr.scale.weights.parcels import Parcel
 
 NOTHING = Parcel(())
@@ -268,8 +268,8 @@ class Driver:
             if unit is not None and not data:
                 raise Damaged(f"unit {order.group} came back without episodes, although it was not cancelled")
             [found] = from_columns(Columns.from_bytes(data)) if data else [[]]
-            if unit is not None and [(e.group, e.task_id) for e in found] != [(draw.group, draw.task.id) for draw in unit]:
-                raise Damaged(f"unit {order.group} came back with the episodes of other draws")
+            if unit is not None:
+                check_found(name, unit, found)
         except Damaged as error:
             self._gone(Lost(order.worker, str(error)))
             return

@@ -21,6 +21,7 @@ from rlvr.contracts import Request, Sampler, Sampling, Weights
 from rlvr.episode import Episode
 from rlvr.errors import CollectorsLost, SamplerError
 from rlvr.learn import train as loop
+from rlvr.learn.collect import check_parts
 from rlvr.learn.crew import Crew, assemble
 from rlvr.learn.processes import by_main
 from rlvr.model.device import trained_in
@@ -113,6 +114,7 @@ def tell(line: str) -> None:
 def check(crew: Crew) -> None:
     """Refuse what cannot be sampled by collectors yet."""
     check_place(crew.sampler, crew.config.rollout.sampler["name"])
+    check_parts(crew)
 
 
 class InUnits:

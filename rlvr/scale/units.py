@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rlvr.episode import End, Episode
+from rlvr.rollout.columns import Damaged
 from rlvr.rollout.draws import Draw
+from rlvr.rollout.parts import begins_with
 from rlvr.task import Fault, Verdict
 
 SINGLE = 64
@@ -26,6 +28,15 @@ def units_of(draws: Sequence[Draw], groups_per_call: int = 1) -> list[Unit]:
     groups = [list(group) for _, group in groupby(draws, key=lambda draw: draw.group)]
     size = groups_per_call if any(len(group) > 1 for group in groups) else max(groups_per_call, SINGLE)
     return [[draw for group in groups[first : first + size] for draw in group] for first in range(0, len(groups), size)]
+
+
+def check_found(name: str, unit: Unit, found: Sequence[Episode]) -> None:
+    """Damaged if these are not the episodes of a unit, or do not go on from what was there of them."""
+    if [(episode.group, episode.task_id) for episode in found] != [(draw.group, draw.task.id) for draw in unit]:
+        raise Damaged(f"unit {name} came back with the episodes of other draws")
+    for member, (draw, episode) in enumerate(zip(unit, found, strict=True)):
+        if draw.part is not None and not begins_with(episode, draw.part):
+            raise Damaged(f"answer {member} of unit {name} came back with another beginning")
 
 
 def given_up(unit: Unit, version: int, why: str) -> list[Episode]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlvr.contracts import Completion, Listed, Request, Sampler, Sampling
-from rlvr.episode import End
+from rlvr.episode import End, Episode
 from rlvr.mdp.rules import TokenMDP
 from rlvr.mdp.tokenizers import tokenizer_from
 from rlvr.rollout.draws import Draw, Part
-from rlvr.rollout.parts import CUT, Parts, part_of, rollout_of
+from rlvr.rollout.parts import CUT, Parts, begins_with, part_of, rollout_of
 from tests.fixtures.worlds import TOKENS, Sums
 
 GOAL = [7, 8, 9, 10, 0]
+WORDS: Any = SimpleNamespace(stop_ids=frozenset({0}), vocab_size=100)
 
 
 class Counting(Sampler):
@@ -52,7 +56,7 @@ def given(parts: Parts, *requests: Request) -> list[Completion]:
 @pytest.mark.parametrize("kind", [Counting, Serving])
 def test_an_answer_continues_where_it_was_cut(kind: type[Counting]) -> None:
     inner = kind()
-    parts, request, begun, cuts = Parts(inner, 2), Request([1], 8, seed=5), dict[int, Part](), 0
+    parts, request, begun, cuts = Parts(inner, 2, WORDS), Request([1], 8, seed=5), dict[int, Part](), 0
     for version in (3, 4, 5):
         with parts.cutting(begun, version) as known:
             [completion] = given(parts, request)
@@ -65,36 +69,102 @@ def test_an_answer_continues_where_it_was_cut(kind: type[Counting]) -> None:
 
 
 def test_outside_nothing_is_cut() -> None:
-    parts = Parts(Counting(), 2)
+    parts = Parts(Counting(), 2, WORDS)
     assert given(parts, Request([1], 8))[0].tokens == GOAL
 
 
 def test_the_limit_of_the_answer_ends_it() -> None:
-    parts = Parts(Counting(), 2)
+    parts = Parts(Counting(), 2, WORDS)
     with parts.cutting({5: Part([7, 8], [-0.7, -0.8], [[0, 2]])}, 1) as known:
         [completion] = given(parts, Request([1], 3, seed=5))
     assert completion.finish == "length" and completion.tokens == [7, 8, 9] and known[5][1]
 
 
 def test_a_failure_is_no_part() -> None:
-    parts = Parts(Counting(), 2)
+    parts = Parts(Counting(), 2, WORDS)
     with parts.cutting({}, 1) as known:
         bad, good = given(parts, Request([99], 8, seed=1), Request([1], 1, seed=2))
     assert bad.error == "the engine fell over" and good.tokens == [7] and list(known) == [2]
 
 
+STOP = min(tokenizer_from(TOKENS).stop_ids)
+GIVEN: dict[str, tuple[list[int], list[float], str]] = {
+    "not a number": ([7, 7], [-0.1, float("nan")], "log-probability nan"),
+    "above 0": ([7, 7], [-0.1, 0.5], "log-probability 0.5"),
+    "too few": ([7], [-0.1], "for length after 1 tokens"),
+    "no token": ([7, 10**6], [-0.1, -0.1], "token ids from 7 to 1000000"),
+    "a negative token": ([7, -1], [-0.1, -0.1], "token ids from -1 to 7"),
+    "after a stop": ([STOP, 7], [-0.1, -0.1], "tokens follow a stop id"),
+    "a stop": ([7, STOP], [-0.1, -0.1], ""),
+}
+
+
+class Once(Sampler):
+    """Says one thing, and that there would be more."""
+
+    def __init__(self, tokens: list[int], logprobs: list[float]) -> None:
+        self.completion = Completion(tokens, logprobs, "length")
+
+    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        yield from ((place, self.completion) for place, _ in enumerate(requests))
+
+
+def asked_once(given: tuple[list[int], list[float]], part: Part, most: int | None) -> Episode:
+    mdp = TokenMDP(Sums(below=5), tokenizer_from(TOKENS), max_new_tokens=8)
+    with rollout_of(mdp, Once(*given), most=most) as rollout:
+        [episode] = rollout.collect([Draw(mdp.environment.task("train", 0), "1:0", 3, part=part)], Sampling())
+    return episode
+
+
+@pytest.mark.parametrize("most", [2, None])
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_part_that_cannot_go_on_is_looked_at_as_a_whole_answer_is(name: str, most: int | None) -> None:
+    """Kept, it would fail in a later step, or end the run, since its tokens would be in a prompt."""
+    tokens, logprobs, words = GIVEN[name]
+    episode = asked_once((tokens, logprobs), Part(), most)
+    assert episode.end is (End.FAILED if words else End.TERMINATED) and words in episode.error and part_of(episode) is None
+
+
+def test_a_part_of_an_older_checkpoint_that_cannot_go_on_fails() -> None:
+    episode = asked_once(([7, 7], [-0.1, -0.1]), Part([7, 7], [-0.1, float("nan")], [[0, 2]]), 2)
+    assert episode.end is End.FAILED and "log-probability nan" in episode.error
+
+
+def cut(tokens: list[int], logprobs: list[float], versions: list[list[int]]) -> Episode:
+    count = len(tokens)
+    lists = [1, *tokens], [False, *[True] * count], [0.0, *logprobs], [0.0] * (count + 1)
+    return Episode("t", "g", *lists, End.FAILED, error=CUT, meta={"versions": versions})
+
+
+LOGPROBS = [-0.5, -0.25, -1.0]
+TWO = Part([7, 8], LOGPROBS[:2], [[0, 1], [1, 1]])
+
+
 @pytest.mark.parametrize(
-    ("logprobs", "words"), [([float("nan")], "log-probability nan"), ([0.5], "log-probability 0.5"), ([-0.1], "for length after 1 tokens")]
+    ("episode", "part"),
+    [
+        (cut([7, 8, 9], LOGPROBS, [[0, 1], [1, 2]]), TWO),
+        (cut([7, 8, 9], LOGPROBS, [[0, 1], [1, 1], [2, 1]]), TWO),
+        (cut([7, 8, 9], LOGPROBS, [[4, 3]]), Part()),
+        (replace(cut([], [], []), error="the engine fell over"), TWO),
+        (replace(cut([7, 8, 9], LOGPROBS, []), end=End.TERMINATED, error="", meta={}), Part([7], [-0.5], [[0, 1]])),
+    ],
 )
-def test_a_part_that_cannot_be_one_is_a_failed_answer_at_once(logprobs: list[float], words: str) -> None:
-    """Kept, it would fail in a later step."""
+def test_an_episode_goes_on_from_its_part(episode: Episode, part: Part) -> None:
+    assert begins_with(episode, part)
 
-    class Bad(Sampler):
-        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
-            for place, _ in enumerate(requests):
-                yield place, Completion([7], logprobs, "length")
 
-    mdp = TokenMDP(Sums(below=5), tokenizer_from(TOKENS), max_new_tokens=4)
-    with rollout_of(mdp, Bad(), most=2) as rollout:
-        [episode] = rollout.collect([Draw(mdp.environment.task("train", 0), "1:0", 3, part=Part())], Sampling())
-    assert episode.end is End.FAILED and words in episode.error and part_of(episode) is None
+@pytest.mark.parametrize(
+    "episode",
+    [
+        cut([7, 7, 9], LOGPROBS, [[0, 1], [1, 2]]),
+        cut([7, 8, 9], [-0.5, -0.3, -1.0], [[0, 1], [1, 2]]),
+        cut([7], [-0.5], [[0, 1]]),
+        cut([7, 8, 9], LOGPROBS, [[0, 2], [1, 1]]),
+        cut([7, 8, 9], LOGPROBS, [[0, 1], [2, 2]]),
+        cut([7, 8, 9], LOGPROBS, [[1, 3]]),
+    ],
+    ids=["token", "log-probability", "shorter", "count", "version", "versions"],
+)
+def test_an_episode_with_another_beginning_is_noticed(episode: Episode) -> None:
+    assert not begins_with(episode, TWO)

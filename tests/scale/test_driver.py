@@ -18,7 +18,7 @@ from rlvr.contracts import Sampling
 from rlvr.episode import End, Episode
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.rollout.columns import to_columns
-from rlvr.rollout.draws import Draw, seed_of
+from rlvr.rollout.draws import Draw, Part, seed_of
 from rlvr.scale.checks.compared import twice
 from rlvr.scale.driver import Driver
 from rlvr.scale.orders import Assign, Load
@@ -140,6 +140,15 @@ def test_what_comes_back_damaged_or_from_other_draws_is_sampled_again(data: byte
     told = list[str]()
     assert driven(Pretended(broken=[data]), told, collectors=1).collect(draws()[2:], Sampling(), version=7) == EXPECTED[2:]
     assert len(told) == 1 and words in told[0] and "it is started again" in told[0]
+
+
+def test_an_answer_that_comes_back_with_another_beginning_is_sampled_again() -> None:
+    told = list[str]()
+    begun = [replace(draw, part=Part([draw.seed % 1000], [-0.5], [[7, 1]])) for draw in draws(groups=1)]
+    changed = [EXPECTED[0], replace(EXPECTED[1], tokens=[5, 6, 2])]
+    driver = driven(Pretended(broken=[to_columns([changed]).to_bytes()]), told, collectors=1)
+    assert driver.collect(begun, Sampling(), version=7) == EXPECTED[:2]
+    assert len(told) == 1 and "is lost: answer 1 of unit 1:0 came back with another beginning; it is started again" in told[0]
 
 
 def test_a_unit_that_ends_its_collectors_is_left_out_without_a_score() -> None:

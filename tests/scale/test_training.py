@@ -151,6 +151,16 @@ def test_answers_in_parts_are_the_same_with_collectors_that_are_lost(tmp_path: P
     assert files(tmp_path / "here") == files(tmp_path / "there")
 
 
+def test_what_cannot_be_sampled_in_parts_is_refused_before_a_collector_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*given: Any) -> Any:
+        raise AssertionError("collectors were started")
+
+    monkeypatch.setattr(actors, "Actors", started)
+    rollout = {"prompts_per_step": 4, "num_generations": 4, "max_tokens_per_version": 2}
+    with pytest.raises(ConfigError, match=r"max_tokens_per_version is 2.*; remax needs all answers of a step at its end"):
+        train(tiny_run(algorithm={"name": "remax"}, rollout=rollout, cluster={}), out=tmp_path / "run")
+
+
 def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "Actors", InThisProcess)
     settings = {

@@ -27,11 +27,13 @@ class Answer(NamedTuple):
     tokens: Sequence[int]
     acted: Sequence[bool]
     logprobs: Sequence[float]
+    goes_on: bool = False
+    """Whether it was cut here, and continues in a later step."""
 
 
 def answer_of(episode: Episode) -> Answer:
     """What is compared of an episode."""
-    return Answer(episode.tokens, episode.acted, episode.logprobs)
+    return Answer(episode.tokens, episode.acted, episode.logprobs, episode.error == CUT)
 
 
 def comparable(one: Episode, other: Episode) -> bool:
@@ -48,12 +50,16 @@ def difference(one: Answer, other: Answer) -> str:
     for name, (first, second) in {"token": (one.tokens, other.tokens), "the mask of token": (one.acted, other.acted)}.items():
         if (at := next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)) is not None:
             return f"{name} {at} is {first[at]} in one and {second[at]} in the other"
-    for name, mine, theirs in zip(("tokens", "places in its mask", "log-probabilities"), map(len, one), map(len, other), strict=True):
+    for name, mine, theirs in zip(
+        ("tokens", "places in its mask", "log-probabilities"), map(len, one[:3]), map(len, other[:3]), strict=True
+    ):
         if mine != theirs:
             return f"one has {mine} {name} and the other {theirs}"
     for at, (first_p, second_p) in enumerate(zip(one.logprobs, other.logprobs, strict=True)):
         if not abs(first_p - second_p) <= ROUNDING:
             return f"the log-probability of token {at} is {first_p:.4f} in one and {second_p:.4f} in the other"
+    if one.goes_on != other.goes_on:
+        return "one ends where the other goes on in the next step"
     return ""
 
 

@@ -156,4 +156,5 @@ def test_what_differs_is_said() -> None:
     )
     assert "is -0.5000 in one and nan" in difference(one, one._replace(logprobs=[0.0, float("nan"), -1.0]))
     assert difference(one, Answer([5, 6], [False, True], [0.0, -0.5])) == "one has 3 tokens and the other 2"
+    assert difference(one, one._replace(goes_on=True)) == "one ends where the other goes on in the next step"
     assert difference(one, one._replace(acted=[False, False, True])) == "the mask of token 1 is True in one and False in the other"
