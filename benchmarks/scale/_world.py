@@ -128,6 +128,8 @@ class World:
         self.lengths = dict[tuple[int, int], list[int]]()
         self.open, self.tokens = Counter[int](), Counter[tuple[int, int, int]]()
         """By step, how many parts have not ended; by group and version, how many tokens."""
+        self.waiting = list[Part]()
+        """Parts that begin with the next batch, where batches do not overlap."""
         self.asked, self.trained, self.training = 0, 0, False
         self.events, self.spent = 0, 0.0
 
@@ -201,7 +203,8 @@ class World:
             step, self.asked = self.asked, self.asked + 1
             for place in range(self.setup.groups):
                 self.lengths[step, place] = self.setup.lengths.draw(self.chance, self.setup.members)
-            self._ask([(step, place, 0) for place in range(self.setup.groups)], step)
+            begun, self.waiting = self.waiting, []
+            self._ask([*begun, *((step, place, 0) for place in range(self.setup.groups))], step)
 
     def _ask(self, parts: Sequence[Part], step: int) -> None:
         self.open[step] += len(parts)
@@ -245,7 +248,11 @@ class World:
         answers = self._answers(part)
         self.tokens[step, place, version] += sum(more for _, more in answers)
         if any(length > (number + 1) * (self.rule.cut or self.setup.lengths.limit) for length in self.lengths[step, place]):
-            self._ask([(step, place, number + 1)], here + 1)
+            further = (step, place, number + 1)
+            if self.rule.overlap or self.asked > here + 1:
+                self._ask([further], here + 1)
+            else:
+                self.waiting.append(further)
         else:
             for sampled in range(max(0, step - self.rule.k), here + 1):
                 self.figures.ages[here - sampled] += self.tokens.pop((step, place, sampled), 0)

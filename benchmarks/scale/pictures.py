@@ -50,7 +50,7 @@ def tail(rows: list[dict[str, Any]], path: Path) -> None:
         )
     axes.set_yticks(places, [row["rule"] for row in rows])
     axes.set_xlim(0, 1.25 * max(row["step_s"] for row in rows))
-    axes.set_xlabel("seconds of a step (64 machines sample, 64 train); age of a trained token in steps")
+    axes.set_xlabel("seconds of a step; age of a trained token in steps")
     axes.legend(loc="lower right", fontsize=8)
     saved(figure, path)
 

@@ -63,6 +63,7 @@ def tail_rows(args: argparse.Namespace) -> list[Row]:
         Row(Rule("k = 2", k=2), base, 171.0, note="staleness 0.1, partial answers"),
         Row(Rule("k = 4", k=4), base, 151.0, note="staleness 0.5, partial answers"),
         Row(Rule("k = 1, backups", k=1, backups=0.1), base),
+        Row(Rule("k = 1, cut at 8k, batch after batch", k=1, cut=8_192, overlap=False), base),
         Row(Rule("k = 1, cut at 16k", k=1, cut=16_384), base),
         Row(Rule("k = 1, cut at 8k", k=1, cut=8_192), base),
         Row(Rule("k = 1, cut at 4k", k=1, cut=4_096), base),
