@@ -90,7 +90,7 @@ def internet_rows(args: argparse.Namespace) -> list[Row]:
     rows = []
     for workers in args.workers:
         for delta, rules in ((1.0, ((2, 0.1),)), (0.02, ((2, 0.0), (1, 0.1), (2, 0.1), (4, 0.1)))):
-            links = Links(15.0, delta=delta, relays=8, relay_mbit=10_000, slowest_mbit=10, fastest_mbit=1_000)
+            links = Links(15.0, delta=delta, relays=args.relays, relay_mbit=10_000, slowest_mbit=10, fastest_mbit=1_000)
             setup = Setup(engines=workers, groups=workers, room=4, spread=10.0, links=links, **times)
             for k, backups in (rule for rule in rules if rule[0] in args.k):
                 rule = Rule(f"k = {k}" + (", backups" if backups else ""), k=k, backups=backups)
@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--train-s", type=float, default=114.0, help="seconds of an update on the trainer's machines")
     parser.add_argument("--load-s", type=float, default=5.0)
     parser.add_argument("--workers", type=int, nargs="+", default=[200, 1000, 5000], help="of `internet`")
+    parser.add_argument("--relays", type=int, default=8, help="of `internet`: they send weights, 10 Gbit/s each")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 4], help="of `internet`")
     parser.add_argument("--room", type=int, default=16, help="groups in an engine at once")
     args = parser.parse_args()
