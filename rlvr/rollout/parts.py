@@ -26,21 +26,21 @@ class Parts(Sampler):
 
     >>> with parts.cutting({}, version=3) as known:                                     # doctest: +SKIP
     ...     episodes = rollout.collect(draws, Sampling())
-    >>> len(known), sum(not ended for _, ended in known.values())                       # doctest: +SKIP
-    (64, 5)
+    >>> len(known)                                                                      # doctest: +SKIP
+    64
     """
 
     def __init__(self, inner: Sampler, most: int, tokenizer: Tokenizer) -> None:
         self.inner, self.most, self.version, self.tokens = inner, most, 0, tokenizer
-        self.known: dict[int, tuple[Part, bool]] | None = None
-        """What is there of each answer, and whether it has ended; None: nothing is cut."""
+        self.known: dict[int, Part] | None = None
+        """What is there of each answer; None: nothing is cut."""
         for name in ("company", "gives_text", "tokenizer", "runs_model"):
             setattr(self, name, getattr(inner, name))
 
     @contextmanager
-    def cutting(self, begun: Mapping[int, Part], version: int) -> Iterator[dict[int, tuple[Part, bool]]]:
-        """Cut answers, and continue those that are begun; gives what became of each, as it becomes known."""
-        self.known, self.version = {seed: (part, False) for seed, part in begun.items()}, version
+    def cutting(self, begun: Mapping[int, Part], version: int) -> Iterator[dict[int, Part]]:
+        """Cut answers, and continue those that are begun; gives what is there of each, as it becomes known."""
+        self.known, self.version = dict(begun), version
         try:
             yield self.known
         finally:
@@ -75,7 +75,7 @@ class Parts(Sampler):
         part = before.and_then(completion, self.version)
         full = completion.finish == "length" and len(completion.tokens) == room and len(part.tokens) < request.max_tokens
         ended = not (full and self._goes_on(part))
-        self.known[request.seed] = (part, ended)
+        self.known[request.seed] = part
         return replace(completion, tokens=part.tokens, logprobs=part.logprobs) if ended else Completion([], [], "error", CUT)
 
     def _goes_on(self, part: Part) -> bool:
@@ -83,9 +83,9 @@ class Parts(Sampler):
         among = self.tokens.stop_ids.isdisjoint(part.tokens) and min(part.tokens) >= 0 and max(part.tokens) < self.tokens.vocab_size
         return among and all(-math.inf < p <= ABOVE_ZERO for p in part.logprobs)
 
-    def _room(self, request: Request, known: Mapping[int, tuple[Part, bool]]) -> tuple[Part, int]:
+    def _room(self, request: Request, known: Mapping[int, Part]) -> tuple[Part, int]:
         """What is there of the answer to a request, and how many tokens its next part may have."""
-        part, _ = known.get(request.seed, (Part(), False))
+        part = known.get(request.seed, Part())
         return part, min(self.most, request.max_tokens - len(part.tokens))
 
 
@@ -109,7 +109,7 @@ class RolloutInParts(Rollout):
             return
         with self.parts.cutting(begun, version) as known:
             for number, episode in super().stream(draws, sampling, version=version):
-                yield number, _told(episode, known.get(_asked(draws[number]), (Part(), False))[0])
+                yield number, _told(episode, known.get(_asked(draws[number]), Part()))
 
 
 def rollout_of(mdp: TokenMDP, sampler: Sampler, *, most: int | None, **how: Any) -> Rollout:
