@@ -82,7 +82,12 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     made, real = Engine(), importlib.import_module
     found = {"vllm": made, "vllm.platforms": SimpleNamespace(current_platform=ON_GPU)}
-    monkeypatch.setattr(importlib, "import_module", lambda name, *more: found[name] if name in found else real(name, *more))
+
+    def import_module(name: str, *more: Any) -> Any:
+        """The stand-in for every module of vLLM, whether or not vLLM is installed."""
+        return found.get(name, SimpleNamespace()) if name.partition(".")[0] == "vllm" else real(name, *more)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
     monkeypatch.setattr(_colocated, "free_cached_memory", lambda: made.done.append("free"))
     monkeypatch.setattr("rlvr.samplers.vllm.installed", lambda: "0.32.0")
     yield made
